@@ -5,7 +5,7 @@ copied to the host. Sparse pushes have kernels, too, but no implementation here:
 value cannot be found on a device yet.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,37 +14,29 @@ from cupy_kernels.kernel_specs.updates import VERDICT
 from cupy_kernels.launch import launch
 from cupy_kernels.types import AnyArray, Array
 
-if TYPE_CHECKING:
-    from cupy_kernels.codecs import Dense
 
+def write(
+    kernel: str,
+    g: Array,
+    error: Array | None,
+    q: AnyArray,
+    scales: AnyArray | None,
+    factor: np.float32,
+) -> None:
+    """Run a kernel that encodes `error + factor * g`; denormals count as zeros.
 
-def encode(kind: "Dense", g: Array, error: Array, payload: AnyArray, factor: np.float32) -> None:
-    """`codecs.encode`; denormals count as zeros."""
+    `q` and `scales` are the parts of the payload. A cast has no `scales`, and may have no `error`.
+    """
     verdict: Any = None
     if factor != 1:
-        told = np.zeros(1, VERDICT)
-        told["scale"] = factor
-        verdict = copied(told.view(np.uint8), backend_of(g))
-    _write(kind, g, error, payload, verdict)
+        scaled = np.zeros(1, VERDICT)
+        scaled["scale"] = factor
+        verdict = copied(scaled.view(np.uint8), backend_of(g))
+    more: dict[str, Any] = {} if scales is None else {"scales": scales}
+    launch(kernel, g=g, error=error, q=q, verdict=verdict, n=g.size, **more)
 
 
-def cast(kind: "Dense", x: Array, payload: AnyArray) -> None:
-    """`codecs.cast`."""
-    _write(kind, x, None, payload, None)
-
-
-def decode(kind: "Dense", payload: AnyArray, y: Array) -> None:
-    """`codecs.decode`."""
-    from cupy_kernels.codecs import parts, reader
-
-    q, scales = parts(kind, payload, y.size)
-    more = {} if scales is None else {"scales": scales}
-    launch(reader(kind), q=q, y=y, n=y.size, **more)
-
-
-def _write(kind: "Dense", g: Array, error: Any, payload: AnyArray, verdict: Any) -> None:
-    from cupy_kernels.codecs import parts, writer
-
-    q, scales = parts(kind, payload, g.size)
-    more = {} if scales is None else {"scales": scales}
-    launch(writer(kind), g=g, error=error, q=q, verdict=verdict, n=g.size, **more)
+def read(kernel: str, q: AnyArray, scales: AnyArray | None, y: Array) -> None:
+    """Run a kernel that decodes the parts of a payload into `y`."""
+    more: dict[str, Any] = {} if scales is None else {"scales": scales}
+    launch(kernel, q=q, y=y, n=y.size, **more)

@@ -60,13 +60,12 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
 
     `g` and `error` are float32 (n,), `payload` uint8 (payload_bytes(kind, n),).
     """
+    q, scales = parts(kind, payload, g.size)
     if backend_of(g).runs_kernels:
         from cupy_kernels import codec_kernels
 
-        codec_kernels.encode(kind, g, error, payload, factor)
-        return
-    q, scales = parts(kind, payload, len(g))
-    if _compiled():
+        codec_kernels.write(writer(kind), g, error, q, scales, factor)
+    elif _compiled():
         from cupy_kernels import codec_loops
 
         given = (_frozen(g), error, q, *([] if scales is None else [scales]), factor)
@@ -81,13 +80,12 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
 
 def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
     """Write the nearest halves of x; no error is kept, because weights are sent again."""
+    q, _ = parts(kind, payload, x.size)
     if backend_of(x).runs_kernels:
         from cupy_kernels import codec_kernels
 
-        codec_kernels.cast(kind, x, payload)
-        return
-    q, _ = parts(kind, payload, len(x))
-    if _compiled():
+        codec_kernels.write(writer(kind), x, None, q, None, ONE)
+    elif _compiled():
         from cupy_kernels import codec_loops
 
         getattr(codec_loops, f"plain_{kind}")(_frozen(x), q)
@@ -100,14 +98,13 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
 
     The payload's address must be a multiple of four: compiled loops assume aligned arrays.
     """
+    q, scales = parts(kind, payload, y.size)
+    given = [q] if scales is None else [q, scales]
     if backend_of(y).runs_kernels:
         from cupy_kernels import codec_kernels
 
-        codec_kernels.decode(kind, payload, y)
-        return
-    q, scales = parts(kind, payload, len(y))
-    given = [q] if scales is None else [q, scales]
-    if _compiled():
+        codec_kernels.read(reader(kind), q, scales, y)
+    elif _compiled():
         from cupy_kernels import codec_loops
 
         getattr(codec_loops, reader(kind))(*map(_frozen, given), y)

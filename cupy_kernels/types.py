@@ -1,4 +1,4 @@
-"""The array types of the kernels' signatures, and the precision of products."""
+"""The array types of the kernels' signatures, the precision of products, and an update's block."""
 
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,10 @@ Wide = NDArray[np.float64]
 """A float64 array, as in the references."""
 
 AnyArray = NDArray[Any]
+
+BLOCK = 8192
+"""The floats that an update on the host takes at a time: temporaries this short stay in the
+first-level caches."""
 
 Kept = tuple[Any, ...]
 """The values that a forward pass keeps for its backward pass, opaque to callers."""

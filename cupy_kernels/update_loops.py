@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cupy_kernels.updates import BLOCK
+from cupy_kernels.types import BLOCK
 
 try:
     from numba import njit
@@ -121,6 +121,61 @@ def adam(
     return w - rate * (m / (np.sqrt(v) + delta)), m, v
 
 
+@compiled
+def adamw(
+    w: Value,
+    g: Value,
+    m: Value,
+    v: Value,
+    rate: Value,
+    keep1: Value,
+    take1: Value,
+    keep2: Value,
+    take2: Value,
+    delta: Value,
+    fade: Value,
+) -> Value:
+    m = keep1 * m + take1 * g
+    v = keep2 * v + take2 * (g * g)
+    return w - rate * (m / (np.sqrt(v) + delta) + fade * w), m, v
+
+
+@compiled
+def delayed_nesterov(
+    w: Value, g: Value, m: Value, s: Value, rate: Value, mu: Value, part: Value, last: Value
+) -> Value:
+    s = s + g
+    if last == 0:
+        return w - rate * (part * g), m, s
+    m = mu * m + part * s
+    return w - rate * (part * g + mu * m), m, s - s
+
+
+@compiled
+def dc_asgd(w: Value, g: Value, old: Value, rate: Value, strength: Value) -> Value:
+    g = g + strength * (g * g) * (w - old)
+    new = w - rate * g
+    return new, new
+
+
+@compiled
+def dc_asgd_adaptive(
+    w: Value,
+    g: Value,
+    old: Value,
+    v: Value,
+    rate: Value,
+    keep: Value,
+    take: Value,
+    strength: Value,
+    delta: Value,
+) -> Value:
+    v = keep * v + take * (g * g)
+    g = g + strength / np.sqrt(v + delta) * (g * g) * (w - old)
+    new = w - rate * g
+    return new, new, v
+
+
 # The loops; `runs` is an updates.Runs. Each run is sliced out first, so that indices start at 0 and
 # are never negative; otherwise the compiler would handle wrap-around and could not vectorise.
 
@@ -207,6 +262,50 @@ def adam_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: 
             new[i], m[i], v[i] = adam(x[i], grad, m[i], v[i], rate, *constants)
 
 
+@compiled
+def adamw_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], m[i], v[i] = adamw(x[i], grad, m[i], v[i], rate, *constants)
+
+
+@compiled
+def delayed_nesterov_loop(
+    w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
+) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], m[i], v[i] = delayed_nesterov(x[i], grad, m[i], v[i], rate, *constants)
+
+
+@compiled
+def dc_asgd_loop(w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, h = w[part], g[part], out[part], slots[0][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], h[i] = dc_asgd(x[i], grad, h[i], rate, *constants)
+
+
+@compiled
+def dc_asgd_adaptive_loop(
+    w: Array, g: Array, slots: Any, out: Array, runs: Any, constants: Any
+) -> None:
+    for run in range(len(runs.rates)):
+        part, rate, decay = run_at(runs, run)
+        x, d, new, m, v = w[part], g[part], out[part], slots[0][part], slots[1][part]
+        for i in range(len(x)):
+            grad = decayed(d[i], x[i], decay, runs.l1)
+            new[i], m[i], v[i] = dc_asgd_adaptive(x[i], grad, m[i], v[i], rate, *constants)
+
+
 def _sgd_measured(w: Array, g: Array, out: Array, bounds: Array, rates: Array) -> Value:
     squares: Value = 0.0
     for run in range(len(rates)):
@@ -242,4 +341,8 @@ UPDATES = {
     "rmsprop": Update(plain(rmsprop), rmsprop_loop),
     "adadelta": Update(plain(adadelta), adadelta_loop),
     "adam": Update(plain(adam), adam_loop),
+    "adamw": Update(plain(adamw), adamw_loop),
+    "delayed_nesterov": Update(plain(delayed_nesterov), delayed_nesterov_loop),
+    "dc_asgd": Update(plain(dc_asgd), dc_asgd_loop),
+    "dc_asgd_adaptive": Update(plain(dc_asgd_adaptive), dc_asgd_adaptive_loop),
 }

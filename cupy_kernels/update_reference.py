@@ -92,6 +92,69 @@ def adam(
     return weights - corrected * mean / (np.sqrt(square) + delta), (mean, square)
 
 
+def adamw(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    count: int,
+    *,
+    beta1: float,
+    beta2: float,
+    delta: float,
+    weight_decay: float,
+) -> tuple[Doubles, Slots]:
+    """The decay is not part of the gradient, so the moments do not see it."""
+    shares = {"beta1": beta1, "beta2": beta2}
+    new, slots = adam(weights, grad, slots, rate, count, **shares, delta=delta)
+    return new - rate * weight_decay * weights, slots
+
+
+def delayed_nesterov(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    count: int,
+    *,
+    momentum: float,
+    n: int,
+) -> tuple[Doubles, Slots]:
+    """Liu et al. 2024, algorithm 3, with c = 0."""
+    mean, total = slots[0], slots[1] + grad
+    weights = weights - rate * grad / n
+    if count % n:
+        return weights, (mean, total)
+    mean = momentum * mean + total / n
+    return weights - rate * momentum * mean, (mean, np.zeros_like(total))
+
+
+def dc_asgd(
+    weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, strength: float
+) -> tuple[Doubles, Slots]:
+    """Zheng et al. 2017, equation 10; the slot holds the weights that `grad` was computed from."""
+    new = weights - rate * (grad + strength * grad**2 * (weights - slots[0]))
+    return new, (new,)
+
+
+def dc_asgd_adaptive(
+    weights: Doubles,
+    grad: Doubles,
+    slots: Slots,
+    rate: float,
+    _: int,
+    *,
+    mean: float,
+    strength: float,
+    delta: float,
+) -> tuple[Doubles, Slots]:
+    """Its strength falls with the running mean of the gradient's square (ibid., section 5)."""
+    square = mean * slots[1] + (1 - mean) * grad**2
+    pull: Doubles = strength / np.sqrt(square + delta)
+    new = weights - rate * (grad + pull * grad**2 * (weights - slots[0]))
+    return new, (new, square)
+
+
 REFERENCES: dict[str, Callable[..., tuple[Doubles, Slots]]] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -100,4 +163,8 @@ REFERENCES: dict[str, Callable[..., tuple[Doubles, Slots]]] = {
     "rmsprop": rmsprop,
     "adadelta": adadelta,
     "adam": adam,
+    "adamw": adamw,
+    "delayed_nesterov": delayed_nesterov,
+    "dc_asgd": dc_asgd,
+    "dc_asgd_adaptive": dc_asgd_adaptive,
 }

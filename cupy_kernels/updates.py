@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import Backend, backend_of
+from cupy_kernels.types import BLOCK
 
 Floats = NDArray[np.float32]
 
-# Blocks this short keep a formula's temporaries in the first-level caches.
-BLOCK = 8192
 _FEW = 8
 
 

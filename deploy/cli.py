@@ -15,12 +15,14 @@ import typer
 from deploy.cli_reshard import reshard
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
-from deploy.cli_train import DATA, train
-from deploy.settings import LONGEST_S
+from deploy.cli_train import train
+from deploy.settings import DATA
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.compatibility import build_id
+from ps.logs import LEVELS, LogSettings, set_up
 from shards.errors import BadInput, DownpourError
+from worker.options import LONGEST_S
 
 app = typer.Typer(
     name="downpour",
@@ -43,7 +45,19 @@ def options(
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version and the build id.")
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            help="Log what happens; twice: in detail.",
+            show_default=False,
+        ),
+    ] = 0,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log a JSON object a line.")] = False,
 ) -> None:
+    set_up(LogSettings(LEVELS[min(verbose, 2)], log_json))
     if show_version:
         version()
     elif context.invoked_subcommand is None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.settings import LONGEST_S
+from worker.options import LONGEST_S
 
 
 def reshard(
@@ -18,10 +18,10 @@ def reshard(
     ] = 300.0,
 ) -> None:
     """Change the number of shards of a run on this machine while it trains."""
-    from deploy.reshard_requests import resharded
+    from deploy.reshard_requests import request_reshard
     from deploy.snapshot_ref import origin_of
     from worker.job_shards import in_words
 
     origin = origin_of(run)
-    resharded(origin, shards, wait_s)
+    request_reshard(origin, shards, wait_s)
     typer.echo(f"{origin.run} continues with {in_words(shards)}")

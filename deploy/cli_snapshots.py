@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from deploy.settings import LONGEST_S
+from worker.options import LONGEST_S
 
 app = typer.Typer(
     help="Snapshots of a run: list, verify, restore, compare or take them.",

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
-from deploy.settings import NO_BOUND
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.links.advisor import Advice, advise, remarks
@@ -26,6 +25,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.primary_resolver import as_led
 from shards.errors import BadInput, DownpourError
 from shards.job_ids import short_id
+from worker.options import NO_BOUND
 
 _FLOAT_BYTES = 4
 

@@ -28,15 +28,18 @@ _SUFFIXES = (_REQUEST, _TAKEN, _ANSWER)
 _PREFIX = ".reshard-"
 
 
-class _Wanted(msgspec.Struct, frozen=True):
+class _Request(msgspec.Struct, frozen=True):
     shards: int
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The result of a request. An empty text is success; `mendable`: the request was wrong."""
+    """The result of a request. An empty text is success.
+
+    `is_bad_input`: the request was wrong.
+    """
 
     text: str = ""
-    mendable: bool = False
+    is_bad_input: bool = False
 
 
 class FolderReshardRequest:
@@ -71,12 +74,12 @@ class ReshardInbox:
             if path.suffix != _REQUEST:
                 continue
             with suppress(OSError, *UNDECODABLE):  # withdrawn, or not a request
-                wanted = msgspec.json.decode(path.read_bytes(), type=_Wanted)
-                return FolderReshardRequest(path.rename(path.with_suffix(_TAKEN)), wanted.shards)
+                asked = msgspec.json.decode(path.read_bytes(), type=_Request)
+                return FolderReshardRequest(path.rename(path.with_suffix(_TAKEN)), asked.shards)
         return None
 
 
-def resharded(origin: SnapshotRef, shards: int, wait_s: float) -> None:
+def request_reshard(origin: SnapshotRef, shards: int, wait_s: float) -> None:
     """Ask the run that writes a folder to reshard to `shards` shards, and wait for the result.
 
     Raises BadInput if no run is under way, or if it cannot have this number of shards; GiveUp if
@@ -88,18 +91,18 @@ def resharded(origin: SnapshotRef, shards: int, wait_s: float) -> None:
     if writer is None:
         raise BadInput(f"reshard {origin.run}: expected a run under way on this machine, got none")
     request = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_REQUEST}"
-    write_whole(request, msgspec.json.encode(_Wanted(shards)))
+    write_whole(request, msgspec.json.encode(_Request(shards)))
     try:
-        answer = _awaited(request, writer, origin.run, wait_s)
+        answer = _wait(request, writer, origin.run, wait_s)
     finally:
         # An unlink of `.json` withdraws a request that the run has not accepted yet.
         for suffix in (_REQUEST, _ANSWER):
             request.with_suffix(suffix).unlink(missing_ok=True)
     if answer.text:
-        raise (BadInput if answer.mendable else GiveUp)(answer.text)
+        raise (BadInput if answer.is_bad_input else GiveUp)(answer.text)
 
 
-def _awaited(request: Path, writer: int, run: Path, wait_s: float) -> _Answer:
+def _wait(request: Path, writer: int, run: Path, wait_s: float) -> _Answer:
     until = time.monotonic() + wait_s
     while True:
         # Checked before the answer is read: the run may write the answer and then end.

@@ -9,16 +9,13 @@ has no effect is an error.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import NODEFAULT
-from msgspec.structs import asdict, fields
-
-from deploy.settings import TrainSettings, misplaced, option, written
+from deploy.settings import TrainSettings, misplaced, option_name, written
 from shards.errors import BadInput
+from worker.option_fields import declared
+from worker.strategies import strategy_named
 
 _DEFAULTS = {
-    field.name: field.default
-    for field in fields(TrainSettings)
-    if field.default is not NODEFAULT  # solver, data and out have none
+    name: each.default for name, each in declared(TrainSettings).items() if not each.required
 }
 
 
@@ -30,7 +27,7 @@ def resumed(
     `unset` lists options by name, without the leading dashes. Raises BadInput for an option that
     does not exist, or that is both given and unset.
     """
-    merged = {**asdict(earlier), **given}
+    merged = {**earlier.asdict(), **given}
     # Staleness comes last, because its default depends on the strategy.
     for name in sorted(_names(unset, given), key="staleness".__eq__):
         merged[name] = _default(name, merged)
@@ -49,10 +46,12 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
         if name not in _DEFAULTS:
             raise BadInput(f"--unset {text}: expected an option that has a default, as ray")
         if name in given:
-            raise BadInput(f"{option(name)}: expected it or --unset {text}, got both")
+            raise BadInput(f"{option_name(name)}: expected it or --unset {text}, got both")
     return names
 
 
 def _default(name: str, settings: Mapping[str, Any]) -> object:
     """The default of a setting; that of `staleness` depends on the strategy in `settings`."""
-    return 0 if name == "staleness" and settings["strategy"] == "bsp" else _DEFAULTS[name]
+    if name == "staleness":
+        return strategy_named(settings["strategy"]).usual_bound
+    return _DEFAULTS[name]

@@ -59,7 +59,8 @@ COLUMNS = {
     "apply_version": UpdateColumn(
         pa.int64(),
         "versions",
-        "The version that the push made. In synchronous training all pushes of a round share it.",
+        "The version that the push made, or is part of: all pushes of a round, or of a buffer, "
+        "share it.",
     ),
     "staleness": UpdateColumn(
         pa.int64(),
@@ -92,7 +93,21 @@ COLUMNS = {
     "rate": UpdateColumn(
         pa.float64(),
         "",
-        "The learning rate the shard applied, before the multipliers of single tensors.",
+        "The learning rate of the schedule, before `scale` and the multipliers of single tensors.",
+    ),
+    "scale": UpdateColumn(
+        pa.float64(),
+        "",
+        "The strategy's factor on the rate: by the staleness of the push, or the number of "
+        "workers. 0 for a push that was dropped.",
+    ),
+    "dropped": UpdateColumn(
+        pa.int64(), "", "1 for a push that came too late for its round and was dropped, else 0."
+    ),
+    "deduplicated": UpdateColumn(
+        pa.int64(),
+        "",
+        "Repetitions of this worker's pushes that the shard has recognised since its previous row.",
     ),
     "gradient_norm": UpdateColumn(
         pa.float64(), "", "Euclidean norm of the gradient that this shard got."

@@ -21,11 +21,10 @@ from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.jobs import Job, On, connect, local, reader, start
-from ps.launch.launcher import ShardDevice
-from ps.launch.processes import process_shards
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.launch_plan import ShardDevice
+from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
@@ -41,6 +40,7 @@ from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
 from ps.wal.recovery import logged_spec
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep
+from shards.aggregation import Buffer, Each, Round
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -59,15 +59,18 @@ from shards.rules import (
     AdaDelta,
     Adagrad,
     Adam,
+    AdamW,
+    AdaptiveDelayCompensation,
     Decay,
     DecayKind,
+    DelayCompensation,
+    DelayedNesterov,
     Momentum,
     Nesterov,
     RMSProp,
     UpdateRule,
 )
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
-from shards.spec import Merge
 from shards.tables import DenseTable, TensorSpec
 
 if TYPE_CHECKING:
@@ -81,18 +84,24 @@ __all__ = [
     "AdaDelta",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "AdaptiveDelayCompensation",
     "AdminClient",
     "BadInput",
     "BadMessage",
+    "Buffer",
     "Client",
     "Cluster",
     "Compression",
     "Decay",
     "DecayKind",
+    "DelayCompensation",
+    "DelayedNesterov",
     "Dense",
     "DenseTable",
     "DownpourError",
     "Durability",
+    "Each",
     "Exp",
     "Fenced",
     "Fixed",
@@ -101,7 +110,6 @@ __all__ = [
     "Guard",
     "Inv",
     "Job",
-    "Merge",
     "Momentum",
     "Moved",
     "MultiStep",
@@ -116,6 +124,7 @@ __all__ = [
     "Resynchronise",
     "Retention",
     "Retry",
+    "Round",
     "ShardDevice",
     "ShardServer",
     "ShardState",
@@ -135,6 +144,7 @@ __all__ = [
     "build_id",
     "connect",
     "errors",
+    "expect_compression",
     "load_snapshot",
     "local",
     "local_shards",

@@ -29,8 +29,7 @@ from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, compression_of
-from ps.session.flow_control import LEAST, FlowControl, Times
-from ps.session.prefetch_table import PrefetchTable
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -93,10 +92,9 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/window_estimator.py). `compression` is the encoding of pushes and pulls. `restore`
-    is a file that `save` wrote, with the residual to continue with; the shards may hold no later
-    push. `keep` is the path or URI of the job's snapshots: the residual is written there
-    for each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls. `keep` is
+    the path or URI of the job's snapshots: the residual is written there for each
+    (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
     `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
@@ -116,7 +114,6 @@ class Client:
         patience_s: float = 30.0,
         in_flight: int | None = None,
         compression: Compression | str | None = None,
-        restore: str | Path | None = None,
         keep: Place | None = None,
         link: LinkModel | str | None = None,
         allocate: Allocator = heap_allocator,
@@ -129,8 +126,6 @@ class Client:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
             in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
-        if restore is not None:
-            restore = paths.path("restore", restore)
         if keep is not None:
             keep = paths.place("keep", keep)
         if stripes is not None:
@@ -165,18 +160,15 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, worker, incarnation)
+            ResidualWriter(keep, cluster.job, worker, incarnation)
             if keep is not None and self._compresses
             else None
         )
         try:
-            restored = None if restore is None else residuals.loaded(restore, self._current.session)
             self._switch_to(self._established(self._current))
             ready = self._current.session.ready
             assert ready is not None, "every shard has registered the worker"
             self.clock, self.step = ready.clock, ready.step
-            if restored is not None:
-                residuals.restore(self._current.session, *restored)
         except BaseException:
             self.abort()
             raise
@@ -251,11 +243,15 @@ class Client:
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
+        ticks: int | None = None,
         samples: int = 0,
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
         """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
+
+        The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        counts windows of steps.
 
         A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
         that it was computed from (default: the last pull's). The array must not change until it is
@@ -274,6 +270,10 @@ class Client:
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if ticks is None:
+            ticks = steps
+        elif type(ticks) is not int or not 1 <= ticks <= steps:
+            ticks = arguments.whole("push: ticks", ticks, 1, steps)
         if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
             samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
         if type(loss) is not float:
@@ -290,7 +290,7 @@ class Client:
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
             self._versions(_read_versions(read_versions)),
-            clock=self.clock + steps,
+            clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
@@ -300,7 +300,7 @@ class Client:
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
-        self.clock += steps
+        self.clock += ticks
         self.step += steps
         if prefetch is not None and prefetch not in self._prefetched:
             sends += self._ask(prefetch, now)
@@ -349,14 +349,24 @@ class Client:
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later life of this worker restores it, at this same push, so that nothing of any gradient
-        is lost in between. Raises BadInput where pushes are not compressed.
+        A later life of this worker can `restore` it, at this same push, so that nothing of any
+        gradient is lost in between. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
         state = residuals.state_of(self._current.session, self.step, self.clock)
         save_state(target, state, feedback.state())
+
+    @_by_one_thread
+    def restore(self, path: str | Path) -> None:
+        """Continue with the residual in a file that `save` wrote; call it before the first push.
+
+        Raises BadInput when the file belongs to another worker, or the shards hold a later push, or
+        pushes are not compressed: the worker can continue without it.
+        """
+        source = paths.path("restore: path", path)
+        residuals.restore(self._current.session, *residuals.loaded(source, self._current.session))
 
     @_by_one_thread
     def restore_residual(self, state: WorkerState, arrays: Arrays) -> None:

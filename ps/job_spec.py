@@ -9,11 +9,12 @@ from ps.cluster import Access, Cluster
 from ps.compatibility import build_id
 from ps.session.compression import Compression, compression_of
 from shards import arguments
+from shards.aggregation import EACH, Merge, Round, ServerHalf, merge_of
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import Merge, ShardSpec
+from shards.spec import ShardSpec
 from shards.tables import DenseTable, cut_evenly
 
 _NAME_BYTES = 100  # an id has 128
@@ -28,31 +29,30 @@ def shard_specs(
     decay: Decay | float | None = None,
     bound: float | None = None,
     workers: int = 1,
-    merge: Merge | str = Merge.EACH,
+    merge: Merge | ServerHalf | str = EACH,
     lease_s: float = 10.0,
     warm_steps: int = 0,
     guard: Guard | None = None,
-    compression: Compression | str | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
     """The specs of a new job's shards, with its table cut evenly among them.
 
     Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
     any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
-    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `compression` is
-    the expected choice of the workers, so that shards compile it in advance; by default plain
-    floats. The job's id is `name` and a random part that a stranger cannot guess. Raises BadInput
-    for invalid numbers.
+    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `merge` says how
+    pushes are merged, or is all that a strategy asks of the shards but its rule and rate, which are
+    arguments here (shards/aggregation.py). The job's id is `name` and a random part that a stranger
+    cannot guess. Raises BadInput for invalid numbers.
     """
     table = arguments.instance("table", table, DenseTable, "a DenseTable")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
-    steps, merge = arguments.bound("bound", bound), arguments.choice("merge", merge, Merge)
-    if merge is Merge.ROUND and steps != 0:
+    steps = arguments.bound("bound", bound)
+    half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
+    if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
     if guard is not None:
         guard = arguments.instance("guard", guard, Guard, "a Guard")
-    expected = compression_of("compression", compression)
     job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
     shard_map = cut_evenly(table, shards)
     return [
@@ -67,14 +67,26 @@ def shard_specs(
             bound=steps,
             workers=workers,
             build=build_id(),
-            merge=merge,
+            merge=half.merge,
+            weigh=half.weigh,
+            scale=half.scale,
+            deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
             guard=guard or Guard(),
-            pushed=expected.pushed,
-            pulled=expected.pull,
         )
         for shard in range(shards)
+    ]
+
+
+def expect_compression(
+    specs: Sequence[ShardSpec], compression: Compression | str | None
+) -> list[ShardSpec]:
+    """The specs of shards that compile in advance what this choice of the workers needs."""
+    expected = compression_of("compression", compression)
+    return [
+        msgspec.structs.replace(spec, pushed=expected.pushed, pulled=expected.pull)
+        for spec in check_specs(specs)
     ]
 
 

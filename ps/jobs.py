@@ -23,8 +23,9 @@ from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster, cluster_of
 from ps.durability import Durability
-from ps.job_spec import resharded_specs, shard_specs
-from ps.launch.launcher import LaunchedShards, Placement, ShardDevice, start_shards
+from ps.job_spec import expect_compression, resharded_specs, shard_specs
+from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
@@ -191,15 +192,15 @@ def start(
         if place is On.THREADS:
             return local_shards(specs, device=device)
         folder = None if root is None else root / f"epoch-{specs[0].map.epoch}"
-        return start_shards(
-            Placement(place),
-            specs,
+        plan = LaunchPlan(
+            specs=specs,
             host=host,
             port=port + ports if port else 0,
             device=device,
             durability=durability,
             logs=folder,
         )
+        return start_shards(Placement(place), plan)
 
     if place is On.THREADS and (durability is not Durability.MEMORY or host != "127.0.0.1" or port):
         raise BadInput("on threads: expected durability memory, and no host or port, got others")
@@ -263,7 +264,6 @@ def _specs(
         schedule=dense.rate,
         decay=dense.decay,
         guard=dense.guard,
-        compression=dense.compression,
         bound=bound,
         workers=workers,
         name=name,
@@ -271,7 +271,7 @@ def _specs(
     arena = table.empty()
     views = TableViews({only: (table, dense.structure)})
     views.write(only, given.get(only, dense.start), arena)
-    return specs, views, arena
+    return expect_compression(specs, dense.compression), views, arena
 
 
 def _shown(table: DenseTable) -> str:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ps.admin_client import AdminClient
 from ps.cluster import Cluster
+from ps.logs import logger
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import awaited, gathered, sweep_kept
@@ -27,7 +28,7 @@ _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 
 class SnapshotScheduler:
-    """Takes snapshots of one job into the catalog `shelf`; a context manager.
+    """Takes snapshots of one job into a `catalog`; a context manager.
 
     One is due every `every` iterations and every `every_s` seconds (0 disables either), and at each
     explicit request. `begins_at` is the iteration at which the job starts, of which a snapshot
@@ -35,13 +36,14 @@ class SnapshotScheduler:
     export (shards/quiesce.py); if they do not come together, the snapshot is taken without, and its
     manifest records that. With `residuals`, workers that compress their pushes write their
     residuals (residual_writer.py), which go into the snapshot if they arrive within half a minute.
-    `told` is called with messages for the operator, in the calling thread.
+    `report` is called with messages for the operator, in the calling thread; without it they are
+    warnings of the logger.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        shelf: SnapshotCatalog,
+        catalog: SnapshotCatalog,
         *,
         rule: str,
         workers: int,
@@ -50,42 +52,43 @@ class SnapshotScheduler:
         begins_at: int = 0,
         aligned: bool = False,
         residuals: bool = False,
-        told: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self.latest: str | None = None
         self._cluster = cluster
-        self._catalog = shelf
+        self._catalog = catalog
         self._rule = rule
         self._workers = workers
         self._every = every
         self._every_s = every_s
         self._aligned = aligned
         self._residuals = residuals
-        self._report = told
+        self._logger = logger(__name__, job=cluster.job)
+        self._report = report or self._logger.warning
         self._next = self._next_after(begins_at)
         self._next_at = time.monotonic() + every_s
-        self._asked = self._answering = False
+        self._requested = self._answering = False
         self._under_way: Future[None] | None = None
         self._missing: list[str] = []
         self._pool = ThreadPoolExecutor(1, "snapshots")
         self._sweep()
 
-    def look(self, iteration: int, *, asked: bool = False) -> None:
-        """Begin a snapshot if one is due or `asked` for, and report how the last one went.
+    def look(self, iteration: int, *, requested: bool = False) -> None:
+        """Begin a snapshot if one is due or `requested`, and report how the last one went.
 
         Call it regularly; it does not wait.
         """
-        self._asked |= asked
+        self._requested |= requested
         if not self.idle:
             return
         now = time.monotonic()
         by_iteration = self._every > 0 and iteration >= self._next
         by_time = self._every_s > 0 and now >= self._next_at
-        if not (self._asked or by_iteration or by_time):
+        if not (self._requested or by_iteration or by_time):
             return
         self._next = self._next_after(iteration)
         self._next_at = now + self._every_s
-        self._answering, self._asked = self._asked, False
+        self._answering, self._requested = self._requested, False
         self._under_way = self._pool.submit(self._take)
 
     def _next_after(self, iteration: int) -> int:
@@ -154,15 +157,19 @@ class SnapshotScheduler:
         wanted = awaited(states)
         try:
             found, self._missing = gathered(self._catalog.store, wanted, patience_s)
-        except OSError:  # the states are worth a snapshot by themselves
+        except OSError as error:  # the states are worth a snapshot by themselves
+            self._logger.warning("residuals in %s: %s", self._catalog.store.place, error.strerror)
             found, self._missing = [], list(wanted)
         return found
 
     def _sweep(self) -> None:
         """Delete leftover residual files; no worker is alive that could still need them."""
         if self._residuals:
-            with suppress(OSError):
+            try:
                 sweep_kept(self._catalog.store)
+            except OSError as error:
+                place = self._catalog.store.place
+                self._logger.warning("old residuals in %s: %s", place, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there
@@ -178,6 +185,9 @@ class SnapshotScheduler:
             kept = f"the last good one is {self.latest}" if self.latest else "there is none yet"
             self._report(f"{error}; {kept}{', and training continues' if training else ''}")
             return False
+        self._logger.info("snapshot %s", self.latest)
+        if self._catalog.untidy:
+            self._report(self._catalog.untidy)
         missing, self._missing = self._missing, []
         if missing:
             self._report(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")

@@ -45,7 +45,9 @@ class PushAck(msgspec.Struct, frozen=True):
     `seq` numbers the worker's pushes. `versions` are those that the push made, one a shard;
     `staleness` counts the updates that others applied between its pull and its apply, at the shard
     where these were most. `age_s` is the time from the pull to the acknowledgement, in seconds.
-    `duplicate`: a shard had the push already, because it was sent again.
+    `duplicate`: a shard had the push already, because it was sent again. `scale` is the smallest
+    factor that a shard put on its rate, by the strategy; `dropped`: a shard had applied its round
+    without it, and dropped it.
     """
 
     seq: int
@@ -53,6 +55,8 @@ class PushAck(msgspec.Struct, frozen=True):
     staleness: int
     age_s: float
     duplicate: bool
+    scale: float
+    dropped: bool
 
 
 class AckFuture:
@@ -85,7 +89,15 @@ class AckFuture:
     def resolve(self, event: events.Pushed) -> None:
         """Every shard has acknowledged the push."""
         age_s = time.monotonic() - self._pulled_at
-        self._ack = PushAck(event.seq, event.versions, event.staleness, age_s, event.duplicates > 0)
+        self._ack = PushAck(
+            event.seq,
+            event.versions,
+            event.staleness,
+            age_s,
+            event.duplicates > 0,
+            event.scale,
+            event.dropped > 0,
+        )
 
 
 class Worker:

@@ -103,11 +103,13 @@ class AdminRequests:
             journal.pushes,
             journal.pulls,
             journal.duplicates,
+            journal.dropped,
             journal.refused,
             journal.bytes_in,
             journal.bytes_out,
             journal.max_clock_gap,
             self._part.ledger.standings(self._workers.waits),
+            journal.trouble,
         )
 
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
@@ -130,6 +132,7 @@ class AdminRequests:
         ledger = self._part.ledger
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
         self._move.standstill.begin(cut, message.seconds, now)
+        self._workers.flush(now)  # the last worker may have left while the shard was quiesced
         reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(cut))
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 

@@ -176,7 +176,7 @@ class Install(FromOperator, frozen=True, tag="install"):
     `goes_on`: active workers of that state stay active; otherwise each counts when it joins again.
     """
 
-    slots: Annotated[list[Name], Meta(max_length=16)]
+    slots: Annotated[list[Name], Meta(max_length=128)]
     goes_on: bool = False
 
 
@@ -274,12 +274,18 @@ class Joined(FromShard, frozen=True, tag="joined"):
 
 
 class Ack(FromShard, frozen=True, tag="ack"):
-    """Push `seq` is applied; a duplicate was applied before and changes nothing."""
+    """Push `seq` is applied; a duplicate was applied before and changes nothing.
+
+    It is part of `version`, or will be: a push in a buffer is applied with those that follow it.
+    `scale` is the factor on its rate; one that was too late for its round is `dropped`.
+    """
 
     seq: Count
     version: Count
     staleness: Count
     duplicate: bool
+    scale: float = 1.0
+    dropped: bool = False
 
 
 class Weights(FromShard, frozen=True, tag="weights"):
@@ -428,7 +434,10 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """A shard's counters since it was installed; bytes are payload bytes, without headers."""
+    """A shard's counters since it was installed; bytes are payload bytes, without headers.
+
+    `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
+    """
 
     shard: int
     version: int
@@ -438,8 +447,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
     pushes: int
     pulls: int
     duplicates: int
+    dropped: int
     refused: int
     bytes_in: int
     bytes_out: int
     max_clock_gap: int
     workers: tuple[WorkerStatus, ...]
+    trouble: str = ""

@@ -29,6 +29,7 @@ class Counts(msgspec.Struct, frozen=True):
     pushes: Count
     pulls: Count
     duplicates: Count
+    dropped: Count
     refused: Count
     bytes_in: Count
     bytes_out: Count
@@ -38,16 +39,19 @@ class Counts(msgspec.Struct, frozen=True):
 class Metrics:
     """A shard's counters over all its lives, and the records not yet collected.
 
-    `bytes_in` and `bytes_out` are payload bytes, without headers.
+    `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
+    background of the shard's process at present, in words; its driver sets it.
     """
 
     def __init__(self) -> None:
-        self.pushes = self.pulls = self.duplicates = self.refused = 0
+        self.pushes = self.pulls = self.duplicates = self.dropped = self.refused = 0
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
+        self.trouble = ""
         self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}
+        self._repeated: dict[str, int] = {}  # by worker, since its last record
 
     def counts(self) -> Counts:
         """The present counters."""
@@ -78,6 +82,12 @@ class Metrics:
     def forget(self, worker: str) -> None:
         """Drop the reads of a worker that left: no push of it will refer to them."""
         self._reads.pop(worker, None)
+        self._repeated.pop(worker, None)
+
+    def repeated(self, worker: str) -> None:
+        """Count a push of `worker` that had been applied before."""
+        self.duplicates += 1
+        self._repeated[worker] = self._repeated.get(worker, 0) + 1
 
     def applied(
         self,
@@ -87,12 +97,15 @@ class Metrics:
         staleness: int,
         clock_gap: int,
         rate: float,
+        scale: float,
+        dropped: bool,
         norm: float,
         payload_bytes: int,
         now: float,
     ) -> None:
-        """Write the record of a push that made `version`."""
+        """Write the record of a push that is part of `version`, or was dropped."""
         self.pushes += 1
+        self.dropped += dropped
         self.bytes_in += payload_bytes
         self.max_clock_gap = max(self.max_clock_gap, clock_gap)
         reads = self._reads.get(push.worker)
@@ -123,6 +136,9 @@ class Metrics:
                 payload_bytes,
                 push.rtt_s,
                 rate,
+                scale,
+                dropped,
+                self._repeated.pop(push.worker, 0) if self._repeated else 0,
                 norm,
                 push.loss,
             )

@@ -13,10 +13,15 @@ Weights and slots are in the memory of a backend: the process's own, or that of 
 which this file knows only how to move an array there and back. A device's version is copied to the
 host once, when it is first requested.
 
+Some rules need the weights that a late gradient was computed from. Versions are immutable, so the
+last few are kept by reference. They are part of the state, as `past.1` (the one before the present)
+and so on: a shard that is restored or replayed makes the same bits.
+
 Left to others: accepting and acknowledging a push (worker_requests.py), checking it (pushes.py),
 its rate (updates.py), and sending a version (pull_replies.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -41,12 +46,16 @@ _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piec
 
 
 class SavedProgress(msgspec.Struct, frozen=True):
-    """What a snapshot holds in addition to the arrays, all of one version."""
+    """What a snapshot holds in addition to the arrays, all of one version.
+
+    `buffered` is the number of pushes in the buffer, if the shard has one.
+    """
 
     version: Count
     steps: Count
     samples: Count
     ledger: Ledger
+    buffered: Count = 0
 
 
 class ShardState(msgspec.Struct, frozen=True):
@@ -83,7 +92,12 @@ class ParameterStore:
         self._readable = buffers(self.size)
         self._buffers = self._readable if place == HOST else Buffers(self.size, allocator(place))
         self._read: Floats | None = None
+        self.buffered = 0  # pushes in the buffer, which is the last slot
+        self._past: deque[Floats] = deque(maxlen=spec.rule.versions)  # the newest version first
         self._segments = segments(spec.table, ranges)
+        if spec.deltas:  # the workers have applied their own multipliers
+            plain = {"lr_mult": 1.0, "decay_mult": 0.0}
+            self._segments = tuple(msgspec.structs.replace(s, **plain) for s in self._segments)
         self._one_pass = FusedApply(self._segments, self.size)
         self._most_squares = spec.guard.most_squares
 
@@ -115,23 +129,39 @@ class ParameterStore:
         """A host gradient, moved to the memory of the weights."""
         return gradient if self._here else backends.copied(gradient, self._place)
 
-    def apply(self, gradient: Floats, rate: float) -> None:
-        """Make the next version from a gradient in the memory of the weights (`placed`)."""
-        if not unshared(self._slots):  # a reader holds them, and the rule updates them in place
-            self._move_slots()
-        self._moved = 0  # pieces copied before this update are out of date
+    def apply(self, gradient: Floats, rate: float, read_version: int | None = None) -> None:
+        """Make the next version from a gradient in the memory of the weights (`placed`).
+
+        `read_version` is the version that it was computed from (None: the present one).
+        """
+        self._own_slots()
         out = self._buffers.take()
-        self._spec.rule.apply(
+        rule = self._spec.rule
+        rule.apply(
             self.weights(),
             gradient,
-            tuple(self._slots),
+            tuple(self._slots[: len(rule.slot_names)]),
             out,
             self._segments,
             rate=rate,
             decay=self._spec.decay,
             count=self.version + 1,
+            read=None if read_version is None else self._version(read_version),
         )
         self._become(self.version + 1, out)
+
+    def collect(self, gradient: Floats, factor: float) -> None:
+        """Add `factor` times a gradient to the buffer."""
+        self._own_slots()
+        self._slots[-1] += gradient if factor == 1 else np.float32(factor) * gradient
+        self.buffered += 1
+
+    def apply_buffer(self, size: int, rate: float) -> None:
+        """Make the next version from the buffer, divided by `size`, and empty it."""
+        self._own_slots()
+        self.apply(self._slots[-1] / np.float32(size), rate)
+        self._slots[-1].fill(0)
+        self.buffered = 0
 
     def apply_together(self, gradients: Sequence[Floats], rate: float) -> list[float] | None:
         """Make as many versions as there are gradients; only the last can be read.
@@ -154,8 +184,11 @@ class ParameterStore:
         Drop them when done: until then the shard has to write into other arrays.
         """
         weights = self.host_weights()
-        slots = [slot if self._here else backends.copied(slot, HOST) for slot in self._slots]
-        return weights, dict(zip(self._spec.rule.slot_names, slots, strict=True))
+        arrays = dict(zip(self._spec.slot_names, self._slots, strict=True))
+        arrays |= zip(_past(len(self._past)), self._past, strict=True)
+        if not self._here:
+            arrays = {name: backends.copied(array, HOST) for name, array in arrays.items()}
+        return weights, arrays
 
     @property
     def prepared(self) -> bool:
@@ -166,20 +199,29 @@ class ParameterStore:
         """Copy one piece of the slots ahead of the next push; only while not `prepared`."""
         self._copy_slots(_PIECE)
 
-    def restore(self, version: int, weights: Floats, slots: dict[str, Floats]) -> None:
+    def restore(
+        self, version: int, weights: Floats, slots: dict[str, Floats], buffered: int = 0
+    ) -> None:
         """Take over the version and the arrays that another store's `copy` returned."""
         out = self._buffers.take()
         backends.copy(weights, out)
-        names = self._spec.rule.slot_names
+        names = self._spec.slot_names
         self._slots = [backends.copied(slots[name], self._place) for name in names]
         self._spare, self._moved = [], 0
+        self._weights = None
         self._become(version, out)
+        self._past.clear()
+        past = (name for name in _past(self._spec.rule.versions) if name in slots)
+        self._past.extend(backends.copied(slots[name], self._place) for name in past)
+        self.buffered = buffered
 
     def is_at(self, weights: Floats, slots: dict[str, Floats]) -> bool:
         """Whether it holds exactly these arrays, bit for bit; equal NaNs count as equal."""
         if self.empty:
             return False
         held, held_slots = self.copy()
+        if held_slots.keys() != slots.keys():
+            return False
         pairs = [(held, weights), *((held_slots[name], slots[name]) for name in held_slots)]
         return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in pairs)
 
@@ -192,8 +234,10 @@ class ParameterStore:
         and BadMessage.
         """
         number, rule = self._spec.shard, self._spec.rule
-        wanted = list(rule.slot_names)
-        if names and sorted(names) != sorted(wanted):
+        wanted = list(self._spec.slot_names)
+        past = _past(rule.versions)
+        own = [name for name in names if name not in past]
+        if names and sorted(own) != sorted(wanted):
             raise BadInput(
                 f"install on shard {number}: expected the slots {wanted} of rule"
                 f" {type(rule).__name__}, got {names}"
@@ -213,6 +257,17 @@ class ParameterStore:
             )
         return np.frombuffer(frame, "<f4")
 
+    def _version(self, number: int) -> Floats:
+        """The weights of a version, or the oldest kept if it is older than the rule needs."""
+        age = min(self.version - number, len(self._past))
+        return self._past[age - 1] if age else self.weights()
+
+    def _own_slots(self) -> None:
+        """Prepare the slots for a change in place."""
+        if not unshared(self._slots):  # a reader holds them
+            self._move_slots()
+        self._moved = 0  # pieces copied before this change are out of date
+
     def _move_slots(self) -> None:
         """Continue in the second set of slots, which nobody reads."""
         if self._moved < self.size:
@@ -231,4 +286,11 @@ class ParameterStore:
         self._moved = part.stop
 
     def _become(self, version: int, weights: Floats) -> None:
+        if self._past.maxlen and self._weights is not None:
+            self._past.appendleft(self._weights)
         self.version, self._weights, self._read = version, weights, None
+
+
+def _past(versions: int) -> list[str]:
+    """The names of the arrays that hold the last versions before the present one."""
+    return [f"past.{age}" for age in range(1, versions + 1)]

@@ -81,7 +81,9 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     }
     floor = max(ledger.floor for ledger in ledgers)
     furthest = max(all_saved, key=lambda saved: saved.version)
-    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor))
+    # A buffer that one shard alone has applied holds fewer pushes there; none may be forgotten.
+    buffered = max(saved.buffered for saved in all_saved)
+    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor), buffered=buffered)
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:

@@ -24,14 +24,17 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cupy_kernels import updates
-from cupy_kernels.backends import HOST, Backend
+from cupy_kernels import backends, updates
+from cupy_kernels.backends import HOST, Backend, backend_of
 from shards import arguments
 from shards.errors import BadInput
 from shards.tables import RateRun
 from shards.versions import allocator
 
 Floats = NDArray[np.float32]
+
+MOST_VERSIONS = 64
+"""The most past versions that a shard keeps for a rule."""
 
 
 class DecayKind(StrEnum):
@@ -60,6 +63,8 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
     slot_names: ClassVar[tuple[str, ...]] = ()
     additive: ClassVar[bool] = False
     """Whether, without decay, updates by two gradients equal one update by their sum."""
+    versions: ClassVar[int] = 0
+    """How many past versions the rule needs, to find the weights of a late gradient."""
 
     def apply(
         self,
@@ -72,13 +77,15 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
         rate: float,
         decay: Decay,
         count: int,
+        read: Floats | None = None,
     ) -> None:
         """Write the updated weights into `out` and advance `slots` in place.
 
         All arrays are flat, contiguous, float32, of one size and on one backend; `slots` has one
         array per name in `slot_names`, and `out` overlaps no other array. Every float of `out` is
         written: those outside `segments` are copied. `segments` ascend and are disjoint. `count` is
-        this update's number, from 1.
+        this update's number, from 1. `read` are the weights that the gradient was computed from
+        (None: `weights`); only a rule with `versions` reads them.
         """
         assert count >= 1, f"updates count from 1, got {count}"
         assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
@@ -87,8 +94,14 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
         plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
+        if self.versions:
+            # The formula writes into this slot, so it is given a copy.
+            slots = (
+                backends.copied(weights if read is None else read, backend_of(weights)),
+                *slots,
+            )
         name = str(self.__struct_config__.tag)
-        updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants())
+        updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
         for gap in plan.gaps:
             out[gap] = weights[gap]
 
@@ -113,6 +126,10 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
     def constants(self) -> tuple[np.float32, ...]:
         """The rule's constants, in the order in which its formula takes them."""
         return ()
+
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        """The constants of update number `count`, from 1, for a rule in which they change."""
+        return self.constants()
 
 
 class SGD(UpdateRule, frozen=True, tag="sgd"):
@@ -245,7 +262,95 @@ class Adam(UpdateRule, frozen=True, tag="adam"):
         )
 
 
-Rule = SGD | Momentum | Nesterov | Adagrad | RMSProp | AdaDelta | Adam
+class AdamW(Adam, frozen=True, tag="adamw"):
+    """Adam with a decay of the weights that is not part of the gradient (Loshchilov, Hutter 2019).
+
+    With c = sqrt(1 - beta2^t) / (1 - beta1^t), Adam's m and v and t the `count`
+    w -= rate * (c * m / (sqrt(v) + delta) + weight_decay * w).
+    """
+
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _demand_share(self, "weight_decay")
+
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        # The loop multiplies all of it by rate * c.
+        return (*self.constants(), np.float32(self.weight_decay / self.scale(1.0, count)))
+
+
+class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
+    """Each gradient at once, and the momentum of their mean at every n-th (Liu et al. 2024).
+
+    w -= rate * g / n; s += g; at each n-th update m = momentum*m + s/n; w -= rate*momentum*m; s = 0
+    (arXiv 2401.09135, algorithm 3, with c = 0).
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("momentum", "sum")
+    momentum: float = 0.9
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _demand_share(self, "momentum")
+        structs.force_setattr(self, "n", arguments.whole(_field(self, "n"), self.n, 1))
+
+    def constants_at(self, count: int) -> tuple[np.float32, ...]:
+        last = count % self.n == 0
+        return np.float32(self.momentum), np.float32(1 / self.n), np.float32(last)
+
+
+class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
+    """w -= rate * (g + strength * g * g * (w - w_read)) (Zheng et al. 2017, equation 10).
+
+    w_read are the weights that g was computed from, if they are among the last `versions`, else the
+    oldest of these.
+    """
+
+    strength: float = 0.04
+    versions: int = 8  # type: ignore[misc]  # here it is an option
+
+    def __post_init__(self) -> None:
+        _demand_versions(self)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return (np.float32(self.strength),)
+
+
+class AdaptiveDelayCompensation(UpdateRule, frozen=True, tag="dc_asgd_adaptive"):
+    """Delay compensation of a strength that falls with the gradient's size (ibid., section 5).
+
+    v = mean*v + (1 - mean)*g^2; its strength is strength / sqrt(v + delta).
+    """
+
+    slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
+    strength: float = 2.0
+    mean: float = 0.95
+    versions: int = 8  # type: ignore[misc]  # here it is an option
+    delta: float = 1e-7
+
+    def __post_init__(self) -> None:
+        _demand_versions(self)
+        _demand_share(self, "mean")
+        _demand_delta(self)
+
+    def constants(self) -> tuple[np.float32, ...]:
+        return (*_keep_and_take(self.mean), np.float32(self.strength), np.float32(self.delta))
+
+
+Rule = (
+    SGD
+    | Momentum
+    | Nesterov
+    | Adagrad
+    | RMSProp
+    | AdaDelta
+    | Adam
+    | AdamW
+    | DelayedNesterov
+    | DelayCompensation
+    | AdaptiveDelayCompensation
+)
 
 RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
 
@@ -324,7 +429,16 @@ def _demand_share(rule: UpdateRule, field: str) -> None:
         raise arguments.wrong(_field(rule, field), "[0, 1)", value)
 
 
-def _demand_delta(rule: "Adagrad | RMSProp | AdaDelta | Adam") -> None:
+def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> None:
+    versions = arguments.whole(_field(rule, "versions"), rule.versions, 1, MOST_VERSIONS)
+    structs.force_setattr(rule, "versions", versions)
+    if not _number(rule, "strength", "0 or more") >= 0:
+        raise arguments.wrong(_field(rule, "strength"), "0 or more", rule.strength)
+
+
+def _demand_delta(
+    rule: "Adagrad | RMSProp | AdaDelta | Adam | AdaptiveDelayCompensation",
+) -> None:
     # With delta 0, a weight that has only had zero gradients would become 0/0.
     expected = "more than 0 in float32"
     delta = _number(rule, "delta", expected)

@@ -54,14 +54,16 @@ class ShardPart:
         weights, slots = self.held.copy()
         done = self.updates
         return (
-            SavedProgress(self.held.version, done.steps, done.samples, self.ledger),
+            SavedProgress(
+                self.held.version, done.steps, done.samples, self.ledger, self.held.buffered
+            ),
             weights,
             slots,
         )
 
     def restore(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
-        self.held.restore(saved.version, weights, slots)
+        self.held.restore(saved.version, weights, slots, saved.buffered)
         self.serving.reset()
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor

@@ -1,10 +1,10 @@
-"""The dtype of update records: one row of measurements for each applied update.
+"""The dtype of update records: one row of measurements for each push that a shard has judged.
 
 Shards write these rows, the operator collects them and writes them to `updates.parquet`.
-deploy/updates.py defines the columns. Times are in seconds; `time` is the shard's own
-monotonic clock. `staleness` is the number of updates that the shard applied between the read that
-the gradient was computed from and the application of the gradient; `wall_age_s` is the same span in
-seconds.
+deploy/updates.py defines the columns. A push that was dropped has a row as well. Times are in
+seconds; `time` is the shard's own monotonic clock. `staleness` is the number of updates that the
+shard applied between the read that the gradient was computed from and the application of the
+gradient; `wall_age_s` is the same span in seconds.
 """
 
 import numpy as np
@@ -27,6 +27,9 @@ RECORD = np.dtype(
         ("bytes", "<i8"),
         ("rtt_s", "<f8"),
         ("rate", "<f8"),
+        ("scale", "<f8"),
+        ("dropped", "<i8"),
+        ("deduplicated", "<i8"),
         ("gradient_norm", "<f8"),
         ("loss", "<f8"),
     ]

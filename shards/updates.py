@@ -1,9 +1,14 @@
-"""Turns pushes into versions: a run in one pass, or a round as its mean.
+"""Turns pushes into versions: a run in one pass, a round as its mean, or a buffer of several.
 
 Pushes are applied in runs: one push, or several that arrived together and may share a pass over the
 weights; each still gets its own version, acknowledgement and record. For synchronous training,
 pushes are collected until every active worker has sent one, and their mean is applied as one
-version. Until then a push of a round is not in the ledger.
+version. Until then a push of a round is not in the ledger. A round with backup workers is applied
+without the slowest; what they send later is dropped. It counts in the ledger, because its worker
+has taken those steps, and is acknowledged as dropped. A buffer, in contrast, is part of the state
+(parameters.py): a push in it is in the ledger at once, though not yet in a version.
+
+A push counts with a factor on its rate, by its staleness and the strategy (aggregation.py).
 
 Weights, ledger, counters and metrics change in the same transition, so no reader sees one without
 the others. Whether a push is acceptable at all is decided earlier (shard.py, pushes.py).
@@ -12,11 +17,9 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cupy_kernels.updates import mean
 from shards import pushes
+from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Round
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import Push
@@ -24,22 +27,25 @@ from shards.metrics import Metrics
 from shards.parameters import ParameterStore
 from shards.pushes import Arrived
 from shards.quiesce import QuiesceTracker
-from shards.spec import Merge, ShardSpec
+from shards.spec import ShardSpec
 
 
 class Applied(NamedTuple):
-    """A push that has become part of `version`; to be acknowledged."""
+    """A push that is part of `version`, or was dropped; to be acknowledged."""
 
     push: Arrived
     version: int
     staleness: int
+    scale: float
+    dropped: bool
 
 
 class Updates:
     """The updates of one shard; they change `held`, `ledger` and `journal`.
 
-    `steps` and `samples` count what has been applied; `round` holds, by worker, the pushes that
-    wait for those of other workers.
+    `steps` and `samples` count what has been applied; the steps of a dropped push count as well, or
+    the schedule would fall behind the workers. `round` holds, by worker, the pushes that wait for
+    those of other workers.
     """
 
     def __init__(
@@ -52,7 +58,8 @@ class Updates:
         self._held = held
         self._ledger = ledger
         self._journal = journal
-        self._sums = spec.merge is Merge.EACH and held.sums
+        self._weigh = WEIGHINGS[spec.weigh]
+        self._sums = spec.merge == EACH and spec.weigh == CONSTANT and held.sums
 
     @property
     def rate(self) -> float:
@@ -63,6 +70,10 @@ class Updates:
         on which workers are fast, started late or died.
         """
         return self._rate_at(self.steps)
+
+    @property
+    def _backups(self) -> int:
+        return self._spec.merge.backups if isinstance(self._spec.merge, Round) else 0
 
     def joins(self, run: Sequence[Arrived], message: Push) -> bool:
         """Whether a push may be applied in one pass with `run`, which has at least one.
@@ -83,21 +94,25 @@ class Updates:
         several, returns None and changes nothing; the caller then applies them one by one.
         """
         if self._sums:
-            rate, before = self.rate, self._held.version
-            squares = self._held.apply_together([one.gradient for one in run], rate)
+            rate, before, scale = self.rate, self._held.version, self._spec.scale
+            squares = self._held.apply_together([one.gradient for one in run], rate * scale)
             if squares is not None:
                 return [
-                    self._note(one, square**0.5, before + number, rate, now)
+                    self._note(one, square**0.5, before + number, rate, scale, now)
                     for number, (one, square) in enumerate(zip(run, squares, strict=True))
                 ]
             if len(run) > 1:
                 return None
         (arrived,) = run
         measured = self._measured(arrived)
-        if self._spec.merge is Merge.ROUND:
-            self.round[arrived.message.worker] = measured
-            return []
-        return self._apply([measured], arrived.gradient, now)
+        match self._spec.merge:
+            case Round():
+                return self._collect_round(measured, now)
+            case Buffer(size=size):
+                return [self._collect(measured, size, now)]
+        scale, rate, before = self._scale(arrived.message), self.rate, self._held.version
+        self._held.apply(arrived.gradient, rate * scale, arrived.message.read_version)
+        return [self._note(measured, measured.norm, before, rate, scale, now)]
 
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
@@ -112,21 +127,78 @@ class Updates:
         round. It owes that round nothing; its next push belongs to a later one.
         """
         out: list[Applied] = []
-        while self.round:
-            reached = min(one.message.clock for one in self.round.values())
-            ledger = self._ledger
-            active = ((name, ledger.entries[name]) for name in ledger.active)
-            late = [name for name, entry in active if entry.clock < reached]
-            if not all(worker in self.round for worker in late):
-                break
-            # Sort by name: float addition is not associative, and the order of arrival is random.
-            names = sorted(self.round)
-            names = [name for name in names if self.round[name].message.clock == reached]
+        while names := self._complete():
             if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             arrived = [self.round.pop(name) for name in names]
-            out += self._apply(arrived, mean([one.gradient for one in arrived]), now)
+            rate, before, scale = self.rate, self._held.version, self._spec.scale
+            reached = max(self._round_clock(one.message) for one in arrived)
+            self._held.apply(mean([one.gradient for one in arrived]), rate * scale)
+            out += [self._note(one, one.norm, before, rate, scale, now) for one in arrived]
+            if self._backups:
+                # The slowest must not hold the others back, so they skip the round as well.
+                for worker in self._ledger.active:
+                    self._ledger.advance(worker, reached)
         return out
+
+    def flush(self) -> None:
+        """Apply what the buffer holds if no worker is left that could fill it."""
+        if self._held.buffered and not self._ledger.active:
+            self._apply_buffer()
+
+    def _collect_round(self, one: Arrived, now: float) -> list[Applied]:
+        """Keep a push for its round, or drop it if that round was applied without it."""
+        message = one.message
+        late = message.read_version < self._held.version and message.worker not in self.round
+        if self._backups and late:
+            return [self._drop(one, now)]
+        self.round[message.worker] = one
+        return []
+
+    def _complete(self) -> list[str]:
+        """The workers whose pushes are a complete round, by name; none if the round is open.
+
+        They are sorted: float addition is not associative, and the order of arrival is random.
+        """
+        if not self.round:
+            return []
+        entries, names = self._ledger.entries, sorted(self.round)
+        if self._backups:
+            # A worker that has skipped rounds is behind by its own clock, not by the ledger's.
+            reached = max(self._round_clock(one.message) for one in self.round.values())
+            behind = [n for n in self._ledger.active if entries[n].clock < reached]
+            missing = [name for name in behind if name not in self.round]
+            return names if len(missing) <= self._backups else []
+        reached = min(one.message.clock for one in self.round.values())
+        behind = [n for n in self._ledger.active if entries[n].clock < reached]
+        if not all(worker in self.round for worker in behind):
+            return []
+        return [name for name in names if self.round[name].message.clock == reached]
+
+    def _round_clock(self, message: Push) -> int:
+        """The clock of a push in the order of rounds, in which its worker may have skipped some."""
+        return max(message.clock, self._ledger.entries[message.worker].clock + 1)
+
+    def _scale(self, message: Push) -> float:
+        """The factor on the rate of a push that is applied now."""
+        return self._spec.scale * self._weigh(self._held.version - message.read_version)
+
+    def _collect(self, one: Arrived, size: int, now: float) -> Applied:
+        """Add a push to the buffer, and apply the buffer if it is full."""
+        scale, rate, before = self._scale(one.message), self.rate, self._held.version
+        self._held.collect(one.gradient, scale)
+        if self._held.buffered >= size:
+            self._apply_buffer()
+        return self._note(one, one.norm, before, rate, scale, now)
+
+    def _apply_buffer(self) -> None:
+        assert isinstance(self._spec.merge, Buffer)
+        self._held.apply_buffer(self._spec.merge.size, self.rate)
+
+    def _drop(self, one: Arrived, now: float) -> Applied:
+        """Record a push that came too late for its round: its steps are taken, and lost."""
+        before = self._held.version - 1
+        return self._note(one, one.norm, before, self.rate, 0.0, now, dropped=True)
 
     def _rate_at(self, steps: int) -> float:
         try:
@@ -142,19 +214,18 @@ class Updates:
             self._ledger.entries[arrived.message.worker].refused += 1
             raise
 
-    def _apply(
+    def _note(
         self,
-        arrived: Sequence[Arrived],
-        gradient: NDArray[np.float32],
+        one: Arrived,
+        norm: float,
+        before: int,
+        rate: float,
+        scale: float,
         now: float,
-    ) -> list[Applied]:
-        """Make the next version from `gradient`, which combines the pushes `arrived`."""
-        rate, before = self.rate, self._held.version
-        self._held.apply(gradient, rate)
-        return [self._note(one, one.norm, before, rate, now) for one in arrived]
-
-    def _note(self, one: Arrived, norm: float, before: int, rate: float, now: float) -> Applied:
-        """Record a push that was applied to version `before` and made version `before + 1`."""
+        *,
+        dropped: bool = False,
+    ) -> Applied:
+        """Record a push that was applied to version `before`, with `scale` times `rate`."""
         message = one.message
         clock_gap = self._ledger.record(
             message.worker,
@@ -165,14 +236,17 @@ class Updates:
             message.acknowledged,
         )
         self.steps += message.steps
-        self.samples += message.samples
-        applied = Applied(one, before + 1, before - message.read_version)
+        self.samples += 0 if dropped else message.samples
+        staleness = max(0, before - message.read_version)
+        applied = Applied(one, before + 1, staleness, scale, dropped)
         self._journal.applied(
             message,
             version=applied.version,
             staleness=applied.staleness,
             clock_gap=clock_gap,
             rate=rate,
+            scale=scale,
+            dropped=dropped,
             norm=norm,
             payload_bytes=one.payload_bytes,
             now=now,

@@ -40,6 +40,7 @@ from shards.messages import (
 from shards.pushes import Arrived, Pushes
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
+from shards.updates import Applied
 from shards.wire_format import Buffer
 
 
@@ -117,6 +118,7 @@ class WorkerRequests:
         self.gate.forget(message.worker)
         self._part.journal.forget(message.worker)
         self._serving.forget(message.worker)
+        self.flush(now)
         left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
         return [left, *self._open(now)]
 
@@ -126,7 +128,16 @@ class WorkerRequests:
         self.gate.forget(*workers)
         for worker in workers:
             self._serving.forget(worker)
+        self.flush(now)
         return self._open(now)
+
+    def flush(self, now: float) -> None:
+        """Apply what a buffer holds if no worker is left to fill it.
+
+        A shard that is quiesced or has handed over its part leaves that to its successors.
+        """
+        if not self._move.begun(now):
+            self._updates.flush()
 
     def redirect_waiting(self) -> None:
         """Forget all waiting requests after a handover; their senders repeat and are redirected."""
@@ -200,7 +211,7 @@ class WorkerRequests:
         out: list[Outgoing] = []
         if self._updates.round:
             closed = self._updates.close_rounds(now, self._move.standstill)
-            out = [self._acknowledge(one.sender, one.message, *made) for one, *made in closed]
+            out = self._acknowledge_all(closed)
         if not self.gate.parked:
             return out
         # Computed once for all parked requests: answering a pull or admitting a worker never
@@ -248,7 +259,7 @@ class WorkerRequests:
             if ahead_of is not None and message.seq > ahead_of.message.seq:
                 return [self._parked(sender, message)]
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
-            self._part.journal.duplicates += 1
+            self._part.journal.repeated(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
             version = self._held.version
@@ -269,10 +280,16 @@ class WorkerRequests:
             return [refused(self._part, run[0].sender, run[0].message.request, error)]
         if applied is None:
             return [answer for one in run for answer in self.apply([one], now)]
-        acknowledged = [self._acknowledge(one.sender, one.message, *made) for one, *made in applied]
+        acknowledged = self._acknowledge_all(applied)
         if self._updates.round or self.gate.parked:
             acknowledged += self._open(now)
         return acknowledged
+
+    def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
+        return [
+            self._acknowledge(one.sender, one.message, version, staleness, scale, dropped=dropped)
+            for one, version, staleness, scale, dropped in applied
+        ]
 
     def _acknowledge(
         self,
@@ -280,11 +297,14 @@ class WorkerRequests:
         message: Push,
         version: int,
         staleness: int = 0,
+        scale: float = 1.0,
         *,
+        dropped: bool = False,
         duplicate: bool = False,
     ) -> Outgoing:
         request, shard, boot = message.request, self._spec.shard, self._boot
-        ack = Ack(request, shard, boot, message.seq, version, staleness, duplicate)
+        seq = message.seq
+        ack = Ack(request, shard, boot, seq, version, staleness, duplicate, scale, dropped)
         return Outgoing(sender, ack)
 
     # --- checks ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,65 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
         ("pyspark", {"worker/spark.py"}),
         ("py4j", {"worker/spark.py"}),
         ("cupy", {"cupy_kernels/device.py"}),
+        ("xxhash", {"shards/checksums.py"}),
+        ("structlog", {"ps/logs.py"}),
+        ("logging", {"ps/logs.py", "worker/spark.py"}),  # the latter filters Py4J's records
     ],
 )
 def test_one_door_each(library: str, doors: set[str]) -> None:
     """A library with a door of its own is imported there and nowhere else."""
     assert files_that_import(library) <= doors
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules_imported(tree: ast.AST, known: Set[str]) -> Iterator[str]:
+    """The `known` modules that a file imports at any depth, but not for annotations only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from known & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from known & {inner if inner in known else str(node.module)}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from modules_imported(ast.Module(node.orelse, []), known)
+        else:
+            yield from modules_imported(node, known)
+
+
+def reached_from(module: str, imports: Mapping[str, Set[str]]) -> set[str]:
+    """All modules that importing `module` may load, sooner or later."""
+    found: set[str] = set()
+    ahead = [module]
+    while ahead:
+        new = imports[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def test_no_file_imports_itself() -> None:
+    """No file imports another that imports it, in however many steps, also inside functions.
+
+    So any file can be read, tested and moved with only those below it.
+    """
+    files = {
+        module_of(path): path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    imports = {
+        module: set(modules_imported(ast.parse(path.read_text()), files.keys())) - {module}
+        for module, path in files.items()
+    }
+    reached = {module: reached_from(module, imports) for module in imports}
+    assert {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in imports
+        if module in reached[module]
+    } == set()
 
 
 def test_no_pickle() -> None:
@@ -99,6 +154,40 @@ def test_every_file_says_why_it_exists() -> None:
         and not ast.get_docstring(ast.parse(text))
     ]
     assert silent == []
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of the shipped packages, and where it is."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(ROOT).as_posix()}: {node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The number of a function's parameters, without `self` or `cls`."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    own = names[:1] in (["self"], ["cls"])
+    return len(names) + len([each for each in (given.vararg, given.kwarg) if each]) - own
+
+
+def lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The number of a function's lines, without its docstring."""
+    docstring = node.body[0] if ast.get_docstring(node) else None
+    said = docstring.end_lineno - docstring.lineno + 1 if docstring else 0  # type: ignore[operator]
+    return node.end_lineno - node.lineno + 1 - said  # type: ignore[operator]
+
+
+def test_options_travel_in_structs() -> None:
+    """No function has more than 12 parameters: what belongs together is passed as one value."""
+    assert [where for where, node in functions() if parameters(node) > 12] == []
+
+
+def test_functions_are_short() -> None:
+    """No function has more than 90 lines besides its docstring."""
+    assert [where for where, node in functions() if lines(node) > 90] == []
 
 
 def test_build_pin_is_one() -> None:

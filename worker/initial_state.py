@@ -72,8 +72,8 @@ def beginning(
     manifest, states = resume.manifest, resume.states
     check_fit(resume.place, manifest, model.table, job)
     versions = [state.saved.version for state in states]
-    if manifest.map.shards != job.shards:
-        states = repartition(states, manifest.map, cut_evenly(model.table, job.shards))
+    if manifest.map.shards != job.runtime.shards:
+        states = repartition(states, manifest.map, cut_evenly(model.table, job.runtime.shards))
     return InitialState(states, versions)
 
 

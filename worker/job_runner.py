@@ -6,7 +6,6 @@ takes snapshots, and returns the final weights. A job that is interrupted, or th
 for good, leaves a snapshot of its weights at that moment.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, paths, shard_specs
+from ps import Cluster, ShardState, shard_specs
 from ps.durability import Durability
-from ps.launch.launcher import recovery_s, start_shards
+from ps.job_spec import expect_compression
+from ps.launch.launch_plan import LaunchPlan, recovery_s
+from ps.launch.launcher import start_shards
+from ps.logs import Logger, logger
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -31,28 +33,24 @@ from ps.wal.catalog import drop_logs
 from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
+from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
 from worker.dataframes import dealt
-from worker.device_selection import check, check_here
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
-from worker.job import Job
+from worker.job import Job, settled
+from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
-from worker.model import build_model
 from worker.signals import noted
 from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
-
-_LOG = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
 _RESIDUALS_S = 5.0  # for workers to write their residuals before they are cancelled
-
-_log = logging.getLogger("downpour.worker")
 
 
 class Observer(Protocol):
@@ -70,11 +68,11 @@ class Observer(Protocol):
         """The result of a test of the weights, made while the job trains."""
         ...
 
-    def moved(self, cluster: Cluster) -> None:
+    def resharded(self, cluster: Cluster) -> None:
         """The job has been resharded to `cluster`; later reports come from its shards."""
         ...
 
-    def told(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         """A message for the operator, such as a failed snapshot."""
         ...
 
@@ -108,9 +106,9 @@ def run_job(
     weights: NDArray[np.float32] | None = None,
     resume: str | Path | LoadedSnapshot | None = None,
     snapshots: str | Path | None = None,
-    asked: Event | None = None,
-    wishes: Callable[[], ReshardRequest | None] = lambda: None,
     logs: str | Path | None = None,
+    snapshot_requested: Event | None = None,
+    next_reshard: Callable[[], ReshardRequest | None] = lambda: None,
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
@@ -125,12 +123,12 @@ def run_job(
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
     folder below `logs` serves as a snapshot, too. Snapshots go into folders below `snapshots`, a
-    path or URI, named by iteration; setting `asked` requests one now. `wishes` is polled for
-    requests to reshard the job. If the durability needs logs, they are stored below `logs`, in
-    folders named after the job, until the job has ended with a snapshot of its last weights, or has
-    completed where no such snapshot is wanted. Logs of an earlier job there must not hold more
-    updates than the snapshot that is resumed. `evaluation` says when and how the weights are tested
-    while the job trains (worker/evaluation.py).
+    path or URI, named by iteration; setting `snapshot_requested` requests one now. `next_reshard`
+    is polled for the next request to reshard the job. If the durability needs logs, they are stored
+    below `logs`, in folders named after the job, until the job has ended with a snapshot of its
+    last weights, or has completed where no such snapshot is wanted. Logs of an earlier job there
+    must not hold more updates than the snapshot that is resumed. `evaluation` says when and how the
+    weights are tested while the job trains (worker/evaluation.py).
 
     Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second Ctrl-C raises
     KeyboardInterrupt, without a snapshot. Call it from the main thread, in a process connected to
@@ -141,90 +139,100 @@ def run_job(
     """
     check_frame("df", df)
     job = arguments.instance("job", job, Job, "a worker.job.Job")
-    arguments.function("wishes", wishes, "a function without arguments")
+    arguments.function("next_reshard", next_reshard, "a function without arguments")
     arguments.flag("even", even)
-    if asked is not None:
-        asked = arguments.instance("asked", asked, Event, "a threading.Event")
-    if not isinstance(resume, LoadedSnapshot | None):
-        resume = paths.place("resume", resume)
-    if snapshots is not None:
-        snapshots = paths.place("snapshots", snapshots)
-    logs = None if logs is None else paths.path("logs", logs)
-    model = build_model(job.model)
-    if weights is not None:
-        weights = arguments.array("weights", weights, model.table.size)
-    job.plan.strategy.check(job.bound, job.plan.prefetch)
-    check(model, job.device)
-    if spark.runs_here(df):
-        check_here(job.device)
-    if job.guarded:
-        spark.check_guarded(df)
-    found = initial_state.read(resume)
-    beginning = initial_state.beginning(model, job, weights, found)
-    if logs is not None:
-        initial_state.check_logs(logs, found)
-    shelf = SnapshotCatalog(snapshots, job.keep) if snapshots is not None else None
-    if shelf is not None:
-        shelf.check_writable()
+    if snapshot_requested is not None:
+        arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
+    job, changes = settled(job)
+    inputs = prepare(df, job, weights, resume, snapshots, logs)
+    specs = _specs(job, inputs.model.table)
+    notify = _Notices(observer, logger("worker", job=specs[0].job))
+    for change in changes:
+        notify(change)
+    df = dealt(df, job.workers, even=even)
+    patience_s = _patience_s(job, inputs.model.table)
+    with JobShards(
+        specs,
+        _starting(job),
+        logs=inputs.logs,
+        patience_s=patience_s,
+        notify=notify,
+    ) as job_shards:
+        cluster = job_shards.cluster
+        _install(inputs, job, job_shards)
+        if observer is not None:
+            observer.started(cluster, initial_state.versions(inputs.beginning))
+        begins_at = inputs.begins_at(job.workers)
+        with (
+            _snapshotter(job, cluster, inputs.catalog, begins_at, notify) as snapshotter,
+            _evaluator(evaluation, job, cluster, begins_at, observer, notify) as evaluator,
+        ):
+            if evaluator is not None and isinstance(inputs.beginning, np.ndarray):
+                evaluator.begin(inputs.beginning)
+            outcome = _Run(
+                df,
+                job,
+                _task(inputs, job, cluster, patience_s),
+                job_shards,
+                snapshotter,
+                evaluator,
+                snapshot_requested,
+                next_reshard,
+                observer,
+                notify,
+            ).run()
+        # The outcome of a job that has completed and wants no last snapshot holds all its weights.
+        unsaved = inputs.catalog is None or not job.snapshot_at_end
+        held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
+        if held:
+            job_shards.delete_logs()
+    if inputs.logs is not None and held:
+        drop_logs(inputs.logs)
+    return outcome
+
+
+def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
+    """Give the shards their initial state, and delete the logs that it replaces."""
+    initial_state.install(job_shards.admin, inputs.beginning)
+    if inputs.logs is not None and job.runtime.durability.keeps_log:
+        drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
+
+
+def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
+    """The specs of the job's shards."""
     specs = shard_specs(
-        model.table,
-        shards=job.shards,
+        table,
+        shards=job.runtime.shards,
         rule=job.rule,
         schedule=job.schedule,
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        merge=job.plan.strategy.merge,
-        lease_s=job.lease_s,
+        merge=job.plan.strategy.server(job.workers),
+        lease_s=job.runtime.lease_s,
         warm_steps=job.plan.strategy.warm_up,
-        compression=job.compression,
     )
-    notify = _Notices(observer)
-    df = dealt(df, job.workers, even=even)
-    patience_s = _patience_s(job, model.table)
-    with JobShards(
-        specs, _starting(job), logs=logs, patience_s=patience_s, notify=notify
-    ) as job_shards:
-        cluster = job_shards.cluster
-        initial_state.install(job_shards.admin, beginning)
-        if logs is not None and job.durability.keeps_log:
-            drop_logs(logs, but=cluster.job)  # this job's logs now hold the resumed state
-        if observer is not None:
-            observer.started(cluster, initial_state.versions(beginning))
-        task = TaskSpec(
-            cluster=cluster.for_workers(),
-            plan=job.plan,
-            batch_size=job.batch_size,
-            shape=job.shape,
-            shuffle=job.shuffle,
-            first_incarnation=initial_state.first_incarnation(beginning),
-            link=job.link,
-            transport=job.transport,
-            compression=job.compression,
-            device=job.device,
-            patience_s=max(PATIENCE_S, patience_s),
-            keep=_seen_by_workers(snapshots) if job.keeps_residuals else None,
-            residuals=found.store.address if found and job.keeps_residuals else None,
-        )
-        begins_at = found.manifest.steps // job.workers if found else 0
-        with (
-            _snapshotter(job, cluster, shelf, begins_at, notify) as snapshotter,
-            _evaluator(evaluation, job, cluster, begins_at, observer, notify) as evaluator,
-        ):
-            if evaluator is not None and isinstance(beginning, np.ndarray):
-                evaluator.begin(beginning)
-            run = _Run(
-                df, job, task, job_shards, snapshotter, evaluator, asked, wishes, observer, notify
-            )
-            outcome = run.run()
-        # The outcome of a job that has completed and wants no last snapshot holds all its weights.
-        unsaved = shelf is None or not job.snapshot_at_end
-        held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
-        if held:
-            job_shards.delete_logs()
-    if logs is not None and held:
-        drop_logs(logs)
-    return outcome
+    return expect_compression(specs, job.links.build_compression())
+
+
+def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
+    """What every worker's task is given."""
+    found = inputs.found if job.keeps_residuals else None
+    return TaskSpec(
+        cluster=cluster.for_workers(),
+        plan=job.plan,
+        batch_size=job.batch_size,
+        shape=job.shape,
+        shuffle=job.shuffle,
+        first_incarnation=initial_state.first_incarnation(inputs.beginning),
+        link=job.links.build_link(),
+        transport=job.links.transport,
+        compression=job.links.build_compression(),
+        device=job.device,
+        patience_s=max(PATIENCE_S, patience_s),
+        keep=_seen_by_workers(inputs.snapshots) if job.keeps_residuals else None,
+        residuals=found.store.address if found is not None else None,
+    )
 
 
 def check_frame(what: str, df: object) -> None:
@@ -240,16 +248,17 @@ def check_frame(what: str, df: object) -> None:
 class _Notices:
     """Keeps the messages for the operator, and passes each to the observer, or else to the log."""
 
-    def __init__(self, observer: Observer | None) -> None:
+    def __init__(self, observer: Observer | None, log: Logger) -> None:
         self._observer = observer
+        self._logger = log
         self.texts: list[str] = []
 
     def __call__(self, text: str) -> None:
         self.texts.append(text)
         if self._observer is not None:
-            self._observer.told(text)
+            self._observer.notice(text)
         else:
-            _log.warning("%s", text)
+            self._logger.warning("%s", text)
 
 
 class _Run:
@@ -263,8 +272,8 @@ class _Run:
         job_shards: JobShards,
         snapshotter: SnapshotScheduler | None,
         evaluator: BackgroundEvaluator | None,
-        asked: Event | None,
-        wishes: Callable[[], ReshardRequest | None],
+        snapshot_requested: Event | None,
+        next_reshard: Callable[[], ReshardRequest | None],
         observer: Observer | None,
         notify: _Notices,
     ) -> None:
@@ -274,8 +283,8 @@ class _Run:
         self.job_shards = job_shards
         self.snapshotter = snapshotter
         self.evaluator = evaluator
-        self.asked = asked or Event()
-        self.wishes = wishes
+        self.snapshot_requested = snapshot_requested or Event()
+        self.next_reshard = next_reshard
         self.observer = observer
         self.notify = notify
         self._last: list[ShardState] | None = None
@@ -284,6 +293,8 @@ class _Run:
         self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
+        self._logger = logger(__name__, job=task.cluster.job)
+        self._troubles: dict[int, str] = {}  # what the shards' statuses have said last
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -353,7 +364,8 @@ class _Run:
         ) -> Iterator[pa.RecordBatch]:
             return run_task(rows, task, model, partition, attempt, gpus)
 
-        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag))
+        job = task.cluster.job
+        return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
         while not wait([future], _LOOK_S).done and not pressed.is_set():
@@ -363,9 +375,10 @@ class _Run:
             self._follow()
             self._test(statuses[0])
             if not self._reshard_pending() and self.snapshotter is not None:
-                asked = self.asked.is_set()
-                self.asked.clear()
-                self.snapshotter.look(statuses[0].steps // self.job.workers, asked=asked)
+                requested = self.snapshot_requested.is_set()
+                self.snapshot_requested.clear()
+                iteration = statuses[0].steps // self.job.workers
+                self.snapshotter.look(iteration, requested=requested)
 
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
@@ -379,7 +392,7 @@ class _Run:
         """
         if self.job_shards.moving:
             return True
-        self._request = self._request or self.wishes()
+        self._request = self._request or self.next_reshard()
         if self._request is None:
             return False
         if self.snapshotter is None or self.snapshotter.idle:
@@ -400,7 +413,7 @@ class _Run:
         if self.evaluator is not None:
             self.evaluator.follow(self.job_shards.cluster)
         if self.observer is not None:
-            self.observer.moved(self.job_shards.cluster)
+            self.observer.resharded(self.job_shards.cluster)
         self.job_shards.entered()
         if moved.unconfirmed is not None:
             raise moved.unconfirmed
@@ -420,7 +433,11 @@ class _Run:
         if self.observer is not None:
             self.observer.progressed(statuses, records)
         if (line := self._loss_line.line(statuses, records)) is not None:
-            _LOG.info(line)
+            self._logger.info("%s", line)
+        for status in statuses:
+            if status.trouble and status.trouble != self._troubles.get(status.shard):
+                self.notify(f"shard {status.shard}: {status.trouble}; training continues")
+            self._troubles[status.shard] = status.trouble
         return statuses
 
     def _cancel(self, future: "Future[list[WorkerReport]]") -> None:
@@ -473,7 +490,7 @@ class _Run:
         """The folder of the job's logs, in words, as a list; empty if it keeps none."""
         where = " on the shards' nodes" if self.job.logs_apart else ""
         logs = f"the logs in {self.job_shards.logs}{where}"
-        return [logs] if self.job.durability.keeps_log else []
+        return [logs] if self.job.runtime.durability.keeps_log else []
 
 
 def _with_more(error: DownpourError, places: str) -> DownpourError:
@@ -487,23 +504,24 @@ def _with_more(error: DownpourError, places: str) -> DownpourError:
 def _snapshotter(
     job: Job,
     cluster: Cluster,
-    shelf: SnapshotCatalog | None,
+    catalog: SnapshotCatalog | None,
     begins_at: int,
     notify: Callable[[str], None],
 ) -> AbstractContextManager[SnapshotScheduler | None]:
-    if shelf is None:
+    if catalog is None:
         return nullcontext()
+    every, every_s = job.snapshots.interval()
     return SnapshotScheduler(
         cluster,
-        shelf,
+        catalog,
         rule=job.rule_name,
         workers=job.workers,
-        every=job.snapshot_every,
-        every_s=job.snapshot_every_s,
+        every=every,
+        every_s=every_s,
         begins_at=begins_at,
-        aligned=job.snapshot_aligned,
+        aligned=job.snapshots.snapshot_aligned,
         residuals=job.keeps_residuals,
-        told=notify,
+        report=notify,
     )
 
 
@@ -518,8 +536,10 @@ def _evaluator(
     if plan is None:
         return nullcontext()
 
+    log = logger(__name__, job=cluster.job)
+
     def found(result: Evaluation) -> None:
-        _LOG.info(str(result))
+        log.info("%s", result)
         if observer is not None:
             observer.evaluated(result)
 
@@ -530,24 +550,23 @@ def _evaluator(
 
 def _starting(job: Job) -> Start:
     """A function that starts shards for this job."""
+    runtime = job.runtime
     return lambda specs, ports, logs: start_shards(
-        job.shards_in,
-        specs,
-        host=job.bind,
-        port=job.port + ports if job.port else 0,
-        transport=job.transport,
-        device=job.shard_device,
-        secure=False if job.plaintext else None,
-        durability=job.durability,
-        silence_s=job.silence_s,
-        rollback_s=_rollback_s(job),
-        logs=logs,
-        logs_apart=job.logs_apart,
+        runtime.shards_in,
+        LaunchPlan(
+            specs=specs,
+            host=runtime.bind,
+            port=runtime.port + ports if runtime.port else 0,
+            transport=job.links.transport,
+            device=runtime.shard_device,
+            secure=False if runtime.plaintext else None,
+            durability=runtime.durability,
+            silence_s=runtime.silence_s,
+            rollback_s=runtime.autosave_s,
+            logs=logs,
+            logs_apart=job.logs_apart,
+        ),
     )
-
-
-def _rollback_s(job: Job) -> float:
-    return job.rollback_s if job.durability is Durability.MEMORY else 0.0
 
 
 def _patience_s(job: Job, table: DenseTable) -> float:
@@ -557,11 +576,12 @@ def _patience_s(job: Job, table: DenseTable) -> float:
     whole table, to which the job may have been resharded by then. A replicated shard needs time for
     its other copy to take over.
     """
-    if job.durability is Durability.REPLICATED:
-        return _ANSWER_S + job.silence_s
-    if _rollback_s(job):
+    runtime = job.runtime
+    if runtime.durability is Durability.REPLICATED:
+        return _ANSWER_S + runtime.silence_s
+    if runtime.autosave_s:
         return _BACK_S
-    return recovery_s(table.size, job.rule) if job.durability.keeps_log else _ANSWER_S
+    return recovery_s(table.size, job.rule) if runtime.durability.keeps_log else _ANSWER_S
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:

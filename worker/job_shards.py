@@ -24,12 +24,13 @@ import msgspec
 from ps import AdminClient, Cluster
 from ps.job_spec import resharded_specs
 from ps.launch.launcher import LaunchedShards
-from ps.launch.risks import Risks
 from ps.resharding import reshard
 from ps.session.admin_plans import UnconfirmedHandOver
 from ps.wal.catalog import logs_of
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
+
+_LASTING_S = 30.0  # after which a risk is reported
 
 Start = Callable[[Sequence[ShardSpec], int, Path | None], AbstractContextManager[LaunchedShards]]
 """Starts shards, given their specs, the number of ports that earlier shards use, and the folder for
@@ -45,6 +46,37 @@ class ReshardRequest(Protocol):
     def answer(self, error: DownpourError | None) -> None:
         """Report success (None), or the error that prevented the reshard."""
         ...
+
+
+class Risks:
+    """Which reports are due for the risks of one job; pure.
+
+    A replicated job that has lost a copy, or its coordinator, usually has another within seconds,
+    which needs no report. A job that gets none, because no process can start or the coordinator's
+    disk is full, continues training as if nothing were wrong; the next death could then cost
+    acknowledged pushes.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._reported = False
+
+    def due_message(self, risk: str, now: float) -> str | None:
+        """The message to report now, given the current `risk` (empty: none); None if nothing new.
+
+        `now` is in seconds. A lasting risk is reported once, and so is its end.
+        """
+        if not risk:
+            over, self._since, self._reported = self._reported, None, False
+            return "every shard has two copies again, and a coordinator" if over else None
+        self._since = now if self._since is None else self._since
+        if self._reported or now - self._since < _LASTING_S:
+            return None
+        self._reported = True
+        return (
+            f"for {_LASTING_S:g} s now {risk}; training continues, but another death may take"
+            " back acknowledged pushes, or end the run"
+        )
 
 
 class ReshardedShards(msgspec.Struct, frozen=True):

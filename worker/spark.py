@@ -25,6 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
+from ps import logs
 from ps.compatibility import build_id
 from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
@@ -97,7 +98,7 @@ def start_session(
 
 
 def run_tasks(
-    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str
+    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str, job: str = ""
 ) -> list[Any]:
     """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
 
@@ -105,14 +106,17 @@ def run_tasks(
     `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
     is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
     schedules none. Tasks are ordinary Spark tasks: there may be more than slots, and a failed one
-    is retried alone. `tag` names them for `interrupt`. When one fails for good, its own error is
-    raised if that was a BadInput, and otherwise a GiveUp that quotes it; a note holds the
-    traceback.
+    is retried alone. `tag` names them for `interrupt`, and `job` in what they log. When one fails
+    for good, its own error is raised if that was a BadInput, and otherwise a GiveUp that quotes it;
+    a note holds the traceback.
     """
+
+    settings = logs.current()
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs inside a task"
+        logs.set_up(settings, job=job, worker=f"w{context.partitionId()}")
         gpu = (context.resources() or {}).get("gpu")
         gpus = list(gpu.addresses) if gpu is not None else []
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.

@@ -83,6 +83,28 @@ struct Adam {
   }
 };
 
+// Its `strength` is the weight decay, divided by the bias correction that the rate contains.
+struct AdamW {
+  static __device__ __forceinline__ float step(float w, float g, float& m, float& v, float rate,
+                                               const Hyper& p) {
+    m = p.keep * m + p.take * g;
+    v = p.keep2 * v + p.take2 * (g * g);
+    return w - rate * (m / (sqrtf(v) + p.delta) + p.strength * w);
+  }
+};
+
+// Liu et al. 2024, algorithm 3: `take` is 1/n, and `strength` is 1 at every n-th update, else 0.
+struct DelayedNesterov {
+  static __device__ __forceinline__ float step(float w, float g, float& m, float& s, float rate,
+                                               const Hyper& p) {
+    s = s + g;
+    if (p.strength == 0.0f) return w - rate * (p.take * g);
+    m = p.keep * m + p.take * s;
+    s = s - s;
+    return w - rate * (p.take * g + p.keep * m);
+  }
+};
+
 // Delay compensation (Zheng et al. 2017): `old` is the weight that the gradient was computed at.
 struct DcAsgd {
   static __device__ __forceinline__ float step(float w, float g, float& old, float&, float rate,
@@ -195,6 +217,20 @@ extern "C" __global__ void __launch_bounds__(256)
                 const u16* groups, const Multipliers* multipliers, const Hyper* hyper,
                 const Verdict* verdict, i64 n) {
   update<Adam, 2>({w, g, mean, square_mean, out, groups, multipliers, hyper, verdict, n});
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    update_adamw(const float* w, const float* g, float* mean, float* square_mean, float* out,
+                 const u16* groups, const Multipliers* multipliers, const Hyper* hyper,
+                 const Verdict* verdict, i64 n) {
+  update<AdamW, 2>({w, g, mean, square_mean, out, groups, multipliers, hyper, verdict, n});
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    update_delayed_nesterov(const float* w, const float* g, float* momentum, float* sum, float* out,
+                            const u16* groups, const Multipliers* multipliers, const Hyper* hyper,
+                            const Verdict* verdict, i64 n) {
+  update<DelayedNesterov, 2>({w, g, momentum, sum, out, groups, multipliers, hyper, verdict, n});
 }
 
 // `backup` becomes the new weights: the worker that pushed pulls them next.

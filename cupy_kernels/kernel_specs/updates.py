@@ -63,6 +63,10 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "rmsprop": ("keep", "take", "delta"),
     "adadelta": ("keep", "take", "delta"),
     "adam": ("keep", "take", "keep2", "take2", "delta"),
+    "adamw": ("keep", "take", "keep2", "take2", "delta", "strength"),
+    "delayed_nesterov": ("keep", "take", "strength"),
+    "dc_asgd": ("strength",),
+    "dc_asgd_adaptive": ("keep", "take", "strength", "delta"),
 }
 """The fields of Hyper for a rule's constants, in the order of its formula in update_loops.py."""
 
@@ -98,18 +102,24 @@ def _adam(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
     return formulas.adam(w, g, slots, p["rates"], 10**9, **shares, delta=p["delta"])
 
 
+def _adamw(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
+    new, after = _adam(w, g, slots, p)
+    return new - p["rates"] * p["strength"] * w, after
+
+
+def _delayed_nesterov(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
+    n = round(1 / p["take"])
+    count = n if p["strength"] else n + 1
+    return formulas.delayed_nesterov(w, g, slots, p["rates"], count, momentum=p["keep"], n=n)
+
+
 def _dc_asgd(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
-    """w -= rate * (g + lambda g^2 (w - backup)) (Zheng et al. 2017, eq. 10)."""
-    new = w - p["rates"] * (g + p["strength"] * g**2 * (w - slots[0]))
-    return new, (new,)
+    return formulas.dc_asgd(w, g, slots, p["rates"], 1, strength=p["strength"])
 
 
 def _dc_asgd_adaptive(w: Doubles, g: Doubles, slots: Any, p: Any) -> Any:
-    """DC-ASGD with lambda / sqrt(ms + delta), ms the running mean of g^2 (ibid., section 5)."""
-    mean = p["keep"] * slots[1] + (1 - p["keep"]) * g**2
-    pull = p["strength"] / np.sqrt(mean + p["delta"])
-    new = w - p["rates"] * (g + pull * g**2 * (w - slots[0]))
-    return new, (new, mean)
+    numbers = {"mean": p["keep"], "strength": p["strength"], "delta": p["delta"]}
+    return formulas.dc_asgd_adaptive(w, g, slots, p["rates"], 1, **numbers)
 
 
 def _reference(formula: Formula, slots: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
@@ -220,6 +230,8 @@ ROWS = (
     _rule("rmsprop", _rmsprop, ("square_mean",), 20),
     _rule("adadelta", _adadelta, ("square_mean", "step_mean"), 28),
     _rule("adam", _adam, ("mean", "square_mean"), 28),
+    _rule("adamw", _adamw, ("mean", "square_mean"), 28),
+    _rule("delayed_nesterov", _delayed_nesterov, ("momentum", "sum"), 28),
     _rule("dc_asgd", _dc_asgd, ("backup",), 20),
     _rule("dc_asgd_adaptive", _dc_asgd_adaptive, ("backup", "square_mean"), 28),
     Kernel(

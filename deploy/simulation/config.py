@@ -1,11 +1,13 @@
 """The configuration of a simulated cluster, as it appears in a scenario file."""
 
+from typing import Literal
+
 import msgspec
 
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
+from shards.aggregation import EACH, Buffer, Merge, Round
 from shards.rules import RULES
-from shards.spec import Merge
 
 
 class SimulationConfig(
@@ -18,7 +20,8 @@ class SimulationConfig(
     seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
     takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
-    shards/rules.py, with its default constants.
+    shards/rules.py, with its default constants. `backups` are those of a round, `buffer` is the
+    size of a buffer.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -29,7 +32,9 @@ class SimulationConfig(
     in_flight: int = 2
     burst: int = 1
     prefetch: bool = False
-    merge: Merge = Merge.EACH
+    merge: Literal["each", "round", "buffer"] = "each"
+    backups: int = 0
+    buffer: int = 2
     rule: str = "sgd"
     warm_steps: int = 0
     lease_s: float = 3.0
@@ -48,6 +53,19 @@ class SimulationConfig(
             raise ValueError(f"rule {self.rule!r}: expected one of {', '.join(RULES)}")
 
     @property
+    def merging(self) -> Merge:
+        """How the shards merge pushes."""
+        match self.merge:
+            case "round":
+                return Round(self.backups)
+            case "buffer":
+                return Buffer(self.buffer)
+        return EACH
+
+    @property
     def slots(self) -> bool:
-        """Whether the rule keeps slots; if so, weights alone do not show which pushes they hold."""
-        return bool(RULES[self.rule].slot_names)
+        """Whether weights alone do not show which pushes they hold.
+
+        So it is if the rule keeps slots, if pushes wait in a buffer, and if a round drops some.
+        """
+        return bool(RULES[self.rule].slot_names or self.backups) or self.merge == "buffer"

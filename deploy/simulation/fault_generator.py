@@ -17,7 +17,6 @@ from deploy.simulation.faults import AnyFault
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation_kinds import ClusterConfig, Profile
 from ps.durability import Durability
-from shards.spec import Merge
 
 Draw = random.Random
 Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
@@ -26,6 +25,7 @@ ON = 0.4  # the share of seeds in which a kind of fault happens at all
 RESHARDED = 0.25  # the share of seeds in which the job is resharded
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
+MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
@@ -65,7 +65,17 @@ def swarm(
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
     if _may_burst(setting) and draw.random() < BURSTS:
         setting = msgspec.structs.replace(setting, burst=draw.choice([2, 3]))
+    setting = _merging(draw, setting)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
+
+
+def _merging(draw: Draw, setting: SimulationConfig) -> SimulationConfig:
+    """Draw backup workers for some rounds, and a buffer for some clusters without rounds."""
+    if setting.push in SPARSE or draw.random() >= MERGED:
+        return setting
+    if setting.merge == "round":
+        return msgspec.structs.replace(setting, backups=1)
+    return msgspec.structs.replace(setting, merge="buffer", buffer=draw.choice([2, 3]))
 
 
 def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
@@ -81,7 +91,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
         steps=draw.choice([4, 6, 9]),
         in_flight=draw.randint(1, 3),
         prefetch=bound != 0 and draw.random() < 0.5,
-        merge=Merge.ROUND if rounds else Merge.EACH,
+        merge="round" if rounds else "each",
         warm_steps=draw.choice([0, 0, 3, 10]),
         lease_s=draw.choice([2.0, 4.0]),
         delay_s=draw.choice([0.02, 0.1, 0.3]),
@@ -96,7 +106,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
 def _may_burst(setting: SimulationConfig) -> bool:
     """Whether its shards are rolled back, and take more than one push of a worker at a time."""
     in_memory = setting.cluster in (ClusterConfig.SINGLE, ClusterConfig.COMPRESSED)
-    return in_memory and setting.bound is not None and setting.merge is Merge.EACH
+    return in_memory and setting.bound is not None and setting.merge == "each"
 
 
 def _compression(draw: Draw) -> tuple[str, str]:

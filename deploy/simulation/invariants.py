@@ -25,7 +25,6 @@ from ps.session.session import Session
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.tables import SHARD_ALIGNMENT
 
 SCALE = 12  # divisible by every size of a round up to four
@@ -107,7 +106,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Check that no request waits at a shard after all its workers have left."""
-    if shard.gate.parked or shard.updates.round:
+    if shard.gate.parked or shard.updates.round or shard.held.buffered:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )
@@ -130,7 +129,9 @@ class PullWatch:
         at an address has trained with the former shards.
         """
         self._number, self._workers, self._served = number, setting.workers, served
-        self._bound, self._burst, self._follows = setting.bound, setting.burst, follows
+        # A round with backups skips its slowest workers: reads need not hold their pushes.
+        self._bound = None if setting.backups else setting.bound
+        self._burst, self._follows = setting.burst, follows
         # Whether pushes can be counted, because weights are float32 and not means of rounds.
         self.exact = exact(setting, setting.pull)
         self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
@@ -212,11 +213,12 @@ class PullWatch:
 
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, for comparing two states."""
-    arrays = (shard.held._weights, *shard.held._slots)
+    arrays = (shard.held._weights, *shard.held._slots, *shard.held._past)
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
+        shard.held.buffered,
         shard.updates.steps,
         shard.ledger.floor,
         tuple(array.tobytes() for array in arrays if array is not None),
@@ -298,7 +300,7 @@ def residual(session: Session, number: int) -> Array:
 
 def exact(setting: SimulationConfig, pull: str) -> bool:
     """Whether pushes can be counted in sent weights; reference_model.py checks rules with slots."""
-    plain = setting.merge is Merge.EACH and not setting.slots
+    plain = setting.merge == "each" and not setting.slots
     return plain and pull == "none" and setting.push in EXACT_PUSHES
 
 

@@ -6,6 +6,9 @@ the rule alone replays the records of a shard's pushes, which are checked separa
 versions, spare slots, copies, logs or resharding. At the end the shard's weights and slots must be
 equal to the bit, whatever happened to it. A push that is lost, torn, applied twice or delayed
 changes everything after it.
+
+A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
+that a round has dropped changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +20,8 @@ from numpy.typing import NDArray
 
 from cupy_kernels.updates import mean
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
-from shards.rules import Decay, Rule
+from shards.aggregation import Buffer
+from shards.rules import Decay
 from shards.shard import Shard
 from shards.tables import RateRun
 
@@ -31,8 +35,14 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
     `rows` are the records of this shard only.
     """
-    made = sorted(set(rows["apply_version"].tolist()))
-    if made != list(range(before + 1, shard.version + 1)):
+    made = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
+    wanted = list(range(before + 1, shard.version + 1))
+    if isinstance(shard.spec.merge, Buffer):
+        # The buffer that came with the state may be in the first update alone, and the present one
+        # is in no update yet.
+        wanted += [shard.version + 1] if shard.version + 1 in made else []
+        wanted = wanted if before + 1 in made else wanted[1:]
+    if made != wanted:
         raise Violation(
             Promise.SERIAL,
             f"shard {shard.spec.shard} began at version {before}, is at {shard.version},"
@@ -42,13 +52,13 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
 def check_state(rows: NDArray[np.void], shard: Shard, place: int, block: int, where: str) -> None:
     """Check the weights and slots of block `block`, at `place` in a shard, against its records."""
-    rule, held = shard.spec.rule, shard.held
+    held = shard.held
     assert held._weights is not None, "its weights were installed"
     part = slice(BLOCK * place, BLOCK * (place + 1))
     for name, found, wanted in zip(
-        ("weights", *rule.slot_names),
+        ("weights", *shard.spec.slot_names),
         (held._weights, *held._slots),
-        _replayed(rule, block, rows),
+        _replayed(shard, block, rows),
         strict=True,
     ):
         if found[part].tobytes() != wanted.tobytes():
@@ -59,25 +69,43 @@ def check_state(rows: NDArray[np.void], shard: Shard, place: int, block: int, wh
             )
 
 
-def _replayed(rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
-    """A block's weights and slots after all these pushes."""
+def _replayed(shard: Shard, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
+    """A block's weights and slots, a buffer included, after all these pushes."""
+    rule, merge = shard.spec.rule, shard.spec.merge
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
-    for version, total in _updates(block, rows):
+    buffer = np.zeros(BLOCK, np.float32)
+    for version, parts in _updates(block, rows[rows["dropped"] == 0]):
+        if isinstance(merge, Buffer):
+            total = np.add.reduce(parts)  # whole numbers: exact in any order
+            if version > shard.version:
+                buffer = total
+                continue
+            total /= np.float32(merge.size)
+        else:
+            total = parts[0] if len(parts) == 1 else mean(parts)
         rule.apply(
             *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=version
         )
         weights, out = out, weights
-    return weights, *slots
+    return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
 
 
-def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, Array]]:
-    """The version made by each update, and its gradient: that of a push, or the mean of a round."""
+def held_rows(rows: NDArray[np.void], version: int, buffered: int) -> NDArray[np.bool_]:
+    """Which of a shard's records are of pushes in a state: its versions, then its buffer."""
+    waiting = rows["apply_version"] == version + 1
+    held: NDArray[np.bool_] = (rows["apply_version"] <= version) | (
+        waiting & (np.cumsum(waiting) <= buffered)
+    )
+    return held
+
+
+def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array]]]:
+    """The version made by each update, and the gradients of its pushes."""
     records = zip(
         rows["apply_version"].tolist(), rows["worker"].tolist(), rows["seq"].tolist(), strict=True
     )
     for version, pushes in groupby(records, key=lambda row: row[0]):
-        parts = [_push(block + 1, int(worker[1:]), seq)[-BLOCK:] for _, worker, seq in pushes]
-        yield version, parts[0] if len(parts) == 1 else mean(parts)
+        yield version, [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq in pushes]
 
 
 def _first(found: Array, wanted: Array) -> str:

@@ -15,8 +15,9 @@ from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
-from deploy.simulation.reference_model import check_state, check_versions
+from deploy.simulation.reference_model import check_state, check_versions, held_rows
 from shards import wire_format
+from shards.aggregation import EACH, ROUND
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError
 from shards.ledger import Ledger
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     Client: TypeAlias = SimulatedWorker | Operator
 
 
+_BUFFERED = 0  # in place of the version of a push that was handed over in a buffer
+
+
 class ShardProcess(SimulatedProcess):
     """One process that holds the state of a shard; `former` are records of earlier processes."""
 
@@ -45,9 +49,16 @@ class ShardProcess(SimulatedProcess):
 
     def records(self) -> NDArray[np.void]:
         """The records of all pushes in its state; its own replace former ones of their version."""
-        own = self.shard.journal.since(0)[1]
-        version = own["apply_version"][0] - 1 if len(own) else self.shard.version
-        return np.concatenate([self.former[self.former["apply_version"] <= version], own])
+        own, former = self.shard.journal.since(0)[1], self.former
+        if self.shard.spec.merge in (EACH, ROUND):
+            version = own["apply_version"][0] - 1 if len(own) else self.shard.version
+            return np.concatenate([former[former["apply_version"] <= version], own])
+        # An update may hold pushes of several processes, and a push may be in no update.
+        ledger = self.shard.ledger.entries
+        ends: dict[Any, int] = {w.encode(): entry.seq + 1 for w, entry in ledger.items()}
+        ends |= dict(own[["worker", "seq"]].tolist()[::-1])
+        kept = [seq < ends.get(worker, 0) for worker, seq in former[["worker", "seq"]].tolist()]
+        return np.concatenate([former[np.array(kept, bool)], own])
 
 
 class ShardHost:
@@ -193,14 +204,24 @@ class ShardHost:
                 successor._note_ack(worker, seq)
             successor.check_durable("it receives the state of its predecessors")
         rows = self.serving[0].records()
-        rows = rows[rows["apply_version"] <= saved.version]
+        rows = rows[held_rows(rows, saved.version, saved.buffered)].copy()
+        rows["apply_version"][rows["apply_version"] > saved.version] = _BUFFERED
         for block in self.blocks:
             successor = next(host for host in to if block in host.blocks)
             known = self._excused.get(block, {})
-            successor._before[block] = np.concatenate([self._before[block], rows])
+            successor._before[block] = np.concatenate([self._earlier(block), rows])
             excused = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
             successor._excused[block] = excused
             successor._pulls.exact &= not any(excused.values())
+
+    def _earlier(self, block: int) -> NDArray[np.void]:
+        """The records of a block's pushes at the shards that held it earlier.
+
+        Those that came in a buffer are in this shard's first update.
+        """
+        rows = self._before[block].copy()
+        rows["apply_version"][rows["apply_version"] == _BUFFERED] = self._began + 1
+        return rows
 
     # --- promises ---------------------------------------------------------------------------------
 
@@ -258,7 +279,7 @@ class ShardHost:
         if setting.slots:
             check_versions(rows, self._began, shard)
             for place, block in enumerate(self.blocks):
-                before = self._before[block]
+                before = self._earlier(block)
                 check_state(np.concatenate([before, rows]), shard, place, block, where)
         if not self._world.durable:
             invariants.check_begun(rows, where)
@@ -276,7 +297,7 @@ class ShardHost:
             if held != setting.steps and not self._forgotten.get(name):
                 raise Violation(Promise.EXACTLY_ONCE, f"the ledger has {held} pushes of {name}")
         for place, block in enumerate(self.blocks):
-            all_rows = np.concatenate([self._before[block], rows])
+            all_rows = np.concatenate([self._earlier(block), rows])
             excused = self._excused.get(block, {})
             invariants.check_records(all_rows, setting.steps, names, excused, self._forgotten)
             if setting.slots:

@@ -138,7 +138,7 @@ class Simulation:
             bound=setting.bound,
             workers=setting.workers,
             build=self.build,
-            merge=setting.merge,
+            merge=setting.merging,
             lease_s=setting.lease_s,
             warm_steps=setting.warm_steps,
         )

@@ -1,38 +1,126 @@
-"""The child's side of a server in a process of its own; processes.py has the parent's side.
+"""The child's side of a server in a process of its own: `python -m ps.launch.child_main NAME`.
 
-The child reads its order from standard input, and writes to standard output where it listens, or
-why it does not. It ends when its parent asks it to or is gone, however the parent ended: the kernel
-closes the pipe of a parent that is killed.
+processes.py has the parent's side. The child reads its order from standard input, and writes to
+standard output where it listens, or why it does not. It ends when its parent asks it to or is gone,
+however the parent ended: the kernel closes the pipe of a parent that is killed. NAME only shows in
+lists of processes what the child is.
 """
 
 import os
+import sys
+import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 from ps.compatibility import build_id
-from ps.launch.child_protocol import Failed, Listening, receive, send
-from ps.transport.addresses import local_address
+from ps.launch.child_protocol import (
+    CoordinatorLaunch,
+    CopyLaunch,
+    Failed,
+    Launch,
+    Listening,
+    ShardLaunch,
+    receive,
+    send,
+)
+from ps.launch.launch_plan import place_of
+from ps.logs import send_to_parent
+from ps.replication.coordinator_server import CoordinatorServer
+from ps.replication.replica_server import ReplicaServer
+from ps.security.keys import load_or_create_keys
+from ps.server.server import ShardServer
+from ps.transport.addresses import local_address, public_endpoint
 from ps.transport.server_thread import ServerThread
+from ps.wal.autosave import Autosaves
+from ps.wal.writer import WriteAheadLog
 from shards.errors import BadInput, DownpourError
 
-Order = TypeVar("Order")
 
+def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
+    """Make the server that is ordered, not started yet, and its endpoint for others.
 
-def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThread, str]]) -> int:
-    """Read an order of `kind`, make its server with `make`, and serve; returns the exit status.
-
-    `make` takes the order and this machine's address. It returns a server that is not started yet,
-    and the endpoint by which others reach it.
+    `address` is this machine's.
     """
+    match order:
+        case ShardLaunch():
+            shard = make_shard(order)
+            return shard, public_endpoint(shard.endpoint, address)
+        case CopyLaunch():
+            copy = ReplicaServer(
+                order.spec,
+                order.boot,
+                order.coordinator,
+                order.bind,
+                order.admission,
+                plaintext=order.admission is None,
+                address=address,
+            )
+            return copy, copy.endpoint
+        case CoordinatorLaunch():
+            coordinator = CoordinatorServer(
+                order.job,
+                order.shards,
+                Path(order.record),
+                bind=order.bind,
+                silence_s=order.silence_s,
+                admission=order.admission,
+                plaintext=order.admission is None,
+            )
+            return coordinator, public_endpoint(coordinator.endpoint, address)
+
+
+def make_shard(order: ShardLaunch) -> ShardServer:
+    """Make a server for a shard of one copy; its boot number is the time in microseconds.
+
+    It recovers from its WAL or its last autosave, if it has either. A restarted shard proves its
+    identity by the same key as the process before it.
+    """
+    boot, place = time.time_ns() // 1000, place_of(order.device)
+    log = saves = keys = kept = None
+    if order.log_folder is not None:
+        kept = Path(order.log_folder)
+        log = WriteAheadLog(kept, order.durability)
+    elif order.saves is not None:
+        kept = Path(tempfile.gettempdir()) / order.saves
+        saves = Autosaves(kept, order.rollback_s)
+    if kept is not None and order.admission is not None:
+        keys = load_or_create_keys(kept)
+    return ShardServer(
+        order.spec,
+        boot,
+        order.bind,
+        order.transport,
+        place,
+        order.admission,
+        plaintext=order.admission is None,
+        keys=keys,
+        log=log,
+        saves=saves,
+    )
+
+
+def log_fields(order: Launch) -> dict[str, Any]:
+    """The job of an order, and its shard, for what its process logs."""
+    match order:
+        case CoordinatorLaunch(job=job):
+            return {"job": job}
+        case ShardLaunch(spec=spec) | CopyLaunch(spec=spec):
+            return {"job": spec.job, "shard": spec.shard}
+
+
+def main() -> int:
+    """Read the order, make its server, and serve; returns the exit status."""
     answers = os.dup(1)
     os.dup2(2, 1)  # Otherwise what a library prints would be read as an answer.
-    order = receive(0, kind)
+    order: Launch | None = receive(0, Launch)  # type: ignore[arg-type]  # a union of types
     if order is None:
         return 0
+    send_to_parent(**log_fields(order))
     try:
-        server, endpoint = make(order, local_address())
+        server, endpoint = make_server(order, local_address())
         with server:
             send(answers, Listening(endpoint, build_id(), server.empty))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
@@ -49,3 +137,7 @@ def run_server(kind: type[Order], make: Callable[[Order, str], tuple[ServerThrea
 def _end_with_parent(server: ServerThread) -> None:
     os.read(0, 1)  # returns with a byte, or at the end of the pipe
     server.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

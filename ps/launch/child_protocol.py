@@ -5,12 +5,12 @@ MessagePack, preceded by its length.
 """
 
 import os
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from ps.durability import Durability
-from ps.launch.launcher import ShardDevice
+from ps.launch.launch_plan import ShardDevice
 from ps.security.authorization import Admission
 from ps.transport.local_sockets import Transport
 from shards.spec import ShardSpec
@@ -20,7 +20,15 @@ T = TypeVar("T")
 _LENGTH_BYTES = 8
 
 
-class ShardLaunch(msgspec.Struct, frozen=True):
+class _OfShard(msgspec.Struct, frozen=True, tag=True):
+    spec: ShardSpec
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.spec.shard}"
+
+
+class ShardLaunch(_OfShard, frozen=True):
     """The order for a shard on a device that listens on the ZeroMQ address `bind`.
 
     `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
@@ -30,7 +38,6 @@ class ShardLaunch(msgspec.Struct, frozen=True):
     temporary files of the machine where it runs. An order holds no secret.
     """
 
-    spec: ShardSpec
     bind: str
     transport: Transport
     device: ShardDevice
@@ -47,7 +54,7 @@ class ShardLaunch(msgspec.Struct, frozen=True):
         return self.durability.keeps_log or self.saves is not None
 
 
-class CopyLaunch(msgspec.Struct, frozen=True):
+class CopyLaunch(_OfShard, frozen=True):
     """The order for a copy of a replicated shard, with the boot number `boot`.
 
     `admission` says which keys are admitted; None admits anybody. An order holds no secret: the
@@ -55,25 +62,29 @@ class CopyLaunch(msgspec.Struct, frozen=True):
     passes to the coordinator.
     """
 
-    spec: ShardSpec
     boot: int
     coordinator: str
     bind: str
     admission: Admission | None = None
 
 
-class CoordinatorLaunch(msgspec.Struct, frozen=True):
+class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
     """The order for the coordinator of a job, with the path of its `record` file.
 
     `admission` is as for a copy; the coordinator's own key is stored in the record.
     """
 
+    name: ClassVar[str] = "coordinator"
     job: str
     shards: int
     record: str
     bind: str
     silence_s: float
     admission: Admission | None = None
+
+
+Launch = ShardLaunch | CopyLaunch | CoordinatorLaunch
+"""An order; its `name` is that of the process in errors."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

@@ -4,7 +4,8 @@
         admin.install(weights)
         ...
 
-Each shard is a child process (shard_process.py) with pipes to its parent. The children are in
+Each shard, copy of a shard, and coordinator is a child process (child_main.py) with pipes to its
+parent. The children are in
 process groups of their own, so Ctrl-C in the terminal reaches only the parent, which may want to
 save what they hold first. They end with their parent, even if it is killed.
 """
@@ -16,26 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-
-import msgspec
 
 from ps import paths
 from ps.durability import Durability
-from ps.job_spec import make_cluster
-from ps.launch.child_protocol import Failed, Listening, ShardLaunch, receive, send
-from ps.launch.launcher import (
-    ShardDevice,
-    bind_address,
-    check_build,
-    check_place,
-    check_rollback,
-    keys_for,
+from ps.launch.child_protocol import (
+    CoordinatorLaunch,
+    CopyLaunch,
+    Failed,
+    Launch,
+    Listening,
+    receive,
+    send,
 )
-from ps.launch.restart import ExitReason
-from ps.launch.single_copies import SingleCopies, saves_of, serving
+from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.process_handle import ExitReason, ProcessHandle
+from ps.launch.replica_supervisor import ReplicatedShards, supervise
+from ps.launch.single_copies import SingleCopies, single_copies
+from ps.logs import LogRelay
+from ps.replication.coordinator_server import SILENCE_S
+from ps.replication.coordinator_store import RECORD
+from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.local_sockets import Transport, transport_named
 from shards import arguments
 from shards.errors import BadInput, GiveUp
@@ -45,19 +49,6 @@ _END_S = 10.0
 _FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
-class ProcessShards(SingleCopies["ChildProcess"]):
-    """The processes of one job, and the cluster they form."""
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Each shard's process id; it changes when the process is started again."""
-        return tuple(child.pid for child in self._present())
-
-    def delete_logs(self) -> None:
-        """Do nothing: the WALs are on this machine, in a folder that the caller owns."""
-
-
-@contextmanager
 def process_shards(
     specs: Sequence[ShardSpec],
     *,
@@ -69,7 +60,7 @@ def process_shards(
     durability: Durability | str = Durability.MEMORY,
     logs: str | Path | None = None,
     rollback_s: float = 0.0,
-) -> Iterator[ProcessShards]:
+) -> AbstractContextManager[SingleCopies]:
     """Start one process a spec; end them on leaving.
 
     Each shard listens on `host`; 0.0.0.0 is every address of this machine, and workers are then
@@ -89,59 +80,101 @@ def process_shards(
     some shards' WALs hold weights and others' none, or `rollback_s` does not apply, GiveUp with the
     cause when a shard does not start within a minute, WrongBuild when it runs other code.
     """
-    check_place(specs, host, port, secure)
-    durability = arguments.choice("durability", durability, Durability)
-    transport = transport_named(transport)
-    device = arguments.choice("device", device, ShardDevice)
-    root = None if logs is None else paths.path("logs", logs)
-    check_rollback(rollback_s, durability)
-    if durability is Durability.REPLICATED:
+    plan = LaunchPlan(
+        specs=specs,
+        host=host,
+        port=port,
+        transport=transport_named(transport),
+        device=arguments.choice("device", device, ShardDevice),
+        secure=secure,
+        durability=arguments.choice("durability", durability, Durability),
+        logs=None if logs is None else paths.path("logs", logs),
+        rollback_s=rollback_s,
+    )
+    if plan.durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
-    access, admission = keys_for(specs, host, secure)
-    common = transport, device, admission, durability
-    with saves_of(specs, rollback_s, here=True) as saves:
-        orders = [
-            ShardLaunch(
-                spec,
-                bind_address(host, port, spec.shard),
-                *common,
-                durability.folder_for(root, spec.shard),
-                saves=folder,
-                rollback_s=rollback_s,
-            )
-            for spec, folder in zip(specs, saves, strict=True)
-        ]
-        with serving(orders, _start) as (endpoints, children):
-            cluster = make_cluster(specs, endpoints, access)
-            yield ProcessShards(cluster, children, rolls_back=rollback_s > 0)
+    return start_single(plan)
 
 
-def _start(order: ShardLaunch, _former: "ChildProcess | None") -> "ChildProcess":
-    return ChildProcess(f"shard {order.spec.shard}", "ps.launch.shard_process", order)
+def replicated_shards(
+    specs: Sequence[ShardSpec],
+    *,
+    host: str = "127.0.0.1",
+    silence_s: float = SILENCE_S,
+    secure: bool | None = None,
+) -> AbstractContextManager[ReplicatedShards]:
+    """Start a coordinator and two processes a spec; end them on leaving.
+
+    Returns when each shard has a backup. All listen on free ports of `host`; where that is 0.0.0.0,
+    they are published under this machine's own address. Where other hosts can reach them, all links
+    use CURVE and admit only holders of `cluster.access`, unless `secure` says otherwise. A copy
+    counts as dead after `silence_s` of silence, or at once if its connection breaks.
+
+    Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
+    start within minutes, WrongBuild when it runs other code.
+    """
+    durability = Durability.REPLICATED
+    return start_replicated(
+        LaunchPlan(
+            specs=specs, host=host, silence_s=silence_s, secure=secure, durability=durability
+        )
+    )
 
 
-class ChildProcess:
-    """The parent's side of a child process; `name` identifies it in errors."""
+def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
+    """`process_shards` of a plan."""
+    return single_copies(plan, lambda order, _: ChildProcess(order), here=True)
 
-    deaths = 0  # a process dies once; RestartingProcess counts deaths
 
-    def __init__(self, name: str, module: str, order: msgspec.Struct) -> None:
-        """Start `module` (child_main.py) and send it its order. Raises GiveUp."""
-        self.name = name
-        self.empty = False
+@contextmanager
+def start_replicated(plan: LaunchPlan) -> Iterator[ReplicatedShards]:
+    """`replicated_shards` of a plan."""
+    with (
+        temporary_folder("record") as folder,
+        supervise(plan, _ThisMachine(), str(folder / RECORD)) as shards,
+    ):
+        yield shards
+
+
+class _ThisMachine:
+    """Starts copies as children of this process, all on this machine."""
+
+    def coordinator(self, order: CoordinatorLaunch) -> "ChildProcess":
+        return ChildProcess(order)
+
+    def copy(self, order: CopyLaunch, near: Collection[int]) -> "ChildProcess":
+        return ChildProcess(order)
+
+    def together(self, boot: int, other: int) -> bool:
+        return True
+
+    def elsewhere(self, boot: int) -> bool:
+        return False
+
+
+class ChildProcess(ProcessHandle):
+    """The parent's side of a child process (child_main.py)."""
+
+    def __init__(self, order: Launch) -> None:
+        """Start the process and send it its order. Raises GiveUp."""
+        self.name = order.name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         self._fate: ExitReason | None = None
+        self._relay = LogRelay(self.name)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                env=os.environ | {"PYTHONPATH": _import_path()},
+                [sys.executable, "-P", "-m", "ps.launch.child_main", self.name],
+                env=os.environ | {"PYTHONPATH": _import_path()} | self._relay.environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 process_group=0,
+                pass_fds=(self._relay.descriptor,),
             )
         except OSError as error:
             raise GiveUp(f"{self.name} did not start: {error.strerror}") from None
+        finally:
+            self._relay.begin()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
@@ -149,11 +182,6 @@ class ChildProcess:
             send(self._orders.fileno(), order)
 
     def endpoint(self, until: float) -> str:
-        """The endpoint of the child; waits until `until` on the monotonic clock.
-
-        Raises GiveUp or BadInput with the cause if it does not serve, WrongBuild if it runs other
-        code.
-        """
         left_s = max(0.0, until - time.monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
@@ -162,7 +190,7 @@ class ChildProcess:
         answer = self._receive()
         match answer:
             case Listening(endpoint, build, empty):
-                check_build(self.name, build)
+                self.check_build(build)
                 self.empty = empty
                 return endpoint
             case Failed(text, mendable=True):
@@ -182,12 +210,7 @@ class ChildProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def check(self) -> None:
-        if not self.alive:
-            raise GiveUp(f"{self.name} has {self.wait().text}")
-
     def wait(self) -> ExitReason:
-        """Wait until the process has ended; returns how."""
         self.process.wait()
         if self._fate is None:
             match self._receive():
@@ -204,12 +227,7 @@ class ChildProcess:
             self._orders.write(b".")
             self._orders.flush()
 
-    def end(self) -> None:
-        self.stop()
-        self.close()
-
     def stop(self) -> None:
-        """Wait until the process has ended; kill it if that takes too long."""
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -217,7 +235,7 @@ class ChildProcess:
             self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes to the process."""
+        self._relay.close()
         for pipe in (self._orders, self._answers, self._stderr):
             with suppress(BrokenPipeError):
                 pipe.close()

@@ -10,43 +10,44 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ps import logs
 from ps.compatibility import build_id
-from ps.launch import coordinator_process, copy_process, shard_process
-from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, ShardLaunch
-from ps.launch.launcher import check_build
-from ps.launch.restart import ExitReason, Stranded
+from ps.launch.child_main import log_fields, make_server
+from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, Launch, ShardLaunch
+from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from ps.server.server import ShardServer
-from ps.transport.server_thread import ServerThread
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
 _CALLS = 3  # concurrent: `lived` waits all the time, `stop` may wait, and one more must get through
 
-T = TypeVar("T")
-
 
 class _Serving:
     """A server loop in an actor; the constructor takes plain values only."""
 
-    def __init__(
-        self, order: bytes, kind: type[T], make: Callable[[T, str], tuple[ServerThread, str]]
-    ) -> None:
-        local = self._localized(msgspec.msgpack.decode(order, type=kind))
-        server, self._endpoint = make(local, ray.util.get_node_ip_address())
+    def __init__(self, order: bytes) -> None:
+        # The order holds public keys only: a secret key is made here and stays here.
+        settings: logs.LogSettings
+        launch: Launch
+        settings, launch = msgspec.msgpack.decode(order, type=tuple[logs.LogSettings, Launch])
+        logs.set_up(settings, **log_fields(launch))
+        server, self._endpoint = make_server(
+            self._localized(launch), ray.util.get_node_ip_address()
+        )
         self._empty = server.empty
         self._server = server.start()
 
-    def _localized(self, order: T) -> T:
+    def _localized(self, order: Launch) -> Launch:
         """The order with its paths resolved on this node."""
         return order
 
@@ -75,18 +76,14 @@ class ShardActor(_Serving):
 
     _log: Path | None
 
-    def __init__(self, order: bytes) -> None:
-        # The order holds public keys only: the shard's own secret key is made here and stays here.
-        super().__init__(order, ShardLaunch, shard_process.make)
-
-    def _localized(self, order: T) -> T:
+    def _localized(self, order: Launch) -> Launch:
         assert isinstance(order, ShardLaunch)
         self._log = None if order.log_folder is None else Path(order.log_folder)
         if self._log is not None and order.seen and not self._log.is_dir():
             raise BadInput(
-                f"shard {order.spec.shard} on node {ray.util.get_node_ip_address()}: expected the"
-                f" folder for its log, {self._log}, there; that is another machine: name a folder"
-                " that each node has to itself (--logs)"
+                f"{order.name} on node {ray.util.get_node_ip_address()}: expected the folder for"
+                f" its log, {self._log}, there; that is another machine: name a folder that each"
+                " node has to itself (--logs)"
             )
         return order
 
@@ -103,9 +100,6 @@ class ShardActor(_Serving):
 class CopyActor(_Serving):
     """A copy of a replicated shard."""
 
-    def __init__(self, order: bytes) -> None:
-        super().__init__(order, CopyLaunch, copy_process.make)
-
 
 class CoordinatorActor(_Serving):
     """The coordinator; its record is stored among this node's temporary files, at a relative path.
@@ -115,10 +109,7 @@ class CoordinatorActor(_Serving):
 
     _record: Path
 
-    def __init__(self, order: bytes) -> None:
-        super().__init__(order, CoordinatorLaunch, coordinator_process.make)
-
-    def _localized(self, order: T) -> T:
+    def _localized(self, order: Launch) -> Launch:
         assert isinstance(order, CoordinatorLaunch)
         self._record = Path(tempfile.gettempdir()) / order.record
         self._record.parent.mkdir(mode=0o700, exist_ok=True)
@@ -131,35 +122,29 @@ class CoordinatorActor(_Serving):
             shutil.rmtree(self._record.parent, ignore_errors=True)
 
 
-class Actor:
-    """The host's side of one actor; `name` identifies it in errors.
+_KINDS: Mapping[type[Launch], type[_Serving]] = {
+    ShardLaunch: ShardActor,
+    CopyLaunch: CopyActor,
+    CoordinatorLaunch: CoordinatorActor,
+}
 
-    If `forgets` is set, the actor deletes what it keeps on its node's disk when it is asked to end.
-    """
 
-    deaths = 0  # an actor dies once; RestartingProcess counts deaths
-    forgets = False
+class Actor(ProcessHandle):
+    """The launcher's side of one actor."""
 
     def __init__(
-        self,
-        name: str,
-        kind: type[_Serving],
-        order: msgspec.Struct,
-        *,
-        gpus: int = 0,
-        node: str | None = None,
-        elsewhere: bool = True,
+        self, order: Launch, *, gpus: int = 0, node: str | None = None, elsewhere: bool = True
     ) -> None:
         """Start an actor on the node with id `node`; if that is gone, `elsewhere` or not at all.
 
         Without a `node` Ray spreads the actors over all nodes.
         """
-        self.name = name
-        self.empty = False
+        self.name = order.name
+        self._forgets = False
         place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=elsewhere)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
-        actor_class = ray.remote(kind).options(scheduling_strategy=place, **options)
-        self._actor = actor_class.remote(msgspec.msgpack.encode(order))
+        actor_class = ray.remote(_KINDS[type(order)]).options(scheduling_strategy=place, **options)
+        self._actor = actor_class.remote(msgspec.msgpack.encode((logs.current(), order)))
         self._description = self._actor.describe.remote()
         self._lived = self._actor.lived.remote()
         self._stopped: Any = None
@@ -168,10 +153,6 @@ class Actor:
         self._bound = node is not None and not elsewhere
 
     def endpoint(self, until: float) -> str:
-        """The endpoint of the actor; waits until `until` on the monotonic clock.
-
-        Raises Stranded if the node on which it must run is gone.
-        """
         left_s = max(0.0, until - time.monotonic())
         try:
             endpoint, build, self._pid, self._node, self.empty = ray.get(
@@ -187,12 +168,11 @@ class Actor:
                 raise BadInput(_cause(error)) from None
             self._check_node()
             raise GiveUp(f"{self.name} did not start: {_cause(error)}") from None
-        check_build(self.name, build)
+        self.check_build(build)
         return str(endpoint)
 
     @property
     def pid(self) -> int | None:
-        """The process id on the actor's node; None until the actor has reported it."""
         self._learn()
         return self._pid
 
@@ -211,16 +191,9 @@ class Actor:
 
     @property
     def alive(self) -> bool:
-        """Whether the actor still runs, as far as Ray knows by now."""
         return not _ready(self._lived)
 
-    def check(self) -> None:
-        """Raise GiveUp with the exit reason if the actor has ended."""
-        if not self.alive:
-            raise GiveUp(f"{self.name} has {self.wait().text}")
-
     def wait(self) -> ExitReason:
-        """Wait until the actor has ended; returns how."""
         try:
             ray.get(self._lived)
         except RayActorError:
@@ -234,13 +207,9 @@ class Actor:
 
     def _ask_to_end(self, *, last: bool) -> None:
         if self._stopped is None:
-            self._stopped = self._actor.stop.remote(self.forgets, last)
-
-    def end(self) -> None:
-        self.stop()
+            self._stopped = self._actor.stop.remote(self._forgets, last)
 
     def stop(self) -> None:
-        """Wait until the actor has ended; kill it if that takes too long."""
         try:
             self._ask_to_end(last=False)  # no effect if `ask_to_end` came first, with last=True
             ray.get(self._stopped, timeout=_END_S)
@@ -251,6 +220,9 @@ class Actor:
     def close(self) -> None:
         """Kill the actor: one that Ray has lost contact with counts as dead, but may still run."""
         ray.kill(self._actor)
+
+    def delete_logs(self) -> None:
+        self._forgets = True
 
     def _check_node(self) -> None:
         """Raise Stranded if the actor had to run on a node that is gone."""

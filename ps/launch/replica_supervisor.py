@@ -2,12 +2,12 @@
 
 The supervisor, a thread, replaces processes that have died: the coordinator by one with the same
 record and port, a copy by an empty process, which catches up while training continues. Only the
-coordinator decides which copy serves; the supervisor merely offers processes. `ProcessFactory` and
-`ProcessHandle` define how a host starts and watches a process.
+coordinator decides which copy serves; the supervisor merely offers processes. `ProcessFactory`
+defines how a host starts a process.
 
 With CURVE, each process makes its own key, and reports the public half as part of its endpoint. So
 no process receives a secret, and the supervisor, as the operator, registers the copies' keys with
-the coordinator (copy_registry.py).
+the coordinator (coordinator_server.py).
 
 Both copies of a shard may have to start on one machine because the other machine joins later. Then
 an empty process is started there, and once it has reported that it serves, the backup is stopped
@@ -18,30 +18,24 @@ shards are moved apart one at a time.
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import msgspec
 import zmq
+from msgspec.structs import replace
 
-from ps.cluster import Access, Cluster
+from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
-from ps.launch.launcher import (
-    START_S,
-    bind_address,
-    bind_again,
-    check_place,
-    check_silence,
-    keys_for,
-)
-from ps.security.authorization import Admission
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again
+from ps.launch.process_handle import ProcessHandle
+from ps.launch.restart import RestartPolicy
+from ps.logs import logger
 from ps.security.keys import KeyPair, address_of
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
-from shards.spec import ShardSpec
 
 _LOOK_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
@@ -50,37 +44,6 @@ _SILENT_S = 5.0  # a running coordinator answers ten times a second
 _SPARE_S = 30.0  # how long a process may take to become a primary or backup
 _APART_S = 5.0  # between two checks whether copies on one machine can be separated
 _START_S = 3 * START_S  # for two processes a shard, and the coordinator
-
-
-class ProcessHandle(Protocol):
-    """One supervised process, as its host sees it."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process id on the machine where it runs; None until the process has reported it."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process still runs, as far as its host knows; returns at once."""
-        ...
-
-    def endpoint(self, until: float) -> str:
-        """The endpoint of the process; waits until `until` on the monotonic clock.
-
-        Raises the reason if the process does not serve.
-        """
-        ...
-
-    def check(self) -> None:
-        """Raise GiveUp with the exit reason if the process has ended; returns at once."""
-        ...
-
-    def ask_to_end(self) -> None: ...
-
-    def end(self) -> None:
-        """Wait until the process has ended; kill it if that takes too long."""
-        ...
 
 
 class ProcessFactory(Protocol):
@@ -103,98 +66,45 @@ class ProcessFactory(Protocol):
         ...
 
 
+@contextmanager
+def supervise(
+    plan: LaunchPlan, starts: ProcessFactory, record: str
+) -> Iterator["ReplicatedShards"]:
+    """Start a coordinator and two copies of each shard in `plan`; end them on leaving.
+
+    Returns when each shard has a backup. All listen on free ports of `plan.host`; where that is
+    0.0.0.0, each is published under its own machine's address. `record` is the path of the
+    coordinator's record on the machine where it runs. A copy counts as dead after `plan.silence_s`
+    of silence, or at once if its connection breaks.
+    Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
+    start within minutes, WrongBuild when it runs other code.
+    """
+    shards = ReplicatedShards(plan, starts, record)
+    try:
+        shards._begin()
+        yield shards
+    finally:
+        shards._stop()
+
+
 class ReplicatedShards:
-    """The processes of one job, and the cluster they form."""
+    """The processes of one job, and the cluster they form.
+
+    Missing processes are started from the caller's thread in `_begin`, then from a thread.
+    """
 
     restart_enabled = True
     """No effect when set: failing over to a backup loses no acknowledged push."""
 
-    def __init__(self, cluster: Cluster, supervisor: "_ReplicaSupervisor") -> None:
-        self.cluster = cluster
-        self._supervisor = supervisor
+    cluster: Cluster
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The ids of living processes by role: `coordinator`, `shard 0 primary`, `shard 0 backup`.
-
-        A process without a role yet is a `shard 0 spare`. The values are a moment old. In Ray each
-        id is that on the node where the process runs.
-        """
-        return self._supervisor.pids()
-
-    @property
-    def redundant(self) -> bool:
-        """Whether every shard could lose a copy now without losing an acknowledged push."""
-        return self._supervisor.redundant
-
-    @property
-    def degraded_reason(self) -> str:
-        """Why the job might not survive the next death, in words; empty if it would."""
-        return self._supervisor.degraded_reason
-
-    def check(self) -> None:
-        """Raise GiveUp naming a shard that has lost every up-to-date copy."""
-        self._supervisor.check()
-
-    def lost_updates(self) -> list[str]:
-        """Always empty: a death that the job survives costs no acknowledged push."""
-        return []
-
-    def delete_logs(self) -> None:
-        """Do nothing: replicated shards keep no logs."""
-
-
-@contextmanager
-def supervise(
-    specs: Sequence[ShardSpec],
-    starts: ProcessFactory,
-    *,
-    host: str,
-    silence_s: float,
-    record: str,
-    secure: bool | None = None,
-) -> Iterator[ReplicatedShards]:
-    """Start a coordinator and two copies a spec with `starts`; end them on leaving.
-
-    Returns when each shard has a backup. All listen on free ports of `host`; where that is 0.0.0.0,
-    each is published under its own machine's address. `record` is the path of the coordinator's
-    record on the machine where it runs. A copy counts as dead after `silence_s` of silence, or at
-    once if its connection breaks. Where other hosts can reach the processes, all links use CURVE
-    and admit only this job's processes, unless `secure` says otherwise.
-    Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
-    start within minutes, WrongBuild when it runs other code.
-    """
-    check_place(specs, host, secure=secure)
-    check_silence(silence_s, specs[0].lease_s)
-    supervisor = _ReplicaSupervisor(
-        specs, starts, host, silence_s, record, keys_for(specs, host, secure)
-    )
-    try:
-        cluster = supervisor.begin()
-        supervisor.start()
-        yield ReplicatedShards(cluster, supervisor)
-    finally:
-        supervisor.stop()
-
-
-class _ReplicaSupervisor:
-    """Starts missing processes: from the caller's thread in `begin`, then from its own thread."""
-
-    def __init__(
-        self,
-        specs: Sequence[ShardSpec],
-        starts: ProcessFactory,
-        host: str,
-        silence_s: float,
-        record: str,
-        keys: tuple[Access | None, Admission | None],
-    ) -> None:
-        self._specs = specs
+    def __init__(self, plan: LaunchPlan, starts: ProcessFactory, record: str) -> None:
+        self._specs = plan.specs
         self._starts = starts
-        self._host = host
-        self._access, self._admission = keys
+        self._bind = plan.bind(0)
+        self._access, self._admission = plan.issue_keys()
         self._order = CoordinatorLaunch(
-            specs[0].job, len(specs), record, bind_address(host, 0, 0), silence_s, self._admission
+            plan.specs[0].job, len(plan.specs), record, self._bind, plan.silence_s, self._admission
         )
         self._coordinator_at = ""
         self._keys: dict[int, str] = {}  # by boot number, of copies that have reported
@@ -204,8 +114,8 @@ class _ReplicaSupervisor:
         self._used: set[int] = set()
         self._moves: set[int] = set()  # backups being replaced by one on another machine
         self._apart_at = 0.0
-        self._began_at = 0.0
-        self._pause_s = _AGAIN_S  # between the starts of two coordinators
+        self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MOST_S)  # of the coordinator
+        self._began_at = self._restart_at = 0.0  # the coordinator; it may be started then
         self._heard_at = 0.0
         self._boot = 0
         self._seats: dict[int, PrimaryInfo] = {}
@@ -213,14 +123,22 @@ class _ReplicaSupervisor:
         self._lost_coordinator = "it runs, but is silent"
         self._ended = threading.Event()
         self._failure: BaseException | None = None
+        self._logger = logger(__name__, job=self._order.job)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._context = zmq.Context()
         self._resolver: PrimaryResolver | None = None
 
     # --- queries ----------------------------------------------------------------------------------
 
+    @property
     def pids(self) -> dict[str, int]:
-        lives = {} if self._coordinator is None else {"coordinator": self._coordinator}
+        """The ids of living processes by role: `coordinator`, `shard 0 primary`, `shard 0 backup`.
+
+        A process without a role yet is a `shard 0 spare`. The values are a moment old. In Ray each
+        id is that on the node where the process runs.
+        """
+        coordinator = self._coordinator  # the thread may replace it
+        lives = {} if coordinator is None else {"coordinator": coordinator}
         for boot, (shard, life) in list(self._copies.items()):
             if life.alive:
                 lives[f"shard {shard} {self._part(boot, shard)}"] = life
@@ -228,6 +146,7 @@ class _ReplicaSupervisor:
 
     @property
     def redundant(self) -> bool:
+        """Whether every shard could lose a copy now without losing an acknowledged push."""
         return all(
             shard in self._seats and len(self._living(self._seats[shard])) == 2
             for shard in range(len(self._specs))
@@ -235,6 +154,7 @@ class _ReplicaSupervisor:
 
     @property
     def degraded_reason(self) -> str:
+        """Why the job might not survive the next death, in words; empty if it would."""
         risks = []
         if time.monotonic() - self._heard_at > _SILENT_S:
             risks.append(f"no coordinator answers: {self._lost_coordinator}")
@@ -245,6 +165,7 @@ class _ReplicaSupervisor:
         return "; ".join(risks)
 
     def check(self) -> None:
+        """Raise GiveUp naming a shard that has lost every up-to-date copy."""
         if self._failure is not None:
             raise self._failure
         for shard, seat in list(self._seats.items()):
@@ -252,21 +173,27 @@ class _ReplicaSupervisor:
                 how = self._lost.get(shard, "its processes have died")
                 raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
 
+    def lost_updates(self) -> list[str]:
+        """Always empty: a death that the job survives costs no acknowledged push."""
+        return []
+
+    def delete_logs(self) -> None:
+        """Do nothing: replicated shards keep no logs."""
+
     # --- start and stop ---------------------------------------------------------------------------
 
-    def begin(self) -> Cluster:
+    def _begin(self) -> None:
         """Start all processes, and wait until each shard has a backup."""
         until = time.monotonic() + _START_S
         self._coordinator = self._starts.coordinator(self._order)
         self._coordinator_at = self._coordinator.endpoint(until)
-        again = bind_again(self._order.bind, self._coordinator_at)
-        self._order = msgspec.structs.replace(self._order, bind=again)
+        self._order = replace(self._order, bind=bind_again(self._bind, self._coordinator_at))
         for spec in (*self._specs, *self._specs):
             self._offer(spec.shard)
         for boot, (_, life) in list(self._copies.items()):
             self._keys[boot] = address_of(life.endpoint(until)).key
         cluster = make_cluster(self._specs, [""] * len(self._specs), self._access)
-        cluster = msgspec.structs.replace(cluster, coordinator=self._coordinator_at)
+        cluster = replace(cluster, coordinator=self._coordinator_at)
         own = None if self._access is None else KeyPair.of(self._access.operator)
         self._resolver = PrimaryResolver(cluster, self._context, own)
         while not self.redundant:
@@ -276,12 +203,10 @@ class _ReplicaSupervisor:
                 life.check()
             self._look()
         endpoints = tuple(self._seats[shard].endpoint for shard in range(len(self._specs)))
-        return msgspec.structs.replace(cluster, endpoints=endpoints)
-
-    def start(self) -> None:
+        self.cluster = replace(cluster, endpoints=endpoints)
         self._thread.start()
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -300,8 +225,9 @@ class _ReplicaSupervisor:
         try:
             while not self._ended.is_set():
                 self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+        except BaseException as error:  # whatever it is, `check` raises it
             self._failure = error
+            self._logger.exception("the shards' processes are no longer supervised")
 
     def _keep(self) -> None:
         self._keep_coordinator()
@@ -316,17 +242,23 @@ class _ReplicaSupervisor:
                 self._part_copies(seat)
 
     def _keep_coordinator(self) -> None:
-        """Restart a dead coordinator, with a growing pause while none of them answers."""
-        assert self._coordinator is not None
+        """Restart a dead coordinator, after a growing pause while none of them answers."""
+        now = time.monotonic()
+        if self._coordinator is None:
+            if now >= self._restart_at:
+                self._began_at = now
+                self._coordinator = self._starts.coordinator(self._order)
+            return
         try:
             self._coordinator.check()
         except GiveUp as error:
             self._lost_coordinator = str(error)
-            if time.monotonic() - self._began_at > self._pause_s:
-                self._began_at = time.monotonic()
-                self._pause_s = min(2 * self._pause_s, _AGAIN_MOST_S)
-                self._coordinator.end()
-                self._coordinator = self._starts.coordinator(self._order)
+            self._logger.warning("%s; restarting it", error)
+            served_s = self._heard_at - self._began_at
+            self._restarts.died(served_s if served_s > 0 else None)
+            self._restart_at = now + self._restarts.pause_s
+            self._coordinator.end()
+            self._coordinator = None
 
     def _look(self) -> None:
         """Receive the coordinator's decisions; takes up to `_LOOK_S`."""
@@ -338,13 +270,12 @@ class _ReplicaSupervisor:
         until = time.monotonic() + _LOOK_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
             if self._resolver.listen(left_s):
-                self._heard_at, self._pause_s = time.monotonic(), _AGAIN_S
+                self._heard_at = time.monotonic()
                 self._seats = dict(self._resolver.seats)
                 for seat in self._seats.values():
-                    self._used |= {
-                        seat.primary,
-                        seat.primary if seat.backup is None else seat.backup,
-                    }
+                    self._used |= (
+                        {seat.primary} if seat.backup is None else {seat.primary, seat.backup}
+                    )
 
     def _learn_keys(self) -> None:
         """Record the keys in the endpoints that processes have reported by now."""
@@ -365,6 +296,8 @@ class _ReplicaSupervisor:
             except GiveUp as error:
                 moves = boot in self._moves
                 self._lost[shard] = "the other goes to another machine" if moves else str(error)
+                # A copy also ends regularly, once it is replaced; `degraded_reason` is the warning.
+                logger(__name__, job=self._order.job, shard=shard).info("one copy ended: %s", error)
                 self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)
@@ -415,9 +348,8 @@ class _ReplicaSupervisor:
         """Start an empty process of this shard, for the coordinator to use."""
         self._boot = max(self._boot + 1, time.time_ns() // 1000)
         self._offered[shard] = self._boot, time.monotonic()
-        bind = bind_address(self._host, 0, 0)
         order = CopyLaunch(
-            self._specs[shard], self._boot, self._coordinator_at, bind, self._admission
+            self._specs[shard], self._boot, self._coordinator_at, self._bind, self._admission
         )
         self._copies[self._boot] = shard, self._starts.copy(order, self._colocated(shard))
 

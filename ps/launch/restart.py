@@ -10,7 +10,8 @@ pushes that were not acknowledged. There is no restart in three cases:
   and its workers may be unable to repeat them all (worker/job_shards.py).
 
 A process that never serves, or crashes as soon as it does, is given up after a few crashes in a
-row, each followed by a longer pause; the error names the last cause. What counts is how long the
+row, each followed by a longer pause (`RestartPolicy`, which replicated shards share); the error
+names the last cause. What counts is how long the
 process has served, not how long ago it was started: on a busy machine a start takes seconds. A
 process that served and was then killed from outside has not crashed: it is restarted however often
 and however soon that happens.
@@ -19,8 +20,10 @@ and however soon that happens.
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from math import inf
 
+from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
+from ps.logs import Logger
 from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
@@ -31,51 +34,19 @@ PAUSE_S = 0.1
 """Initial pause in seconds before a restart; it doubles with each consecutive crash."""
 
 
-class Stranded(GiveUp):
-    """The machine on which a process would have to restart is gone; retrying is useless."""
+class RestartPolicy:
+    """Counts the deaths of successive processes with one task, and their consecutive crashes.
 
+    It says how long to wait before the next start, and when to give up. Replicated shards are never
+    given up, because they serve without the missing process.
+    """
 
-class ExitReason(NamedTuple):
-    """How a process ended: `told` if it reported the reason itself, `killed` if from outside."""
-
-    text: str
-    told: bool
-    killed: bool = False
-
-
-class RestartableProcess(Protocol):
-    """One process of a shard, which can be replaced by another."""
-
-    name: str
-
-    def wait(self) -> ExitReason:
-        """Wait until the process has ended; returns how."""
-        ...
-
-    def endpoint(self, until: float) -> str:
-        """The endpoint of the process; waits until `until` on the monotonic clock.
-
-        Raises a DownpourError if this process does not serve, Stranded if no other could either.
-        """
-        ...
-
-    def ask_to_end(self) -> None: ...
-
-    def stop(self) -> None:
-        """Wait until the process has ended; kill it if that takes too long."""
-        ...
-
-    def close(self) -> None:
-        """Release the pipes or references to a process that has ended."""
-        ...
-
-
-class CrashLoop:
-    """Counts the deaths of a shard's processes, and its consecutive crashes."""
-
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float | None = None, longest_s: float = inf) -> None:
+        """`pause_s` (default: PAUSE_S) doubles with each crash in a row, up to `longest_s`."""
         self.all = 0
         self.quick = 0
+        self._first_s = PAUSE_S if pause_s is None else pause_s
+        self._longest_s = longest_s
 
     def died(self, served_s: float | None, *, killed: bool = False) -> None:
         """Count a death after `served_s` seconds of service; None if the process never served.
@@ -94,20 +65,27 @@ class CrashLoop:
     @property
     def pause_s(self) -> float:
         """Seconds to wait before the next start."""
-        return PAUSE_S * 2 ** (self.quick - 1) if self.quick else 0.0
+        if not self.quick:
+            return 0.0
+        return min(self._longest_s, self._first_s * 2.0 ** min(self.quick - 1, 60))
 
 
-C = TypeVar("C", bound=RestartableProcess)
-
-
-class RestartingProcess(Generic[C]):
+class RestartingProcess:
     """One shard that runs in a sequence of processes.
 
     `child` is the current process, or one that has just died until the next is started. While
     `restart_enabled` is off, a death is final.
     """
 
-    def __init__(self, child: C, restart: Callable[[], C], start_s: float) -> None:
+    def __init__(
+        self,
+        child: ProcessHandle,
+        restart: Callable[[], ProcessHandle],
+        start_s: float,
+        log: Logger,
+        *,
+        restart_enabled: bool = True,
+    ) -> None:
         """`child` serves already; `restart` starts the next process without waiting for it.
 
         Each later process has `start_s` seconds to serve.
@@ -115,16 +93,26 @@ class RestartingProcess(Generic[C]):
         self.child = child
         self._restart = restart
         self._start_s = start_s
+        self._logger = log
+        assert child.pid is not None, "it serves, so it has reported its process id"
+        self._pid = child.pid
         self._since = time.monotonic()
-        self._deaths = CrashLoop()
+        self._deaths = RestartPolicy()
         self._lock = threading.Lock()  # guards starting a process against `ask_to_end`
         self._ending = threading.Event()
-        self._followed = True
+        self._restart_enabled = restart_enabled
         self._failure: str | None = None
         self._losses: list[str] = []
         name = f"restarts-{child.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the current process, or of the one before until it has reported its."""
+        if (pid := self.child.pid) is not None:
+            self._pid = pid
+        return self._pid
 
     @property
     def deaths(self) -> int:
@@ -133,7 +121,7 @@ class RestartingProcess(Generic[C]):
 
     @property
     def restart_enabled(self) -> bool:
-        return self._followed
+        return self._restart_enabled
 
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
@@ -141,7 +129,7 @@ class RestartingProcess(Generic[C]):
         # by then may still serve: it has received nothing yet, and keeps what it receives until it
         # dies, which is final. Waiting for it here would delay the caller's other shards.
         with self._lock:
-            self._followed = whether
+            self._restart_enabled = whether
 
     def lost_updates(self) -> list[str]:
         """The deaths since the last call that were followed by a restart, in words."""
@@ -167,27 +155,22 @@ class RestartingProcess(Generic[C]):
 
     def _run(self) -> None:
         try:
-            self._keep()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+            while self._followed(self.child.wait()):
+                pass
+        except BaseException as error:  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {what}"
+            self._logger.exception("%s is not restarted", self.child.name)
 
-    def _keep(self) -> None:
-        name = self.child.name
-        while True:
-            fate = self.child.wait()
-            if self._ending.is_set():
-                return
-            if fate.told:
-                self._failure = f"{name} has {fate.text}"
-                return
-            self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
-            if not self._again(f"{name} has {fate.text}", fate.text):
-                return
-
-    def _again(self, died: str, how: str) -> bool:
+    def _followed(self, fate: ExitReason) -> bool:
         """Restart until a process serves; False if the shard is to end, or is given up."""
-        first = True
+        if self._ending.is_set():
+            return False
+        first, how, died = True, fate.text, f"{self.child.name} has {fate.text}"
+        if fate.told:
+            self._failure = died
+            return False
+        self._deaths.died(time.monotonic() - self._since, killed=fate.killed)
         while not self._deaths.too_many:
             if self._ending.wait(self._deaths.pause_s):
                 return False
@@ -198,6 +181,7 @@ class RestartingProcess(Generic[C]):
                 return False
             except DownpourError as error:
                 how, first = str(error), False
+                self._logger.warning("%s; trying again", how)
                 self.child.stop()  # while it reads the WAL, it holds the lock of the folder
                 self._deaths.died(None)
         self._failure = (
@@ -211,13 +195,15 @@ class RestartingProcess(Generic[C]):
         with self._lock:
             if self._ending.is_set():
                 return False
-            if not self._followed:
+            if not self._restart_enabled:
                 self._failure = died
                 return False
             if first:  # once for all attempts, and before a worker can notice
                 self._losses.append(died)
+                self._logger.warning("%s; restarting it", died)
             former, self.child = self.child, self._restart()
         former.close()
         self.child.endpoint(time.monotonic() + self._start_s)
         self._since = time.monotonic()
+        self._logger.info("%s serves again", self.child.name)
         return True

@@ -9,60 +9,52 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from ps.cluster import Cluster
-from ps.launch import restart
+from ps.job_spec import make_cluster
 from ps.launch.child_protocol import ShardLaunch
-from ps.launch.launcher import START_S, bind_again, recovery_s
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s
+from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
+from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
+from ps.snapshots.log_storage import LogFolder
 from ps.wal.autosave import forget_saves
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 
 _NAMED = 8  # most shards named in one error
 
-
-class SingleCopyProcess(restart.RestartableProcess, Protocol):
-    """A shard's process or actor, which can be checked and ended for good."""
-
-    deaths: int
-    """Always 0: a process dies once, and `RestartingProcess` counts the deaths of all."""
-
-    empty: bool
-    """Whether the shard started without weights; known once it listens."""
-
-    def check(self) -> None:
-        """Raise GiveUp with the exit reason if the process has ended."""
-        ...
-
-    def end(self) -> None:
-        """Wait until the process has ended; kill it if that takes too long."""
-        ...
+Start = Callable[[ShardLaunch, ProcessHandle | None], ProcessHandle]
+"""Starts a shard without waiting for it: for the first time, or to replace one that has died."""
 
 
-C = TypeVar("C", bound=SingleCopyProcess)
+class SingleCopies:
+    """The shards of one job, one process each, and the cluster they form.
 
-
-class SingleCopies(Generic[C]):
-    """The shards of one job, one child each, and the cluster they form.
-
-    While `restart_enabled` is off, a shard that `rolls_back` is not restarted: its death is final.
+    While `restart_enabled` is off, a shard that rolls back to an autosave is not restarted: its
+    death is final.
     """
 
     degraded_reason = ""  # there are no second copies to miss
 
     def __init__(
-        self, cluster: Cluster, children: Sequence[C | RestartingProcess[C]], *, rolls_back: bool
+        self, cluster: Cluster, shards: Sequence[RestartingProcess], plan: LaunchPlan
     ) -> None:
-        """`rolls_back`: a shard is restarted from its last autosave, not from its WAL."""
         self.cluster = cluster
-        self._children = children
-        self._rolls_back = rolls_back
+        self._shards = shards
+        self._plan = plan
         self._restart_enabled = True
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Each shard's process id; it changes when the process is started again.
+
+        In Ray it is that on the shard's node, and changes once the new actor has reported it.
+        """
+        return tuple(shard.pid for shard in self._shards)
 
     @property
     def restart_enabled(self) -> bool:
@@ -71,50 +63,78 @@ class SingleCopies(Generic[C]):
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
         self._restart_enabled = whether
-        for child in self._kept() if self._rolls_back else ():
-            child.restart_enabled = whether
+        if self._plan.rollback_s:
+            for shard in self._shards:
+                shard.restart_enabled = whether
 
     def lost_updates(self) -> list[str]:
         """The updates that deaths have cost since the last call, in words; empty with WALs."""
         return [
             f"{died}; restarted from its last autosave; updates since then are lost"
-            for child in (self._kept() if self._rolls_back else ())
-            for died in child.lost_updates()
+            for shard in (self._shards if self._plan.rollback_s else ())
+            for died in shard.lost_updates()
         ]
 
     @property
     def deaths(self) -> int:
-        """How many restartable processes have died, while serving or starting."""
-        return sum(child.deaths for child in self._children)
+        """How many processes have died, while serving or starting."""
+        return sum(shard.deaths for shard in self._shards)
 
     def check(self) -> None:
         """Raise GiveUp naming a shard that has died for good, or whose loop has failed, and how."""
-        for child in self._children:
-            child.check()
+        for shard in self._shards:
+            shard.check()
 
-    def _kept(self) -> list[RestartingProcess[C]]:
-        return [one for one in self._children if isinstance(one, RestartingProcess)]
+    def delete_logs(self) -> None:
+        """Delete the WALs in the nodes' own folders when the shards end; the caller owns others."""
+        if self._plan.logs_apart:
+            for shard in self._shards:
+                shard.child.delete_logs()
 
-    def _present(self) -> list[C]:
-        return [one.child if isinstance(one, RestartingProcess) else one for one in self._children]
 
+@contextmanager
+def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[SingleCopies]:
+    """Start the shards of `plan` with `start`; end them on leaving.
 
-Start = Callable[[ShardLaunch, C | None], C]
-"""Starts a shard without waiting for it: for the first time, or to replace one that has died."""
+    `here`: they all run on this machine. Raises what a process's `endpoint` raises if it does not
+    serve, and BadInput if some shards have found weights in their WALs and others have not.
+    """
+    access, admission = plan.issue_keys()
+    folders = [plan.durability.folder_for(plan.logs, spec.shard) for spec in plan.specs]
+    seen = plan.durability.keeps_log and not plan.logs_apart
+    for folder in folders:
+        if folder is not None and seen:
+            LogFolder(Path(folder)).make()
+    with _saves_of(plan.specs, plan.rollback_s, here=here) as saves:
+        orders = [
+            ShardLaunch(
+                spec,
+                plan.bind(spec.shard),
+                plan.transport,
+                plan.device,
+                admission,
+                plan.durability,
+                folder,
+                seen,
+                saved,
+                plan.rollback_s,
+            )
+            for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
+        ]
+        with serving(orders, start) as (endpoints, shards):
+            yield SingleCopies(make_cluster(plan.specs, endpoints, access), shards, plan)
 
 
 @contextmanager
 def serving(
-    orders: Sequence[ShardLaunch], start: Start[C]
-) -> Iterator[tuple[list[str], Sequence[C | RestartingProcess[C]]]]:
-    """Run one child an order while the context lasts; yields each endpoint, and the children.
+    orders: Sequence[ShardLaunch], start: Start
+) -> Iterator[tuple[list[str], Sequence[RestartingProcess]]]:
+    """Run one process an order while the context lasts; yields the endpoints, and the processes.
 
-    A child whose order `restarts` is restarted on the same endpoint when it dies (restart.py).
-    Raises what a child's `endpoint` raises if it does not serve, and BadInput if some shards have
-    found weights in their WALs and others have not.
+    A process whose order `restarts` is restarted on the same endpoint when it dies (restart.py).
     """
-    children: list[C] = []
-    kept: list[RestartingProcess[C]] = []
+    children: list[ProcessHandle] = []
+    shards: list[RestartingProcess] = []
     try:
         for order in orders:
             # One at a time, so that `finally` ends the earlier ones if the next does not start.
@@ -122,22 +142,29 @@ def serving(
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
         _check_all_or_none(orders, children)
-        if all(order.restarts for order in orders):
-            kept += [
-                _kept(child, order, endpoint, start)
-                for child, order, endpoint in zip(children, orders, endpoints, strict=True)
-            ]
-        yield endpoints, kept or children
+        shards += map(_restarting, orders, children, endpoints, [start] * len(orders))
+        yield endpoints, shards
     finally:
-        for one in kept or children:
+        for one in shards or children:
             one.ask_to_end()
-        for one in kept or children:
+        for one in shards or children:
             one.end()
 
 
-def _check_all_or_none(
-    orders: Sequence[ShardLaunch], children: Sequence[SingleCopyProcess]
-) -> None:
+def _restarting(
+    order: ShardLaunch, child: ProcessHandle, endpoint: str, start: Start
+) -> RestartingProcess:
+    again = replace(order, bind=bind_again(order.bind, endpoint))
+    spec = order.spec
+    values = sum(map(len, spec.map.ranges[spec.shard]))
+    start_s = recovery_s(values, spec.rule)
+    log = logger(__name__, job=spec.job, shard=spec.shard)
+    return RestartingProcess(
+        child, lambda: start(again, child), start_s, log, restart_enabled=order.restarts
+    )
+
+
+def _check_all_or_none(orders: Sequence[ShardLaunch], children: Sequence[ProcessHandle]) -> None:
     """Raise BadInput if some shards have recovered weights and others have none.
 
     Clients of such a job would wait for ever, or continue with a part of the acknowledged pushes.
@@ -159,7 +186,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def saves_of(
+def _saves_of(
     specs: Sequence[ShardSpec], rollback_s: float, *, here: bool = False
 ) -> Iterator[list[str | None]]:
     """Each shard's folder of autosaves, or None if it makes none; removed on leaving.
@@ -178,10 +205,3 @@ def saves_of(
         finally:
             for folder in folders:
                 forget_saves(Path(tempfile.gettempdir()) / folder)
-
-
-def _kept(child: C, order: ShardLaunch, endpoint: str, start: Start[C]) -> RestartingProcess[C]:
-    again = replace(order, bind=bind_again(order.bind, endpoint))
-    spec = order.spec
-    values = sum(map(len, spec.map.ranges[spec.shard]))
-    return RestartingProcess(child, lambda: start(again, child), recovery_s(values, spec.rule))

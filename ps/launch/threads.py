@@ -1,6 +1,7 @@
 """Runs shards in threads of this process, for experiments, notebooks and tests.
 
-The shard and the server loop are the same as on a cluster; Ray is not needed.
+The shard and the server loop are the same as on a cluster; Ray is not needed. Nothing supervises
+these shards: they cannot die without this process, and a failure of one is raised on leaving.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ps.admin_client import AdminClient
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, check_place, keys_for, place_of
+from ps.launch.launch_plan import LaunchPlan, ShardDevice, place_of
 from ps.server.server import ShardServer
 from ps.transport.local_sockets import Transport, transport_named
 from shards import arguments
@@ -34,13 +35,13 @@ def local_shards(
     offered `transport` as well as TCP (local_sockets.py). `device` holds the weights. `secure`
     makes TCP use CURVE, as it does beyond loopback.
     """
-    check_place(specs, "127.0.0.1", secure=secure)
+    plan = LaunchPlan(specs=specs, secure=secure)
     offered = transport_named(transport)
     if weights is not None:
         table = specs[0].table
         weights = arguments.array(f"weights of table {table.name}", weights, table.size)
     place = place_of(arguments.choice("device", device, ShardDevice))
-    access, admission = keys_for(specs, "127.0.0.1", secure)
+    access, admission = plan.issue_keys()
     with ExitStack() as stack:
         servers = [
             stack.enter_context(

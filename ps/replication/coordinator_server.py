@@ -9,15 +9,16 @@ at once, until it has not asked for a while.
 import contextlib
 import hmac
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ps.logs import logger
 from ps.replication.coordinator import Coordinator, Decision
 from ps.replication.coordinator_store import CoordinatorStore
-from ps.replication.copy_registry import CopyRegistry
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
@@ -27,6 +28,7 @@ from ps.transport.addresses import is_private
 from ps.transport.connection_limits import LOOK_S, Accepted
 from ps.transport.coordinator_messages import (
     AdmitCopies,
+    Asked,
     AssignmentNotice,
     Heartbeat,
     LocatePrimaries,
@@ -95,7 +97,7 @@ class CoordinatorServer(ServerThread):
     ) -> None:
         """Raises BadInput when the address is taken, or the record is not this job's.
 
-        With `admission` it admits the keys in its registry (copy_registry.py), and `endpoint` pins
+        With `admission` it admits the keys in its registry, and `endpoint` pins
         its own key. An address that other hosts can reach needs `admission`, or `plaintext` to do
         without.
         """
@@ -140,7 +142,7 @@ class CoordinatorServer(ServerThread):
             )
         if self._own is not None:
             self.endpoint = pinned(self.endpoint, self._own.public)
-        super().__init__("coordinator", context)
+        super().__init__("coordinator", context, logger(__name__, job=job))
         self._period_s = silence_s / _TICKS_A_SILENCE
         self._poller = zmq.Poller()
         self._reports: dict[int, tuple[bytes, Heartbeat]] = {}
@@ -277,3 +279,44 @@ class CoordinatorServer(ServerThread):
             self._unwatch(boot)
             if watch.taken_up:
                 self._carry_out(self._coordinator.report_death(boot, time.monotonic()))
+
+
+class CopyRegistry:
+    """Decides which keys a coordinator admits, and what each may send. Pure.
+
+    Apart from the operator's key and the invitation, which shards know too (authorization.py),
+    there are the copies' keys. A copy makes its key pair when it starts, and reports an endpoint
+    with the public half to the process that started it. So no secret is sent to a copy or by it,
+    however it was started. The operator then registers that key under the copy's boot number.
+
+    - The operator's key may ask for the primaries, and register copies.
+    - The invitation's key may ask for the primaries: a worker shows the job's token.
+    - A copy's key may send beats as that copy, with addresses that pin the same key. So no copy can
+      speak for another, or lead clients or its peer to another process.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._operator = admission.operator
+        self._invitation = admission.invitation.key
+        self._copies: dict[int, str] = {}
+
+    def admits(self, key: str) -> bool:
+        """Whether to admit a connection that has proved to hold `key`."""
+        return key in (self._operator, self._invitation) or key in self._copies.values()
+
+    def enter(self, copies: Mapping[int, str]) -> None:
+        """Register the keys of copies, by boot number."""
+        self._copies |= copies
+
+    def check(self, key: str, message: Asked) -> None:
+        """Raise BadMessage unless the holder of `key` may send this message."""
+        match message:
+            case LocatePrimaries():
+                good = key in (self._operator, self._invitation)
+            case AdmitCopies():
+                good = key == self._operator
+            case Heartbeat():
+                pinned = {address_of(message.endpoint).key, address_of(message.peer).key}
+                good = bool(key) and self._copies.get(message.beat.boot) == key and pinned == {key}
+        if not good:
+            raise BadMessage(f"coordinator: {type(message).__name__.lower()} by a wrong key")

@@ -9,6 +9,7 @@ import time
 
 import zmq
 
+from ps.logs import logger
 from ps.replication.heartbeat import HeartbeatSender
 from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
@@ -66,7 +67,7 @@ class ReplicaServer(ServerThread):
         floats = sum(map(len, spec.map.ranges[spec.shard]))
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
-        super().__init__(f"copy-{boot}", context)
+        super().__init__(f"copy-{boot}", context, logger(__name__, job=spec.job, shard=spec.shard))
         self.endpoint = public_endpoint(self._shard_endpoint.endpoint, address)
         first = Beat(spec.shard, boot, 0)
         peer = public_endpoint(self._peers.endpoint, address)

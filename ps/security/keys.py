@@ -8,19 +8,27 @@ keeps the secret half, and publishes the public half. A server's public half is 
 
 so a client that knows where a shard is also knows which key to expect there, and cannot reach it in
 plain text by accident. Keys are written as 64 hexadecimal digits.
+
+Workers know a shard by the key in its endpoint, so a restartable shard stores its pair next to its
+WAL or autosaves. The first process makes the pair on the machine where it runs, and the secret half
+never leaves that machine. The file is readable by its user only. It holds both halves, so that a
+damaged file is not mistaken for another key.
 """
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import zmq
 from zmq.utils import z85
 
+from ps.snapshots.secure_files import check_private, replace_private
 from shards.errors import BadInput
 
 _PINNED = re.compile(r"curve://([0-9a-f]{64})@(.+)")
 ZAP_DOMAIN = b"downpour"
+_NAME, _WHAT = "key", "shard's key"
 
 
 class KeyPair(msgspec.Struct, frozen=True):
@@ -88,3 +96,31 @@ def key_bytes(digits: str) -> bytes:
 
 def _digits(key: bytes) -> str:
     return z85.decode(key).hex()
+
+
+def load_or_create_keys(folder: Path) -> KeyPair:
+    """The key pair in a shard's `folder`, created if missing; the caller holds the folder's lock.
+
+    Raises BadInput naming the file if others may read it, or if it holds no key.
+    """
+    path = folder / _NAME
+    try:
+        if path.exists():
+            check_private(path, _WHAT)
+            return _read_keys(path)
+        keys = KeyPair.new()
+        replace_private(path, f"{keys.secret} {keys.public}".encode())
+    except OSError as error:
+        raise BadInput(f"{_WHAT}: {path}: {error.strerror}") from None
+    return keys
+
+
+def _read_keys(path: Path) -> KeyPair:
+    secret, _, public = path.read_text(errors="replace").partition(" ")
+    try:
+        keys = KeyPair.of(secret)
+        if keys.public != public:
+            raise BadInput("key: expected two halves of one pair, got others: it is damaged")
+        return keys
+    except BadInput as error:
+        raise BadInput(f"{_WHAT}: {path}: {str(error).removeprefix('key: ')}") from None

@@ -12,7 +12,7 @@ from secrets import token_bytes
 import zmq
 
 from ps.security.authorization import Admission
-from ps.security.enrolment_store import EnrolmentStore
+from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.sockets import ShardSockets
 from ps.shared_memory.shard_side import ShardSide

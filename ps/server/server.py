@@ -5,8 +5,9 @@ import time
 import zmq
 
 from cupy_kernels.backends import HOST, Backend
+from ps.logs import logger
 from ps.security.authorization import Admission
-from ps.security.enrolment_store import EnrolmentStore
+from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.endpoint import ShardEndpoint
 from ps.transport.connection_limits import LOOK_S
@@ -67,7 +68,9 @@ class ShardServer(ServerThread):
             store=EnrolmentStore(kept.where, needed=log is not None) if kept is not None else None,
         )
         drop_with(self, context, self._shard_endpoint.owned)
-        super().__init__(f"shard-{spec.shard}", context)
+        super().__init__(
+            f"shard-{spec.shard}", context, logger(__name__, job=spec.job, shard=spec.shard)
+        )
         self.endpoint = self._shard_endpoint.endpoint
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
         spec.prepare(place)

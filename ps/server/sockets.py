@@ -14,7 +14,7 @@ import zmq
 
 from ps.security import enrolment
 from ps.security.authorization import Admission, KeyRegistry
-from ps.security.enrolment_store import EnrolmentStore
+from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.transport import multipart

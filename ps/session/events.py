@@ -52,7 +52,8 @@ class Pulled(msgspec.Struct, frozen=True):
 class Pushed(msgspec.Struct, frozen=True):
     """Push `seq` is applied on every shard, as the last update of its part's version in `versions`.
 
-    `staleness` is the largest that any shard measured.
+    `staleness` is the largest that any shard measured, `scale` the smallest factor that any put on
+    its rate. `dropped` shards had applied its round without it.
     """
 
     request: int
@@ -61,6 +62,8 @@ class Pushed(msgspec.Struct, frozen=True):
     duplicates: int
     rtt_s: float
     versions: tuple[int, ...]
+    scale: float = 1.0
+    dropped: int = 0
 
 
 class Departed(msgspec.Struct, frozen=True):

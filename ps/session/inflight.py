@@ -123,6 +123,8 @@ def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
         sum([ack.duplicate for ack in acks]),
         took_s,
         tuple([ack.version for ack in acks]),
+        min([ack.scale for ack in acks]),
+        sum([ack.dropped for ack in acks]),
     )
 
 

@@ -2,7 +2,7 @@
 
 A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
 (error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
-per shard (pulled_view.py).
+per shard: the other end of shards/delta_pulls.py.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,56 @@ from numpy.typing import NDArray
 from ps.session.compression import Compression
 from ps.session.error_feedback import ErrorFeedback
 from ps.session.events import Frames
-from ps.session.pulled_view import PulledView, advanced
-from shards import payloads, zstd_frames
+from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
 from shards.messages import Kind, Weights
 from shards.tables import DenseTable, ShardMap
 from shards.wire_format import Buffer
+
+
+class PulledView(msgspec.Struct, frozen=True):
+    """View `number` of the shard's life `boot`; its weights are those of `version`, or close to
+    them.
+
+    Its `parts` are plain floats, one array per key range. They are never changed, because the
+    caller may still read earlier answers.
+    """
+
+    boot: int
+    number: int
+    version: int
+    parts: tuple[NDArray[np.float32], ...]
+
+    @property
+    def frames(self) -> list[Buffer]:
+        """The floats as the frames of a plain answer."""
+        return [part.view(np.uint8).data for part in self.parts]
+
+
+def advanced(
+    view: PulledView | None, reply: Weights, changes: Sequence[NDArray[np.uint8]]
+) -> PulledView | None:
+    """The view after an answer with checked `changes`; None if the answer cannot be applied.
+
+    An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
+    to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
+    was lost. Nor can a change to a view of another life: its numbers have no meaning here. Lives
+    are only compared for equality: a copy that takes over may have the lower boot number.
+    """
+    if view is not None and view.boot != reply.boot:
+        view = None
+    if view is not None and view.number > reply.number:
+        return view
+    if reply.base == 0:
+        # Copied, because the frames are the network's memory and the view outlives them.
+        whole = tuple(np.frombuffer(payload, np.float32).copy() for payload in changes)
+        return PulledView(reply.boot, reply.number, reply.version, whole)
+    if view is None or reply.base != view.number:
+        return None
+    parts = tuple(np.empty_like(part) for part in view.parts)
+    for payload, part, out in zip(changes, view.parts, parts, strict=True):
+        delta_pulls.add(reply.kind, payload, part, out)
+    return PulledView(reply.boot, reply.number, reply.version, parts)
 
 
 class PayloadEncoder:

@@ -44,7 +44,7 @@ class SharedFrames(_Note, frozen=True, tag="carried"):
     """`mine` and `yours` are the random numbers in the sender's and the receiver's segment.
 
     `referred`: the frames are references. Loans up to `seen` that are not in `held` are returned
-    (loans.py).
+    (references.py).
     """
 
     mine: Name

@@ -11,9 +11,16 @@ Two rules keep a reader from seeing memory that is being overwritten:
 - *A gradient* is in the worker's segment, and the worker's session keeps it until every shard has
   acknowledged it. A copy of the push that arrives later is a duplicate by its number, and the
   shard does not read its frames. (References of an earlier generation are dropped.)
-- *A version* is in the shard's segment and is lent (loans.py). It is recycled when the worker has
-  returned it, or has died, as the lock on its segment proves (shm_files.py). A worker that is
-  suspended, or slow, keeps what it holds. If it holds too much, its next pull uses the socket.
+- *A version* is in the shard's segment and is lent. It is recycled when the worker has returned
+  it, or has died, as the lock on its segment proves (shm_files.py). A worker that is suspended, or
+  slow, keeps what it holds. If it holds too much, its next pull uses the socket.
+
+The lender numbers its loans to one borrower from 1, and keeps a reference to the lent memory so
+that it is not recycled meanwhile (shards/versions.py). With its next message the borrower reports
+the highest number that it has seen, and the loans that it still holds. All other loans up to that
+number are thereby returned, also those of lost messages, so no message has to arrive exactly once.
+If a later message overtakes an earlier one, the earlier loan is returned already. The borrower must
+then not read that memory; it repeats the request as for any lost message.
 
 The proof: each side writes a random number into its own segment and reads the other's. A worker's
 Hello offers its segment; the shard's Welcome returns the number found there, and names its own.
@@ -24,12 +31,13 @@ stranger without the job's id learns nothing, and cannot make the shard open a f
 This file holds what both sides share; the rest is in worker_side.py and shard_side.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from ps.shared_memory.segment import Reference, ShmSegment, Window
+from shards.errors import BadMessage
 from shards.messages import Message
 from shards.wire_format import Buffer, Frames
 
@@ -92,3 +100,63 @@ def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts
 
 def let_go(_: object) -> None:
     """Do nothing: as a finalizer, it drops its argument when the view is gone."""
+
+
+class Loans:
+    """The lender's side: what one borrower holds, at most `limit` loans at a time."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self._lent: dict[int, object] = {}
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def lend(self, thing: object) -> int | None:
+        """Keep `thing` until it is returned; returns the loan's number, or None at the limit."""
+        if len(self._lent) >= self.limit:
+            return None
+        self.count += 1
+        self._lent[self.count] = thing
+        return self.count
+
+    @property
+    def lent(self) -> list[int]:
+        """The numbers of the loans that are not returned."""
+        return list(self._lent)
+
+    def withdraw(self, loan: int) -> None:
+        """Cancel a loan that was never sent."""
+        self._lent.pop(loan, None)
+
+    def settle(self, seen: int, held: Collection[int]) -> None:
+        """Return all loans up to `seen` except those in `held`; raises BadMessage if impossible."""
+        if seen > self.count:
+            raise BadMessage(f"loans: {seen} seen, but only {self.count} were made")
+        for loan in [loan for loan in self._lent if loan <= seen and loan not in held]:
+            del self._lent[loan]
+
+
+class Borrowed:
+    """The borrower's side: what it holds of one lender."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._held: set[int] = set()
+
+    def borrow(self, loan: int) -> bool:
+        """Record a loan; returns whether it may be used: not if a later one came first."""
+        if loan <= self.seen:
+            return False
+        self.seen = loan
+        self._held.add(loan)
+        return True
+
+    def give_back(self, loan: int) -> None:
+        """Record that nothing refers to a loan any more; may be called from any thread."""
+        self._held.discard(loan)
+
+    @property
+    def held(self) -> list[int]:
+        return sorted(self._held.copy())

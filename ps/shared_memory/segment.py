@@ -13,8 +13,16 @@ the loans (versions) know what is still being read.
 The header holds a random number. A process that knows the number sees this very segment, unlike a
 container with a /dev/shm of its own. The two sides are processes of one user, so they need no
 protection from each other; strangers can neither open the file nor name a place outside a slot.
+
+Several shards' versions are mapped as one contiguous array, without a copy. Each shard writes its
+part of the weights into a segment of its own. A worker that wants them in one piece reserves
+addresses for the whole, and maps the slot of each part at its place there. Mapping works on whole
+pages, so every part but the last must be a multiple of a page, as the cuts of a large table are
+(shards/tables.py). Slots are few and are reused, so the mapping of a combination of slots is
+cached.
 """
 
+import ctypes
 import mmap
 import os
 import secrets
@@ -22,6 +30,7 @@ import stat
 import struct
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +38,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.shared_memory import shm_files
-from ps.shared_memory.contiguous_mapping import PAGE, MappedPiece
 from shards.errors import BadMessage
 from shards.versions import Buffers, heap_allocator
 
@@ -39,6 +47,9 @@ _GENERATIONS = 64  # the offset of the generations in the header
 _REFERENCE = struct.Struct("<QQQQ")
 REFERENCE_BYTES = _REFERENCE.size
 MAX_SLOTS = 256
+PAGE = mmap.PAGESIZE
+_MAP_FIXED = 0x10  # on every Linux
+_MOST = 64  # cached combinations; each takes addresses for the whole table, but no memory
 
 
 class Reference(NamedTuple):
@@ -228,7 +239,7 @@ class Window:
             return None
         return np.frombuffer(self._memory, np.uint8, length, PAGE + slot * self.stride + offset)
 
-    def tile(self, frame: NDArray[np.uint8]) -> MappedPiece | None:
+    def tile(self, frame: NDArray[np.uint8]) -> "MappedPiece | None":
         """The piece of the file that holds `frame`, for a contiguous mapping.
 
         None if it does not start at the beginning of a slot.
@@ -261,3 +272,71 @@ def _generations(memory: mmap.mmap, slots: int) -> memoryview:
 
 def _address(array: NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+class MappedPiece(NamedTuple):
+    """`length` bytes at `offset` of the file `name`, which is open as `descriptor`."""
+
+    name: str
+    descriptor: int
+    offset: int
+    length: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.name, self.offset, self.length
+
+
+class ContiguousMapping:
+    """A cache of contiguous read-only mappings, each of a sequence of pieces."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, int, int], ...], mmap.mmap] = {}
+
+    def lay(self, tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
+        """Memory in which `tiles` are contiguous; None if page sizes or the system prevent it."""
+        key = tuple(tile.key for tile in tiles)
+        if key not in self._known:
+            if any(tile.length % PAGE for tile in tiles[:-1]):
+                return None
+            mapped = _mapped_together(tiles)
+            if mapped is None:
+                return None
+            if len(self._known) == _MOST:
+                self._known.clear()  # arrays in a mapping keep it alive
+            self._known[key] = mapped
+        return self._known[key]
+
+    def forget(self, name: str) -> None:
+        """Drop the mappings with a piece of this file, or its memory would not be freed."""
+        for key in [key for key in self._known if any(tile[0] == name for tile in key)]:
+            del self._known[key]  # arrays in a mapping keep it alive
+
+
+def _mapped_together(tiles: Sequence[MappedPiece]) -> mmap.mmap | None:
+    whole = sum(tile.length for tile in tiles)
+    try:
+        # Reserves addresses only; deleting the object unmaps them all, with what is mapped in them.
+        space = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError):
+        return None
+    start = ctypes.addressof(ctypes.c_char.from_buffer(space))
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    for tile in tiles:
+        at = _map()(start, tile.length, mmap.PROT_READ, flags, tile.descriptor, tile.offset)
+        if at != start:
+            return None
+        start += tile.length
+    return space
+
+
+@cache
+def _map() -> "ctypes._NamedFuncPointer":
+    """The C library's mmap: Python's own does not take an address."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_long,
+    )
+    return function

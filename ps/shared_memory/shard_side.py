@@ -9,8 +9,7 @@ import hmac
 
 from ps.shared_memory import handshake, references
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
-from ps.shared_memory.loans import Loans
-from ps.shared_memory.references import Parts, Together
+from ps.shared_memory.references import Loans, Parts, Together
 from ps.shared_memory.segment import SharedBuffers, ShmSegment, Window
 from shards import wire_format
 from shards.errors import BadMessage

@@ -1,7 +1,7 @@
 """A worker's side of shared memory (references.py): offers its segment, and reads lent weights.
 
 The worker offers its segment with each Hello. Weights from a shard that has accepted are read in
-place; those of several shards are mapped contiguously if possible (contiguous_mapping.py). A loan
+place; those of several shards are mapped contiguously if possible (segment.py). A loan
 is returned when nothing refers to it any more.
 """
 
@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.shared_memory import handshake, references, shm_files
-from ps.shared_memory.contiguous_mapping import ContiguousMapping
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
-from ps.shared_memory.loans import Borrowed
-from ps.shared_memory.references import Parts, Together
-from ps.shared_memory.segment import MAX_SLOTS, SharedBuffers, ShmSegment, Window
+from ps.shared_memory.references import Borrowed, Parts, Together
+from ps.shared_memory.segment import MAX_SLOTS, ContiguousMapping, SharedBuffers, ShmSegment, Window
 from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import Hello

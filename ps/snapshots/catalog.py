@@ -85,6 +85,7 @@ class SnapshotCatalog:
         self.store = open_store(place) if isinstance(place, Place) else place
         self._keep = keep
         self._newest: tuple[str, float] | None = None
+        self.untidy = ""  # why the last `save` could not remove old snapshots
 
     def __contains__(self, name: str) -> bool:
         with self._reached():
@@ -179,8 +180,12 @@ class SnapshotCatalog:
             residuals=residuals,
         )
         self._newest = str(number), taken_at
-        with suppress(OSError, DownpourError):  # the next one tidies up
+        self.untidy = ""
+        try:
             self.tidy()
+        except (OSError, DownpourError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.untidy = f"snapshots {self.store.place}: old ones could not be removed: {why}"
         return store.place
 
     def tidy(self) -> None:

@@ -29,6 +29,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ps.logs import logger
 from ps.snapshots import checked_json
 from ps.snapshots.manifest import load_manifest
 from ps.snapshots.object_store import Place, Store, content_of, open_store
@@ -55,12 +56,13 @@ class ResidualWriter:
     `wanted` says whether a snapshot waits for the present state: call `keep` then.
     """
 
-    def __init__(self, place: Place, worker: str, incarnation: int) -> None:
+    def __init__(self, place: Place, job: str, worker: str, incarnation: int) -> None:
         """Raises BadInput if `place` is not a path or URI of a store."""
         self.failure = ""
         self.wanted = False
         self._store = open_store(place).below(FOLDER)
         self._worker, self._incarnation = worker, incarnation
+        self._logger = logger(__name__, job=job, worker=worker)
         self._seq = 0  # of the last state to keep
         self._written: list[str] = []
         self._states: SimpleQueue[tuple[WorkerState, Arrays] | None] = SimpleQueue()
@@ -89,16 +91,27 @@ class ResidualWriter:
             try:
                 self._write(*kept)
             except OSError as error:
-                self.failure = f"residual in {self._store.place}: {error.strerror}"
+                self._fail(error)
 
     def _is_wanted(self) -> bool:
         try:
             content = content_of(self._store, _WANTED, _MAX_NOTE_BYTES)
             wanted = checked_json.decode(content, _ResidualRequest, required=True).workers
-        except (OSError, BadInput, *UNDECODABLE):  # usually there is none; or it is being written
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._fail(error)
+            return False
+        except (BadInput, *UNDECODABLE):  # it is being written
             return False
         incarnation, seq = wanted.get(self._worker, (-1, 0))
         return incarnation == self._incarnation and seq > self._seq
+
+    def _fail(self, error: OSError) -> None:
+        failure = f"residual in {self._store.place}: {error.strerror}"
+        if failure != self.failure:
+            self._logger.warning("%s; training continues", failure)
+        self.failure = failure
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)

@@ -44,7 +44,7 @@ class LocatePrimaries(msgspec.Struct, frozen=True, tag="where", forbid_unknown_f
 
 
 class AdmitCopies(msgspec.Struct, frozen=True, tag="admit", forbid_unknown_fields=True):
-    """The operator registers copies, by boot number, with their public keys (copy_registry.py)."""
+    """The operator registers copies, by boot number, with their public keys."""
 
     job: Name
     copies: dict[int, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]]

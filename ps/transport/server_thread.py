@@ -9,7 +9,9 @@ from typing import Self
 
 import zmq
 
+from ps.logs import Logger
 from ps.transport.socket_options import drop_with
+from shards.errors import DownpourError
 
 
 class ServerThread(ABC):
@@ -20,9 +22,10 @@ class ServerThread(ABC):
 
     empty = False  # only a shard may have nothing to serve
 
-    def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]", log: Logger) -> None:
         """`context` belongs to this thread: `stop` closes it, or garbage collection does."""
         self._context = context
+        self._logger = log
         self._wake_out = context.socket(zmq.PAIR)
         self._wake_in = context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
@@ -74,6 +77,12 @@ class ServerThread(ABC):
 
     def _run(self) -> None:
         try:
+            self._logger.info("%s serves", self._thread.name)
             self._loop()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, `check` raises it
+            self._logger.info("%s has ended", self._thread.name)
+        except DownpourError as error:
+            self._logger.info("%s has failed: %s", self._thread.name, error)
+            self._failure = error
+        except BaseException as error:
+            self._logger.exception("%s has failed", self._thread.name)
             self._failure = error

@@ -21,7 +21,8 @@ before the state is acknowledged. A restarted shard that finds neither file ends
 without the state.
 
 If an autosave fails, for example on a full disk, the one before it stays, and the next one is made
-when it is due. Then a death costs more updates, but the failure itself does not end the shard.
+when it is due. Then a death costs more updates, but the failure itself does not end the shard. It
+is logged, and the shard's status says it until an autosave succeeds.
 """
 
 import shutil
@@ -31,6 +32,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+from ps.logs import logger
 from ps.snapshots.log_storage import LogFolder, LogStorage
 from ps.wal.recovery import check_spec, spec_of_opening
 from ps.wal.writer import BackgroundTask, in_a_thread
@@ -39,6 +41,7 @@ from shards.envelopes import Arrival, Outgoing
 from shards.errors import BadInput, GiveUp
 from shards.messages import Installed
 from shards.shard import Shard
+from shards.spec import ShardSpec
 from shards.wal_format import LoggedState, Opening, Replay
 
 ROLLBACK_S = 10.0
@@ -75,14 +78,17 @@ class Autosaves:
         self._version: int | None = None  # of the last autosave
         self._due = inf  # when the next may begin; infinite while one is being written
         self._writing: BackgroundTask | None = None
+        self._trouble = ""  # why the last autosave failed
         if self._folder is not None:
             self._folder.make()
         fresh = not self._disk.names()
         if self._folder is not None:
             self._folder.lock()
         if fresh:
-            with suppress(OSError):  # without the file, a death before the first autosave is final
+            try:
                 self._disk.create(_EMPTY).close()
+            except OSError as error:  # a death before the first autosave is final then
+                self._trouble = self._worded(error)
 
     @property
     def where(self) -> Path:
@@ -116,6 +122,7 @@ class Autosaves:
 
     def look(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
+        shard.journal.trouble = self._trouble
         if now < self._due or shard.version == self._version:
             return
         if shard.moving(now):  # the state does not include the resharding, which must not be lost
@@ -124,7 +131,7 @@ class Autosaves:
         first = wal_format.opening(shard, _NUMBER, begins=False, now=now)
         self._version, self._due = shard.version, inf
         state, frames = wal_format.state_of(shard, _NUMBER)
-        self._writing = self._aside(lambda: self._save(first, state, frames, now))
+        self._writing = self._aside(lambda: self._save(shard.spec, first, state, frames, now))
 
     def next_look(self, shard: Shard) -> float:
         """When `look` is to be called next even without messages; infinite if not yet known."""
@@ -139,19 +146,32 @@ class Autosaves:
             forget_saves(self._folder.where)
 
     def _save(
-        self, first: Opening, state: LoggedState, frames: wal_format.Frames, began: float
+        self,
+        spec: ShardSpec,
+        first: Opening,
+        state: LoggedState,
+        frames: wal_format.Frames,
+        began: float,
     ) -> None:
         """Write an autosave in the background, and replace the last one by it."""
+        log = logger(__name__, job=spec.job, shard=spec.shard)
         started = self._clock()
         try:
             self._write(first, state, frames)
-        except OSError:
+            log.debug("autosave %s", self.where)
+            self._trouble = ""
+        except OSError as error:
+            self._trouble = self._worded(error)
+            log.warning("%s", self._trouble)
             self._version = None  # the current state is not saved yet
             if _PARTIAL in self._disk.names():
                 self._disk.remove(_PARTIAL)  # free the space: the disk may be full
         finally:
             cost_s = self._clock() - started
             self._due = began + max(self._every_s, _SHARE * cost_s)
+
+    def _worded(self, error: OSError) -> str:
+        return f"autosave {self.where}: {error.strerror}; a death loses more updates meanwhile"
 
     def _write(self, first: Opening, state: LoggedState, frames: wal_format.Frames) -> None:
         pieces = wal_format.encode(first, number=_NUMBER)

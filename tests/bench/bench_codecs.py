@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import codec_loops, codecs
-from ps import AdminClient, Compression, local_shards
+from ps import AdminClient, local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save
@@ -136,7 +136,8 @@ def train(folder: Path, steps: int, seed: int, push: str, pull: str) -> dict[str
         shards=2,
         bound=4,
         seed=seed,
-        compression=Compression.parse(push, pull),
+        compress=push,
+        compress_pull=pull,
     )
     started = time.process_time()
     with (

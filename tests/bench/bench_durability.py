@@ -29,7 +29,7 @@ import psutil
 
 import ps
 from ps import AdminClient, Client, Durability, process_shards
-from ps.launch.processes import ProcessShards
+from ps.launch.single_copies import SingleCopies
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.bench.report import Goal, goals, save
@@ -65,7 +65,7 @@ def update(level: Durability, floats: int, seconds: float, folder: Path) -> Figu
         return measured(hosts, seconds)
 
 
-def measured(hosts: ProcessShards, seconds: float) -> Figures:
+def measured(hosts: SingleCopies, seconds: float) -> Figures:
     """What updates cost a fresh shard and its one worker."""
     shard, floats = psutil.Process(hosts.pids[0]), hosts.cluster.table.size
 

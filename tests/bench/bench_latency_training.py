@@ -28,7 +28,6 @@ from pathlib import Path
 import msgspec
 
 from ps import AdminClient, local_shards
-from ps.transport.link_model import parse_link
 from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
@@ -81,7 +80,7 @@ def job(variant: Variant, steps: int, link: str) -> Job:
         prefetch=variant.bound != 0,
         transport=Transport.TCP,
         lease_s=_PATIENCE_S,
-        link=parse_link(link) if link else None,
+        link=link or None,
     )
     plan = msgspec.structs.replace(told.plan, iter_size=variant.batches)
     return msgspec.structs.replace(told, plan=plan, rule=Adagrad(), schedule=Fixed(base_rate=_RATE))

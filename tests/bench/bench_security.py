@@ -22,7 +22,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import ps
-from ps.launch.processes import ProcessShards
+from ps.launch.single_copies import SingleCopies
 from ps.security.enrolment import join
 from ps.security.keys import KeyPair, address_of, expect
 from ps.transport.local_sockets import Transport
@@ -41,7 +41,7 @@ Socket = zmq.Socket[bytes]
 
 
 @contextlib.contextmanager
-def a_shard(floats: int, secure: bool) -> Iterator[tuple[ProcessShards, psutil.Process]]:
+def a_shard(floats: int, secure: bool) -> Iterator[tuple[SingleCopies, psutil.Process]]:
     """One that has weights."""
     table = ps.DenseTable("weights", (ps.TensorSpec("all", (floats,)),))
     specs = ps.shard_specs(table, lease_s=60.0)

@@ -44,10 +44,10 @@ class _Times:
     def evaluated(self, result: Evaluation) -> None:
         pass
 
-    def moved(self, cluster: Cluster) -> None:
+    def resharded(self, cluster: Cluster) -> None:
         pass
 
-    def told(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         print(text)
 
     def rate(self) -> float:

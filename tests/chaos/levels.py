@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from ps import Cluster, process_shards, replicated_shards
 from ps.durability import Durability
 from ps.launch import restart
-from ps.launch.processes import ProcessShards
 from ps.launch.replica_supervisor import ReplicatedShards
+from ps.launch.single_copies import SingleCopies
 from shards.spec import ShardSpec
 from tests.chaos.schedule import Kind
 from tests.support.numba_hidden import without_numba
@@ -68,7 +68,7 @@ class Level(NamedTuple):
         return self.rollback_s is None
 
 
-def _serving(hosts: ProcessShards) -> Mapping[str, int]:
+def _serving(hosts: SingleCopies) -> Mapping[str, int]:
     return {f"shard {number}": pid for number, pid in enumerate(hosts.pids)}
 
 
@@ -80,7 +80,7 @@ def _memory(
     return process_shards(specs, host=host, secure=curve, rollback_s=ROLLBACK_S)
 
 
-def _saved(hosts: ProcessShards) -> bool:
+def _saved(hosts: SingleCopies) -> bool:
     """Whether each shard has saved something: one that dies before it has is the job's end."""
     hosts.check()
     found = Path(tempfile.gettempdir()).glob("downpour-*/shard-*/save")
@@ -111,7 +111,7 @@ def _logged(durability: Durability, promise: str) -> Level:
         logs = folder / "logs"
         return process_shards(specs, host=host, secure=curve, durability=durability, logs=logs)
 
-    def whole(hosts: ProcessShards) -> bool:
+    def whole(hosts: SingleCopies) -> bool:
         hosts.check()
         return True
 

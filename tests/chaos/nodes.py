@@ -28,8 +28,9 @@ import ps
 from deploy.ray_cluster import connect
 from ps import Durability
 from ps.launch.ray_actors import Actor
-from ps.launch.ray_launcher import RayShards, ray_shards, replicated_ray_shards
+from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
+from ps.launch.single_copies import SingleCopies
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from tests.support.clusters import ray_head, ray_node
@@ -136,7 +137,7 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(TABLE.empty())
-        on = [where(actor.node) for actor in hosts._present()]
+        on = nodes_of(hosts)
         say(f"shards with logs: {', '.join(f'shard {n} at {at}' for n, at in enumerate(on))}")
         if _ELSEWHERE not in on:
             return False
@@ -145,12 +146,11 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         for worker in workers:
             worker.goes_on()
         pid = hosts.pids[there]
-        assert pid is not None
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         for worker in workers:
             worker.goes_on()
-        again = where(hosts._present()[there].node)
+        again = nodes_of(hosts)[there]
         say(f"{since(killed_at)}: shard {there} was killed; all workers are acknowledged again")
         say(f"its actor is at {again}")
         assert again == _ELSEWHERE
@@ -172,7 +172,7 @@ def kill(first: psutil.Process) -> float:
     return killed_at
 
 
-def ended(hosts: RayShards) -> str:
+def ended(hosts: SingleCopies) -> str:
     """What is reported of the shards' end."""
 
     def said() -> str:
@@ -185,9 +185,15 @@ def ended(hosts: RayShards) -> str:
     return eventually(said, because="the end is reported", within_s=_PATIENCE_S)
 
 
+def nodes_of(hosts: SingleCopies) -> list[str]:
+    """The node of each shard, by its address."""
+    actors = [shard.child for shard in hosts._shards]
+    return [where(actor.node) for actor in actors if isinstance(actor, Actor)]
+
+
 def places(hosts: ReplicatedShards) -> list[str]:
     """The nodes of a job's living copies, by their addresses."""
-    lives = [life for _, life in hosts._supervisor._copies.values() if life.alive]
+    lives = [life for _, life in hosts._copies.values() if life.alive]
     return sorted(where(life.node) for life in lives if isinstance(life, Actor))
 
 

@@ -4,19 +4,22 @@ Whatever is wrong with the input is reported in one line with exit status 2, bef
 started, and leaves every file as it was.
 """
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import fields
 from safetensors.numpy import save_file
 
+from deploy import cli
 from deploy.settings import TrainSettings
-from ps.launch import launcher
+from ps.launch import launch_plan
+from ps.logs import logger
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses
 from tests.support.ports import free_port
+from worker.option_fields import declared
 
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])
@@ -38,11 +41,13 @@ def test_help_names_every_setting_and_its_default(
     lines = {
         found[1]: line for line in out.splitlines() if (found := re.match(r"│ +--([\w-]+)", line))
     }
-    settings = {field.name.replace("_", "-"): field.default for field in fields(TrainSettings)}
+    settings = {
+        name.replace("_", "-"): each.default for name, each in declared(TrainSettings).items()
+    }
     assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
     for name in ("shards", "workers", "strategy", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]
-    assert "[default: 4; bsp: 0]" in lines["staleness"]
+    assert "[default: 4; 0 for a strategy in rounds]" in lines["staleness"]
     assert "[default: 10]" in lines["lease-s"]
     assert "[default: 0.5]" in lines["silence-s"]
     assert "[default: 1]" in lines["n-push"]
@@ -57,6 +62,32 @@ def test_version_names_the_build(downpour: Run) -> None:
         status, out, _ = downpour(argument)
         assert status == 0
         assert out == f"downpour {__version__} build {build_id()}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "logged"),
+    [
+        ((), []),
+        (("-v",), ["info"]),
+        (("-vv",), ["debug", "info"]),
+        (("-v", "-v"), ["debug", "info"]),
+    ],
+)
+def test_verbosity(
+    options: tuple[str, ...], logged: list[str], downpour: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command logs warnings; -v adds what happens, and -vv details; --log-json is the format."""
+
+    def build() -> str:
+        log = logger("part", shard=1)
+        log.debug("detail")
+        log.info("event")
+        return "b"
+
+    monkeypatch.setattr(cli, "build_id", build)
+    status, out, err = downpour(*options, "--log-json", "version")
+    assert (status, out.split()[-1]) == (0, "b")
+    assert [json.loads(line)["level"] for line in err.splitlines()] == logged
 
 
 def test_a_token_of_spark_connect_is_not_shown(downpour: Run, job: Path) -> None:
@@ -98,7 +129,7 @@ OPTIONS = [
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),
     ("--n-push 9", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got '-1'"),
-    ("--strategy down", r"--strategy: expected one of bsp, downpour, got 'down'"),
+    ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),
     ("--device cuda", r"--device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
     ("--device gpu:1", r"--device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
@@ -151,7 +182,7 @@ def test_weights_of_a_stranger(downpour: Run, job: Path) -> None:
 
 def test_no_gpu_for_the_shards(downpour: Run, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing GPU for the shards on this machine is reported before anything starts."""
-    monkeypatch.setattr(launcher, "gpu", lambda: None)
+    monkeypatch.setattr(launch_plan, "gpu", lambda: None)
     line = "--shard-device gpu: expected a GPU that answers, got none here"
     for home in ("ray", "processes"):
         refuses(downpour, job, f"{TRAIN} --shards-in {home} --shard-device gpu", line)

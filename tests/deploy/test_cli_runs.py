@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace
 
+from deploy import environment
 from deploy import train as training
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
@@ -59,17 +59,17 @@ def test_resume_goes_on_with_the_settings_of_then(
     then = TrainSettings.load(earlier / "settings.json")
     shelf = str(earlier / "snapshots")
     assert told.pop() == (
-        replace(then, max_iter=9, staleness=None),
+        then.replace(max_iter=9, staleness=None),
         SnapshotRef(shelf, None, earlier),
     )
     assert (status, out) == (130, f"stopped; continue with: downpour train --resume {earlier}\n")
     for origin in ("run@7", "run/snapshots/7", f"file://{earlier}@7"):
         downpour("train", "--resume", origin, "--out", "new")
-        new = replace(then, out=earlier.parent / "new")
+        new = then.replace(out=earlier.parent / "new")
         assert told.pop() == (new, SnapshotRef(shelf, "7", earlier))
     options = ("--solver", then.solver, "--data", then.data, "--out", "new", "--shards", 2)
     downpour("train", "--resume", "s3://bucket/run@40", *options)
-    new = replace(then, out=earlier.parent / "new")
+    new = then.replace(out=earlier.parent / "new")
     assert told.pop() == (new, SnapshotRef("s3://bucket/run", "40"))
 
 
@@ -169,7 +169,7 @@ def test_ctrl_c_before_the_first_step(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "_start", interrupted)
+    monkeypatch.setattr(environment, "start", interrupted)
     for _ in range(2):
         assert downpour(*TRAIN.split()) == (130, "", "stopped\n")
         assert not (job / "run").exists()
@@ -185,9 +185,9 @@ def test_ctrl_c_while_it_trains(
     """The command to continue is only printed if there is something to continue from."""
     outcome = SimpleNamespace(interrupted=True, snapshot=snapshot)
     session = SimpleNamespace(createDataFrame=lambda rows: rows)
-    monkeypatch.setattr(training, "_start", lambda *_: session)
+    monkeypatch.setattr(environment, "start", lambda *_: session)
     monkeypatch.setattr(training, "run_job", lambda *_, **__: outcome)
-    monkeypatch.setattr(training, "_finish", lambda *_: None)
+    monkeypatch.setattr(training, "finish", lambda *_: None)
     status, out, err = downpour(*TRAIN.split())
     assert status == 130
     assert (out + err).splitlines()[-1] == last.format(out=job / "run")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from deploy import disk_space
-from deploy import train as training
 from deploy.disk_space import check_room, free_bytes
+from deploy.finish import with_hint
 from shards.errors import GiveUp
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses
@@ -33,7 +33,7 @@ def test_a_full_disk_at_the_end_says_how_to_continue(snapshot: str | None, tmp_p
     """If there is a snapshot to resume from, the error names it and the command."""
     settings = SimpleNamespace(out=tmp_path, snapshots=None)
     outcome = SimpleNamespace(snapshot=snapshot)
-    with pytest.raises(GiveUp) as raised, training._with_hint(settings, outcome):  # type: ignore[arg-type]
+    with pytest.raises(GiveUp) as raised, with_hint(settings, outcome):  # type: ignore[arg-type]
         raise GiveUp("weights: No space left on device")
     hint = f"make room, then continue with: downpour train --resume {tmp_path}"
     assert (hint in str(raised.value)) is (snapshot is not None)

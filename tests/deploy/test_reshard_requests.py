@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.reshard_requests import ReshardInbox, resharded
+from deploy.reshard_requests import ReshardInbox, request_reshard
 from deploy.run_folder import SETTINGS, RunFolder
 from deploy.snapshot_ref import SnapshotRef
 from shards.errors import BadInput, DownpourError, GiveUp
@@ -23,7 +23,7 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            resharded(SnapshotRef("", run=self.run_folder), self.shards, self.wait_s)
+            request_reshard(SnapshotRef("", run=self.run_folder), self.shards, self.wait_s)
         except DownpourError as error:
             self.error = error
 
@@ -38,18 +38,18 @@ def left(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [None, BadInput("too many"), GiveUp("it died")])
-def test_a_wish_is_answered(tmp_path: Path, error: DownpourError | None) -> None:
+def test_a_request_is_answered(tmp_path: Path, error: DownpourError | None) -> None:
     """The run receives the number of shards once, the command receives the result, and no file
     of it stays in the folder."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        wishes = ReshardInbox(folder.path)
-        assert wishes() is None
+        inbox = ReshardInbox(folder.path)
+        assert inbox() is None
         asking = Asking(folder.path, 3)
-        while (wish := wishes()) is None:
+        while (request := inbox()) is None:
             assert asking.is_alive()
-        assert wish.shards == 3
-        assert wishes() is None
-        wish.answer(error)
+        assert request.shards == 3
+        assert inbox() is None
+        request.answer(error)
         found = asking.ended()
         assert (type(found), str(found)) == (type(error), str(error))
         assert left(folder.path) == []
@@ -59,11 +59,11 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """A request that the run has not accepted is withdrawn, and the error says that nothing has
     begun; for an accepted one, the error says that it has begun."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        wishes = ReshardInbox(folder.path)
+        inbox = ReshardInbox(folder.path)
         asking = Asking(folder.path, 3, wait_s=0.2)
         line = f"reshard {folder.path}: the run has not begun to reshard, got no answer in 0.2 s"
         assert str(asking.ended()) == line
-        assert wishes() is None
+        assert inbox() is None
         monkeypatch.setattr(
             "deploy.reshard_requests.write_whole", lambda *_: None
         )  # gone: taken up
@@ -76,18 +76,18 @@ def test_the_run_ends_first(tmp_path: Path) -> None:
     """The command does not wait when the run ends."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         asking = Asking(folder.path, 3)
-        wishes = ReshardInbox(folder.path)
+        inbox = ReshardInbox(folder.path)
         while not left(folder.path):
             assert asking.is_alive()
     assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had resharded"
-    assert wishes() is None
+    assert inbox() is None
 
 
 def test_where_no_run_is_under_way(tmp_path: Path) -> None:
     """It is reported at once, and nothing is written."""
     (tmp_path / SETTINGS).write_text("{}")
     with pytest.raises(BadInput) as caught:
-        resharded(SnapshotRef("", run=tmp_path), 3, 60.0)
+        request_reshard(SnapshotRef("", run=tmp_path), 3, 60.0)
     line = f"reshard {tmp_path}: expected a run under way on this machine, got none"
     assert str(caught.value) == line
     assert [path.name for path in tmp_path.iterdir()] == [SETTINGS]
@@ -99,10 +99,10 @@ def test_what_an_earlier_run_was_asked_for_is_forgotten(tmp_path: Path) -> None:
     ours = f".reshard-{os.getpid()}-"
     (tmp_path / ".reshard-1-00.json").write_text('{"shards": 3}')
     (tmp_path / f"{ours}01.json").write_text('{"shards": 2}')
-    wishes = ReshardInbox(tmp_path)
+    inbox = ReshardInbox(tmp_path)
     (tmp_path / f"{ours}00.json").write_text("garbage")
-    wish = wishes()
-    assert wish is not None
-    assert wish.shards == 2
-    assert wishes() is None
+    request = inbox()
+    assert request is not None
+    assert request.shards == 2
+    assert inbox() is None
     assert left(tmp_path) == [f"{ours}00.json", f"{ours}01.taken"]

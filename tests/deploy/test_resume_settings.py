@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
 
 from deploy import train as training
 from deploy.resume_settings import resumed
@@ -82,7 +81,7 @@ def test_what_still_means_something_holds() -> None:
     """A setting that still has an effect is kept, even where its default would do."""
     earlier = told(durability=Durability.REPLICATED, silence_s=3.0, ray="h:1", n_fetch=2)
     settings, words = resumed(earlier, {"lease_s": 20.0}, [])
-    assert asdict(settings) == asdict(earlier) | {"lease_s": 20.0}
+    assert settings.asdict() == earlier.asdict() | {"lease_s": 20.0}
     assert words == []
 
 

@@ -11,8 +11,8 @@ import pytest
 import ps
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder
+from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
-from deploy.train import _Observer
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
 from ps.wal.catalog import drop_logs, logs_of
@@ -71,7 +71,7 @@ def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     with (
         RunFolder.create(run, settings.plain()) as folder,
         Progress(steps=1, workers=1, bound=None) as progress,
-        _Observer(folder, progress, settings) as observer,
+        RunObserver(folder, progress, settings) as observer,
     ):
         observer.started(cluster, None)
         observer.progressed([status()], [records(ROWS)])

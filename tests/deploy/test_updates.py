@@ -13,9 +13,9 @@ from rich.console import Console
 from deploy import updates
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder
+from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
 from deploy.summary import RunTally
-from deploy.train import _Observer
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
 from ps import DenseTable, TensorSpec, make_cluster, shard_specs
 from shards.errors import BadInput, GiveUp
@@ -230,7 +230,7 @@ def test_a_run_goes_on_without_its_record_of_updates(
     with (
         RunFolder.create(run, settings.plain()) as folder,
         Progress(steps=1, workers=1, bound=None, console=console) as progress,
-        _Observer(folder, progress, settings) as observer,
+        RunObserver(folder, progress, settings) as observer,
     ):
         observer.started(make_cluster([spec], ["tcp://127.0.0.1:5001"]), None)
         with full_disk():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from deploy.cli import app
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, read
+from tests.support.own_logs import own_logs
 from tests.support.small_demo import SHORTER
 
 pytestmark = pytest.mark.usefixtures("quick_start")
@@ -42,9 +43,10 @@ def run_commands(example: Example) -> None:
             lambda found: f"--max-iter {int(found[1]) // SHORTER}",
             " ".join(words[1:]),
         )
-        if words[1] == "train" and words is command:
+        if "train" in words and words is command:
             shorter += " --shards-in processes"
-        result = CliRunner().invoke(app, shorter.split(), catch_exceptions=False)
+        with own_logs():
+            result = CliRunner().invoke(app, shorter.split(), catch_exceptions=False)
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
 
 

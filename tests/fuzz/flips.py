@@ -30,8 +30,8 @@ from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup
 from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
-from ps.security.key_file import load_or_create_keys
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import load_or_create_keys
 from ps.session.compression import Compression
 from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog
@@ -134,7 +134,7 @@ def _try(kind: Kind, flips: int, dice: random.Random, seed: int) -> Tally:
 
 def _snapshots(place: Path) -> list[Kind]:
     state, arrays = _worker_state(), {"residual": _floats(500, 3)}
-    keeper = ResidualWriter(place, "w0", 0)
+    keeper = ResidualWriter(place, "job", "w0", 0)
     keeper.keep(state, arrays)
     keeper.close()
     shelf = SnapshotCatalog(place)

@@ -19,7 +19,7 @@ import psutil
 import zmq
 
 import ps
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.processes import replicated_shards
 from ps.security.keys import KeyPair, address_of, expect
 from tests.fuzz.hostile import spoken_to
 

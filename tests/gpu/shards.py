@@ -1,8 +1,8 @@
 """Shards whose weights and slots live on the GPU: every rule against the same shard on the host."""
 
 from cupy_kernels.backends import GPU, HOST
+from shards.aggregation import EACH, ROUND
 from shards.rules import RULES, Decay
-from shards.spec import Merge
 from tests.bench.report import Goal
 from tests.support.shard_conversation import converse
 
@@ -12,7 +12,7 @@ def run() -> list[Goal]:
     differ = [
         f"{name} ({merge})"
         for name, rule in RULES.items()
-        for merge in Merge
+        for merge in (EACH, ROUND)
         if converse(GPU, rule(), Decay(0.02), merge)[0]
         != converse(HOST, rule(), Decay(0.02), merge)[0]
     ]

@@ -12,11 +12,10 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -25,8 +24,8 @@ import pytest
 
 from deploy import ray_cluster
 from deploy.evaluations import read_evaluations
-from ps.launch import processes, replicated_processes
-from shards.spec import ShardSpec
+from ps.launch import processes
+from ps.launch.launch_plan import LaunchPlan
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
 from tests.support.cli_process import (
@@ -48,7 +47,6 @@ pytestmark = [
 ]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
-_MODULES = {"ps.launch.shard_process", "ps.launch.copy_process", "ps.launch.coordinator_process"}
 FOR_EVER = ("--max-iter", 1_000_000)
 
 
@@ -172,7 +170,8 @@ def test_a_shard_that_comes_back(
 
     monkeypatch.setattr(JobShards, "check", kill_and_check)
     status, out, err = here(*TRAIN, "--shards-in", "processes", "--transport", "tcp")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert len(deaths_in(err)) == 1
     (told,) = re.findall(r"shard [01] has died: .*", out)
     died = int(told[len("shard ")])
     assert told[len("shard N") :] == (
@@ -185,6 +184,15 @@ def test_a_shard_that_comes_back(
     for (shard, _), own in rows.groupby(["shard", "worker"]):
         pushes = set(own["seq"])  # what it applied just before it died is in no row
         assert pushes <= set(range(1, 1001)) if shard == died else pushes == set(range(1, 1001))
+
+
+def deaths_in(err: str) -> list[str]:
+    """The lines of a log, each of which must be a warning of a death."""
+    lines = err.splitlines()
+    assert all(
+        re.fullmatch(r"\S+ \[warning  \] .*shard \d has died: .* job=.*", one) for one in lines
+    )
+    return lines
 
 
 def lose_a_shard(
@@ -218,7 +226,7 @@ def test_a_run_that_is_moved(here: Run, tmp_path: Path, monkeypatch: pytest.Monk
     """`downpour reshard` has a run go on with three shards, and says so, though one that keeps a
     log is killed meanwhile; every push counts once, and the folder tells of both sets of shards."""
     before = set(shard_processes())
-    sets, _ = killing(monkeypatch, processes, "process_shards", 0)
+    sets, _ = killing(monkeypatch, "start_single", 0)
     move_a_run(here, tmp_path, "process", 3)
     assert [hosts.cluster.map.shards for hosts in sets] == [2, 3]
     assert set(shard_processes()) == before
@@ -229,33 +237,33 @@ def test_a_replicated_run_that_is_moved(
 ) -> None:
     """So it is with copies, though the primary of an old shard is killed as the move begins."""
     before = set(shard_processes())
-    sets, told = killing(monkeypatch, replicated_processes, "replicated_shards", "shard 1 primary")
+    sets, plans = killing(monkeypatch, "start_replicated", "shard 1 primary")
     # By its connection a dead copy is told at once; a slow one is not to count as dead.
     quiet = ("--silence-s", 60, "--lease-s", 61)
     move_a_run(here, tmp_path, "replicated", 1, *quiet)
-    assert [how["silence_s"] for how in told] == [60.0, 60.0]
+    assert [plan.silence_s for plan in plans] == [60.0, 60.0]
     assert [hosts.cluster.map.shards for hosts in sets] == [2, 1]
     assert set(shard_processes()) == before
 
 
 def killing(
-    monkeypatch: pytest.MonkeyPatch, home: ModuleType, start: str, who: Any
-) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Have one of the first shards that are started there die when further ones are, as a job
-    begins to move; gives all that will be, and how they were wanted."""
-    sets, told, real = list[Any](), list[dict[str, Any]](), getattr(home, start)
+    monkeypatch: pytest.MonkeyPatch, start: str, who: Any
+) -> tuple[list[Any], list[LaunchPlan]]:
+    """Have one of the first shards that are started as processes die when further ones are, as a
+    job begins to move; gives all that will be, and their plans."""
+    sets, plans, real = list[Any](), list[LaunchPlan](), getattr(processes, start)
 
     @contextmanager
-    def started(specs: Sequence[ShardSpec], **how: Any) -> Iterator[Any]:
-        with real(specs, **how) as hosts:
+    def started(plan: LaunchPlan) -> Iterator[Any]:
+        with real(plan) as hosts:
             sets.append(hosts)
-            told.append(how)
+            plans.append(plan)
             if len(sets) == 2:
                 os.kill(sets[0].pids[who], signal.SIGKILL)
             yield hosts
 
-    monkeypatch.setattr(home, start, started)
-    return sets, told
+    monkeypatch.setattr(processes, start, started)
+    return sets, plans
 
 
 def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: object) -> None:
@@ -284,7 +292,9 @@ def move_a_run(here: Run, folder: Path, durability: str, shards: int, *more: obj
             ended.set()
         few = "shard" if shards == 1 else "shards"
         assert moved.result() == (0, f"{run} continues with {shards} {few}\n", "")
-    assert (status, err) == (130, "")
+    assert status == 130
+    # Copies end regularly, too, so what is logged then is information and no warning.
+    assert len(deaths_in(err)) == (durability == "process")
     assert f"moving from 2 to {shards} {few}" in out
     assert f"moved to {shards} {few}" in out
     summary = json.loads((run / "summary.json").read_text())
@@ -328,7 +338,7 @@ def check_told(status: int, err: str, run: Path, cause: str) -> None:
 
 def shard_processes() -> list[psutil.Process]:
     """The processes of shards below this one."""
-    return below(lambda words: bool(_MODULES & set(words)))
+    return below(lambda words: "ps.launch.child_main" in words)
 
 
 def actors() -> list[psutil.Process]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import AdminClient, Client, Cluster, local_shards, shard_specs
+from shards.aggregation import ROUND
 from shards.rules import SGD, Adagrad, Momentum, Rule
-from shards.spec import Merge
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job
 from worker.batches import Batches
@@ -27,6 +27,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.job_runner import run_job
 from worker.model import Batch
+from worker.options import TrainOptions
 from worker.sources import open_source
 from worker.strategies import BSP, Downpour, Strategy
 from worker.training_loop import Plan, train_worker
@@ -156,13 +157,8 @@ def test_one_worker_over_spark_and_ray(spark: Any, solver: Solver, rows: Any) ->
         spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1),
         caffe_job(
             msgspec.structs.replace(solver, rule=Momentum(0.9)),
-            strategy=Downpour(),
+            TrainOptions(shards=2, staleness=0, seed=SEED, max_iter=STEPS, shuffle=False),
             workers=1,
-            shards=2,
-            bound=0,
-            seed=SEED,
-            max_iter=STEPS,
-            shuffle=False,
         ),
     )
     expected = serial(
@@ -184,7 +180,7 @@ def test_rounds_equal_serial_training_on_the_mean(solver: Solver, rows: Any) -> 
         decay=solver.decay,
         bound=0,
         workers=2,
-        merge=Merge.ROUND,
+        merge=ROUND,
     )
     with local_shards(specs, model.initial(SEED)) as cluster:
         found = train(cluster, solver, halves, BSP())

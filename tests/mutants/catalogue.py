@@ -10,7 +10,8 @@ of them breaks. For every promise there is at least one:
 - order: `a_rejoin_restores_pushes_without_their_steps`
 - bound: `the_gate_opens_a_step_early`
 - versions: `a_pull_reports_an_older_version`
-- serial: `a_repeated_push_advances_the_slots`
+- serial: `a_repeated_push_advances_the_slots`, `a_dropped_push_is_applied`,
+  `a_buffer_keeps_what_it_has_applied`
 - untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
 - one cut: `a_cut_ignores_pushes_that_other_shards_have`
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
@@ -37,6 +38,7 @@ from shards.errors import BadInput
 from tests.mutants import (
     compression,
     logs,
+    merging,
     replication,
     resharding,
     rollbacks,
@@ -46,7 +48,7 @@ from tests.mutants import (
 )
 from tests.mutants.patching import Mutant, Patch
 
-_FILES = (shards, sessions, rollbacks, compression, logs, replication, resharding, slots)
+_FILES = (shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots)
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ps
-from shards.spec import Merge
+from shards.aggregation import EACH
 
 TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-type]
 
@@ -22,7 +22,6 @@ def test_natural_values_become_the_exact_ones() -> None:
         decay=0.5,
         bound=float("inf"),
         merge="each",
-        compression="int8",
     )
     (exact,) = ps.shard_specs(
         TABLE,
@@ -30,9 +29,10 @@ def test_natural_values_become_the_exact_ones() -> None:
         schedule=ps.Fixed(base_rate=0.1),
         decay=ps.Decay(0.5),
         bound=None,
-        merge=Merge.EACH,
-        compression=ps.Compression.parse("int8"),
+        merge=EACH,
     )
+    (given,) = ps.expect_compression([given], "int8")
+    (exact,) = ps.expect_compression([exact], ps.Compression.parse("int8"))
     for field in given.__struct_fields__:
         if field != "job":
             assert getattr(given, field) == getattr(exact, field), field
@@ -152,7 +152,14 @@ def test_everything_is_exported() -> None:
     """Rules, schedules, errors and all else that an ordinary program needs are in `ps` itself."""
     from shards import errors, rules, schedules
 
-    wanted = [*rules.RULES.values(), *schedules.SCHEDULES.values(), ps.Guard, ps.Merge]
+    wanted = [
+        *rules.RULES.values(),
+        *schedules.SCHEDULES.values(),
+        ps.Guard,
+        ps.Each,
+        ps.Round,
+        ps.Buffer,
+    ]
     wanted += [one for one in vars(errors).values() if isinstance(one, type)]
     for one in wanted:
         assert getattr(ps, one.__name__) is one

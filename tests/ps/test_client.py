@@ -10,11 +10,11 @@ import pytest
 
 import ps
 from ps import AdminClient, Client, Cluster
+from shards.aggregation import ROUND
 from shards.errors import BadInput
 from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
-from shards.spec import Merge
 from tests.support.eventually import eventually
 from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 
@@ -74,7 +74,7 @@ def test_every_push_counts_once(bound: int | None) -> None:
 
 def test_rounds_of_four_workers() -> None:
     """Synchronous training applies the mean of four pushes as one version, forty times."""
-    with shards_for(bound=0, merge=Merge.ROUND) as cluster, AdminClient(cluster) as console:
+    with shards_for(bound=0, merge=ROUND) as cluster, AdminClient(cluster) as console:
         together = threading.Barrier(4)
 
         def work(number: int) -> None:

@@ -14,7 +14,7 @@ import zmq
 import ps
 from ps import AdminClient, Client, Cluster
 from ps.server.server import ShardServer
-from ps.transport.lease_keepalive import LeaseKeepAlive
+from ps.transport.cluster_connection import LeaseKeepAlive
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
 from shards.ledger import Ledger
 from shards.messages import Standing

@@ -13,10 +13,11 @@ import pytest
 
 import ps
 from ps import Cluster
+from shards.aggregation import ROUND
 from shards.errors import BadInput
 from shards.rules import Adam
 from shards.schedules import Inv
-from shards.spec import Merge, ShardSpec
+from shards.spec import ShardSpec
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker")
@@ -42,7 +43,7 @@ def test_the_specs_of_a_job() -> None:
 def test_a_spec_travels() -> None:
     """To a Ray actor, as MessagePack, whatever its rule and schedule."""
     schedule = Inv(base_rate=0.01, gamma=0.0001, power=0.75)
-    (spec,) = ps.shard_specs(TABLE, rule=Adam(), schedule=schedule, bound=0, merge=Merge.ROUND)
+    (spec,) = ps.shard_specs(TABLE, rule=Adam(), schedule=schedule, bound=0, merge=ROUND)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ShardSpec) == spec
 
 
@@ -56,8 +57,8 @@ def test_a_spec_travels() -> None:
         ({"lease_s": 0.0}, "lease_s: expected more than 0 s, and finite, got 0"),
         ({"lease_s": float("nan")}, "lease_s: expected more than 0 s, and finite, got nan"),
         ({"lease_s": float("inf")}, "lease_s: expected more than 0 s, and finite, got inf"),
-        ({"merge": Merge.ROUND}, "bound: expected 0, at which pushes are merged in rounds, got no"),
-        ({"merge": Merge.ROUND, "bound": 1}, "bound: expected 0, .* got 1"),
+        ({"merge": ROUND}, "bound: expected 0, at which pushes are merged in rounds, got no"),
+        ({"merge": ROUND, "bound": 1}, "bound: expected 0, .* got 1"),
     ],
 )
 def test_numbers_that_make_no_sense(options: dict[str, Any], text: str) -> None:

@@ -133,9 +133,8 @@ def test_a_restored_worker_goes_on_to_the_bit(push: str, tmp_path: Path) -> None
                 if interrupted and number == 7:
                     client.save(tmp_path / "w.safetensors")
                     client.abort()
-                    client = compressed(
-                        cluster, push, incarnation=1, restore=tmp_path / "w.safetensors"
-                    )
+                    client = compressed(cluster, push, incarnation=1)
+                    client.restore(tmp_path / "w.safetensors")
                     client.pull()
                 client.push(gradient)
             client.close()
@@ -155,8 +154,11 @@ def test_a_residual_is_of_one_push(tmp_path: Path) -> None:
         client.push(everywhere(1.0))
         client.flush()
         client.abort()
-        with pytest.raises(BadInput, match=r"expected one after push 2, .* got one after push 1"):
-            compressed(cluster, "int8", incarnation=1, restore=path)
+        with (
+            compressed(cluster, "int8", incarnation=1) as client,
+            pytest.raises(BadInput, match=r"expected one after push 2, .* got one after push 1"),
+        ):
+            client.restore(path)
         with compressed(cluster, "int8", incarnation=2) as client:
             assert client.seq == 2
 
@@ -167,18 +169,23 @@ def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
     with served() as (cluster, _):
         with compressed(cluster, "int8") as client:
             client.save(path)
-        refused: list[tuple[dict[str, Any], str]] = [
-            ({"push": "4bit"}, "push: expected Rounded.*int4.*, got Rounded.*int8"),
-            ({"push": "none"}, "restore: expected compressed pushes"),
-            ({"push": "int8", "restore": tmp_path / "none"}, "worker state .*none: "),
-            ({"push": "int8", "restore": __file__}, "expected what save wrote, got"),
+        refused = [
+            ("4bit", path, "push: expected Rounded.*int4.*, got Rounded.*int8"),
+            ("none", path, "restore: expected compressed pushes"),
+            ("int8", tmp_path / "none", "worker state .*none: "),
+            ("int8", Path(__file__), "expected what save wrote, got"),
         ]
-        for options, complaint in refused:
-            told: dict[str, Any] = {"incarnation": 1, "restore": path} | options
-            with pytest.raises(BadInput, match=complaint):
-                compressed(cluster, **told)
-        with pytest.raises(BadInput, match="worker: expected v, got w"):
-            Client(cluster, worker="v", compression=Compression.parse("int8"), restore=path)
+        for push, file, complaint in refused:
+            with (
+                compressed(cluster, push, incarnation=1) as client,
+                pytest.raises(BadInput, match=complaint),
+            ):
+                client.restore(file)
+        with (
+            Client(cluster, worker="v", compression=Compression.parse("int8")) as other,
+            pytest.raises(BadInput, match="worker: expected v, got w"),
+        ):
+            other.restore(path)
         with (
             Client(cluster, worker="u") as plain,
             pytest.raises(BadInput, match="save: expected compressed pushes"),

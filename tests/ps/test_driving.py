@@ -16,14 +16,13 @@ import ps
 from ps import AdminClient, Client
 from ps.server.server import ShardServer
 from ps.session import reshard_client
+from ps.session.flow_control import PrefetchTable
 from ps.session.inflight import InflightRequests, _pulled, _pushed
 from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
-from ps.session.prefetch_table import PrefetchTable
 from ps.session.retransmit import RetransmitTable
 from ps.session.session import Session
-from ps.transport.cluster_connection import ClusterConnection
-from ps.transport.lease_keepalive import LeaseKeepAlive
+from ps.transport.cluster_connection import ClusterConnection, LeaseKeepAlive
 from ps.transport.links import Links
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput

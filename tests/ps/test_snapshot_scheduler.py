@@ -12,7 +12,8 @@ import pytest
 import ps
 from ps import Client, Cluster
 from ps.snapshot_scheduler import SnapshotScheduler
-from ps.snapshots.catalog import SnapshotCatalog
+from ps.snapshots.catalog import Retention, SnapshotCatalog
+from shards.job_ids import short_id
 from shards.rules import Momentum
 from tests.support.eventually import eventually
 from tests.support.snapshot_stores import MAP, TABLE, full_disk
@@ -83,11 +84,11 @@ def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
 def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
     """A request during a snapshot is served next; the answer reports its path."""
     told: list[str] = []
-    with snapshotter(cluster, tmp_path, told=told.append) as taker:
+    with snapshotter(cluster, tmp_path, report=told.append) as taker:
         taker.look(0)
         assert names(tmp_path) == []
-        taker.look(0, asked=True)
-        taker.look(0, asked=True)
+        taker.look(0, requested=True)
+        taker.look(0, requested=True)
 
         def looked() -> list[str]:
             taker.look(0)
@@ -102,7 +103,7 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """On a full disk the last good one stays, the shards keep serving, the next one succeeds."""
     told: list[str] = []
-    with snapshotter(cluster, tmp_path, every=1, told=told.append) as taker:
+    with snapshotter(cluster, tmp_path, every=1, report=told.append) as taker:
         push(cluster, 1)
         taker.look(1)
         taker._finish()
@@ -125,6 +126,24 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
             taker.save(console.export())
         assert told[1].endswith(f"; the last good one is {tmp_path / '3'}")
     assert names(tmp_path) == ["1", "3"]
+
+
+def test_old_snapshots_that_cannot_be_removed(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is reported, because they fill the disk; without a receiver the reports are warnings."""
+    shelf = SnapshotCatalog(tmp_path, Retention(1))
+    with SnapshotScheduler(cluster, shelf, rule="momentum", workers=1, every=1) as taker:
+        for iteration in (1, 2):
+            push(cluster, 1)
+            taker.look(iteration)
+            taker._finish()
+            if iteration == 1:
+                (tmp_path / "1" / "shard-0.safetensors").unlink()
+                (tmp_path / "1" / "shard-0.safetensors").mkdir()
+    why = "old ones could not be removed: Is a directory"
+    assert [record.getMessage() for record in caplog.records] == [f"snapshots {tmp_path}: {why}"]
+    assert [vars(record)["job"] for record in caplog.records] == [short_id(cluster.job)]
 
 
 def test_the_last_is_written_behind_the_one_under_way(cluster: Cluster, tmp_path: Path) -> None:
@@ -155,7 +174,7 @@ def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
     try:
         with snapshotter(cluster, tmp_path, aligned=True) as taker:
             for _ in range(20):
-                taker.look(0, asked=True)
+                taker.look(0, requested=True)
                 taker._finish()
     finally:
         done.set()

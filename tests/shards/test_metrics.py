@@ -106,6 +106,7 @@ def test_the_status() -> None:
         pushes=1,
         pulls=1,
         duplicates=1,
+        dropped=0,
         refused=1,
         bytes_in=4 * SIZE,
         bytes_out=4 * SIZE,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from shards.aggregation import ROUND
 from shards.messages import HandedOver, HandOver, Install, Quiesce, Refusal, Welcome
 from shards.shard import Shard
-from shards.spec import Merge
 from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
 GRADIENT = [bytes(4 * SIZE)]
@@ -48,7 +48,7 @@ def test_successors_that_were_cut_short_are_refused() -> None:
 
 def test_a_round_beyond_the_cut_stays_open() -> None:
     """It does not close when the other worker leaves, but only after the quiesce."""
-    shard = standing(merge=Merge.ROUND, bound=0)
+    shard = standing(merge=ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
     shard.handle(b"b", leave("b"), (), 1.0)
@@ -60,7 +60,7 @@ def test_a_round_beyond_the_cut_stays_open() -> None:
 
 def test_a_shard_that_handed_over_closes_no_round() -> None:
     """Its workers are at the new shards; their leases expire here, and that applies nothing."""
-    shard = standing(merge=Merge.ROUND, bound=0)
+    shard = standing(merge=ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
     shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shards import wire_format
+from shards.aggregation import ROUND
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     Ack,
@@ -21,7 +22,6 @@ from shards.messages import (
     Welcome,
 )
 from shards.parameters import SavedProgress
-from shards.spec import Merge
 from tests.support.shard_copies import GRADIENT, Copies
 from tests.support.shard_dsl import SIZE, fresh, hello, leave, push
 
@@ -109,7 +109,7 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
 
 def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
     """It stays open when the other worker leaves; both copies close it after the quiesce."""
-    group = Copies(Merge.ROUND)
+    group = Copies(ROUND)
     group.say(1, push("a", 1), GRADIENT)
     group.say(1, hold())
     group.say(1, leave("b"))

@@ -1,6 +1,7 @@
 """Update rules against a serial NumPy loop, the real Caffe's numbers, and their contracts."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,8 +16,12 @@ from shards.rules import (
     AdaDelta,
     Adagrad,
     Adam,
+    AdamW,
+    AdaptiveDelayCompensation,
     Decay,
     DecayKind,
+    DelayCompensation,
+    DelayedNesterov,
     Floats,
     Momentum,
     Nesterov,
@@ -205,7 +210,19 @@ def test_eight_iterations_follow_the_real_caffe(run: str) -> None:
 
 def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
     """The registry's names are the tags by which msgspec writes and reads a rule."""
-    names = ["adadelta", "adagrad", "adam", "momentum", "nesterov", "rmsprop", "sgd"]
+    names = [
+        "adadelta",
+        "adagrad",
+        "adam",
+        "adamw",
+        "dc_asgd",
+        "dc_asgd_adaptive",
+        "delayed_nesterov",
+        "momentum",
+        "nesterov",
+        "rmsprop",
+        "sgd",
+    ]
     assert sorted(RULES) == names
     for name in names:
         rule = RULES[name]()
@@ -222,11 +239,15 @@ def test_a_rule_is_found_by_name_and_survives_the_wire() -> None:
         (RMSProp, {"decay_rate": float("nan")}, "rmsprop: decay_rate: expected"),
         (AdaDelta, {"momentum": 2.0}, "adadelta: momentum: expected"),
         (Adam, {"beta2": 1.0}, "adam: beta2: expected"),
+        (AdamW, {"weight_decay": 1.0}, "adamw: weight_decay: expected"),
+        (DelayedNesterov, {"n": 0}, "delayed_nesterov: n: expected at least 1, got 0"),
+        (DelayCompensation, {"versions": 65}, "dc_asgd: versions: expected 1 to 64, got 65"),
+        (AdaptiveDelayCompensation, {"strength": -1.0}, "dc_asgd_adaptive: strength: expected"),
         (Adagrad, {"delta": 0.0}, "adagrad: delta: expected more than 0"),
         (Adam, {"delta": 1e-60}, "adam: delta: expected more than 0 in float32, got 1e-60"),
     ],
 )
-def test_a_senseless_rule_is_refused(rule: type[Rule], fields: dict[str, float], text: str) -> None:
+def test_a_senseless_rule_is_refused(rule: type[Rule], fields: dict[str, Any], text: str) -> None:
     """A hyperparameter that would divide zero by zero or diverge by itself is named."""
     with pytest.raises(BadInput, match=text):
         rule(**fields)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from shards.aggregation import ROUND
 from shards.messages import Ack, Joined, Left, Parked, Welcome
-from shards.spec import Merge
 from tests.support.shard_dsl import (
     REAL,
     SIZE,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
 
 def talk_of(*workers: str) -> Talk:
-    talk = Talk(merge=Merge.ROUND, bound=0)
+    talk = Talk(merge=ROUND, bound=0)
     talk.enter(*workers)
     return talk
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from shards import wal_format
+from shards.aggregation import ROUND, Buffer, Round
 from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
-from shards.rules import SGD, Decay, Momentum
+from shards.rules import SGD, AdaptiveDelayCompensation, Decay, DelayedNesterov, Momentum
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
 from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 
@@ -26,7 +26,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "sums": {"rule": SGD(), "bound": None},
     "guarded": {"rule": SGD(), "bound": None, "guard": Guard(quarantine_after=2)},
     "slots": {"rule": Momentum(0.9), "decay": Decay(weight=0.01)},
-    "rounds": {"merge": Merge.ROUND, "bound": 0},
+    "rounds": {"merge": ROUND, "bound": 0},
+    "backups": {"merge": Round(1), "bound": 0},
+    "buffer": {"merge": Buffer(3), "rule": Momentum(0.9), "weigh": "inverse_root", "bound": None},
+    "versions": {"rule": AdaptiveDelayCompensation(versions=2), "bound": None},
+    "every third": {"rule": DelayedNesterov(n=3), "bound": None, "deltas": True},
     "warm": {"warm_steps": 6, "bound": 2},
 }
 NAMES = "abcd"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from deploy import cli
+from tests.support.own_logs import own_logs
 
 Run = Callable[..., tuple[int, str, str]]
 """The command: its arguments; its exit status, its standard output and error."""
@@ -17,7 +18,7 @@ def command(
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["downpour", *first, *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with own_logs(), pytest.raises(SystemExit) as ended:
             cli.main()
         told = capsys.readouterr()
         return int(ended.value.code or 0), told.out, told.err

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, shard_specs
+from ps import Cluster, expect_compression, shard_specs
 from shards.spec import ShardSpec
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
@@ -20,9 +20,9 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import moved
 from worker.inference import evaluate
 from worker.job import Job
+from worker.options import TrainOptions
 from worker.sources import open_source
 from worker.spark_task import TaskSpec, decode_reports, run_task
-from worker.strategies import Downpour
 from worker.training_loop import WorkerReport
 
 _DEMO = Path(__file__).parents[2] / "deploy" / "demo"
@@ -37,31 +37,23 @@ def solver() -> Solver:
 def lenet_job(
     *, steps: int, workers: int, shards: int, bound: int | None, seed: int = 1, **options: Any
 ) -> Job:
-    """The demo's job, with this number of steps of each worker and the options of `caffe_job`."""
-    return caffe_job(
-        solver(),
-        strategy=Downpour(),
-        workers=workers,
-        shards=shards,
-        bound=bound,
-        seed=seed,
-        max_iter=steps,
-        **options,
-    )
+    """The demo's job, with this number of steps of each worker and other options of training."""
+    given = TrainOptions(shards=shards, staleness=bound, seed=seed, max_iter=steps, **options)
+    return caffe_job(solver(), given, workers=workers)
 
 
 def specs_of(job: Job) -> list[ShardSpec]:
-    return shard_specs(
+    specs = shard_specs(
         job.model().table,
-        shards=job.shards,
+        shards=job.runtime.shards,
         rule=job.rule,
         schedule=job.schedule,
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        lease_s=job.lease_s,
-        compression=job.compression,
+        lease_s=job.runtime.lease_s,
     )
+    return expect_compression(specs, job.links.build_compression())
 
 
 def rows(part: Literal["train", "test"] = "train") -> pa.Table:
@@ -95,9 +87,9 @@ def run_worker(
         plan=job.plan,
         batch_size=job.batch_size,
         patience_s=patience_s,
-        link=job.link,
-        transport=job.transport,
-        compression=job.compression,
+        link=job.links.build_link(),
+        transport=job.links.transport,
+        compression=job.links.build_compression(),
     )
     own = iter(whole.slice(number * share, share).to_batches())
     (done,) = run_task(own, spec, job.model, number, incarnation)

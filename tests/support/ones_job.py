@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps.launch.launcher import Placement
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
 from worker.job import Job
 from worker.model import Batch, Model
+from worker.options import LinkOptions, ShardRuntime
 from worker.strategies import Downpour, Strategy
 from worker.training_loop import Plan
 
@@ -107,11 +107,10 @@ def ones_job(
     *,
     steps: int,
     workers: int,
-    shards: int = 2,
     bound: int | None = 2,
     strategy: Strategy | None = None,
-    shards_in: Placement = Placement.PROCESSES,
-    **more: Any,
+    links: LinkOptions = LinkOptions(),  # noqa: B008  # frozen
+    **runtime: Any,
 ) -> Job:
     """A job of `workers` times `steps` unit pushes at rate 1.
 
@@ -130,10 +129,9 @@ def ones_job(
         decay=Decay(),
         batch_size=4,
         workers=workers,
-        shards=shards,
         bound=bound,
-        shards_in=shards_in,
-        **more,
+        links=links,
+        runtime=ShardRuntime(shards=2, shards_in="processes").replace(**runtime),
     )
 
 

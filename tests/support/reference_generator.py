@@ -28,6 +28,7 @@ from deploy.cli import app
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
 from tests.support.doc_pages import PAGES, ROOT, read
+from worker.option_fields import Options, declared
 from worker.strategies import Base
 
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -56,6 +57,9 @@ def commands(group: TyperGroup, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from commands(command, f"{before}{name} ")
         else:
             yield before + name, command
+
+
+_PARSED = re.compile(r"Parsed\[(.+), (.+)\]")  # what a field holds, and what may be given
 
 
 def _all_commands() -> dict[str, Any]:
@@ -146,25 +150,15 @@ def summary_keys() -> str:
 
 
 def setting_keys() -> str:
-    return table(["key", "value", "default", "option"], _settings(TrainSettings))
+    return table(["key", "value", "default", "option"], _settings())
 
 
-def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """The keys of a struct's JSON; those of a struct inside it follow the key and a point."""
-    given = {name for option in COMMANDS["train"].params for name in option.opts}
-    types = annotations(kind)
-    for field in msgspec.structs.fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _settings(field.type, f"{before}{field.encode_name}.")
-            continue
-        name = f"--{field.name.replace('_', '-')}"
-        default = "" if field.default is msgspec.NODEFAULT else _json(field.default)
-        yield (
-            f"`{before}{field.encode_name}`",
-            _json_type(types[field.name]),
-            default,
-            f"`{name}`" if name in given else "",
-        )
+def _settings() -> Iterator[tuple[str, str, str, str]]:
+    """The keys of `settings.json`, which are the options of the command."""
+    for name, each in declared(TrainSettings).items():
+        kind = each.kind.__name__ + (" | None" if each.optional else "")
+        default = "" if each.required else _json(each.default)
+        yield f"`{name}`", _json_type(kind), default, f"`{TrainSettings.named(name)}`"
 
 
 def _json(value: object) -> str:
@@ -225,9 +219,11 @@ def signature(name: str, of: Any) -> str:
     plain_class = isinstance(of, type) and not _is_struct(of)
     source = inspect.getattr_static(of, "__init__") if plain_class else of
     types = annotations(source)
-    for base in of.__mro__[1:] if _is_struct(of) else ():
+    fields_of = getattr(of, "options", of)  # a function of options has them as keywords
+    for base in fields_of.__mro__ if _is_struct(fields_of) else ():
         if base.__module__.split(".")[0] in _OURS:
             types = annotations(base) | types
+    types = {name: _PARSED.sub(r"\1 | \2", kind) for name, kind in types.items()}
     parts = []
     for parameter in called.parameters.values():
         if parameter.name == "self":
@@ -269,7 +265,7 @@ def _is_enum(of: Any) -> bool:
 
 
 def _is_struct(of: Any) -> bool:
-    return isinstance(of, type) and issubclass(of, msgspec.Struct)
+    return isinstance(of, type) and issubclass(of, msgspec.Struct | Options)
 
 
 def names(module: ModuleType, wanted: Callable[[Any], bool] = lambda _: True) -> str:

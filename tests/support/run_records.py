@@ -43,7 +43,7 @@ def status(shard: int = 0, workers: Sequence[WorkerStatus] = (), **fields: Any) 
     """A shard's counters, zero unless given."""
     counters = dict.fromkeys(
         (
-            *("version", "steps", "samples", "pushes", "pulls", "duplicates", "refused"),
+            *("version", "steps", "samples", "pushes", "pulls", "duplicates", "dropped", "refused"),
             *("bytes_in", "bytes_out", "max_clock_gap"),
         ),
         0,

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.backends import Backend
+from shards.aggregation import ROUND, Merge
 from shards.messages import Export, Install, Read
 from shards.rules import Decay, Rule
 from shards.schedules import Inv
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
 from shards.versions import Buffers, staging
 from tests.support.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
@@ -40,7 +40,7 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
             rule=rule,
             decay=decay,
             merge=merge,
-            bound=0 if merge is Merge.ROUND else None,
+            bound=0 if merge == ROUND else None,
             schedule=Inv(base_rate=0.1, gamma=0.1, power=0.75),
         ),
         1,
@@ -71,6 +71,6 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
         say(pull("b", seq))
     say(Read(2, "job", "net"))
     say(Export(3, "job", "net"))
-    assert talk.shard.version == (6 if merge is Merge.ROUND else 18)
+    assert talk.shard.version == (6 if merge == ROUND else 18)
     assert len(talk.frames[1]) == size
     return heard, talk.shard

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from shards.aggregation import EACH, Merge
 from shards.envelopes import Outgoing
 from shards.messages import (
     FromShard,
@@ -14,7 +15,6 @@ from shards.messages import (
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Assignment, Configuration
 from shards.shard import Shard
-from shards.spec import Merge
 from shards.wire_format import Buffer
 from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
@@ -25,13 +25,13 @@ class Copies:
     """Copies of one shard by boot number; posts arrive at once, unless a copy is cut off."""
 
     def __init__(
-        self, merge: Merge = Merge.EACH, given: tuple[Install, Sequence[Buffer]] | None = None
+        self, merge: Merge = EACH, given: tuple[Install, Sequence[Buffer]] | None = None
     ) -> None:
         """Copy 1 is the primary and has two workers, copy 2 its backup.
 
         With a `given` Install there are no workers.
         """
-        self._spec = spec(merge=merge, bound=None if merge is Merge.EACH else 0)
+        self._spec = spec(merge=merge, bound=None if merge == EACH else 0)
         self._epoch = 0
         self.copies: dict[int, ShardReplica] = {}
         self.cut_off: set[int] = set()

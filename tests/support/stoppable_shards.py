@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ps import Durability
 from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, serve
+from ps.launch.child_main import make_shard
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launch_plan import ShardDevice
 from ps.server.server import ShardServer
 from ps.transport.local_sockets import Transport
 from shards.errors import GiveUp
@@ -27,11 +31,11 @@ class Servers:
         self.cluster = make_cluster(specs, [server.endpoint for server in self._servers])
 
     def _serve(self, spec: ShardSpec, bind: str) -> ShardServer:
-        options = bind, Transport.TCP, ShardDevice.CPU, None
-        if self._logs is None:
-            return serve(spec, *options).start()
-        logs = self._logs / f"shard-{spec.shard}"
-        return serve(spec, *options, Durability.PROCESS, logs).start()
+        order = ShardLaunch(spec, bind, Transport.TCP, ShardDevice.CPU)
+        if self._logs is not None:
+            logs = str(self._logs / f"shard-{spec.shard}")
+            order = replace(order, durability=Durability.PROCESS, log_folder=logs)
+        return make_shard(order).start()
 
     def die(self, shard: int) -> None:
         """Stop a shard; one with a log starts again at once."""
@@ -41,6 +45,10 @@ class Servers:
         else:
             endpoint = self._servers[shard].endpoint
             self._servers[shard] = self._serve(self._specs[shard], endpoint)
+
+    def trouble(self, shard: int, text: str) -> None:
+        """Have a shard report that something fails in its background."""
+        self._servers[shard].shard.journal.trouble = text
 
     def check(self) -> None:
         for shard in self._dead:

@@ -12,11 +12,24 @@ HYPER: dict[str, dict[str, float]] = {
     "rmsprop": {"decay_rate": 0.95, "delta": 1e-6},
     "adadelta": {"momentum": 0.95, "delta": 1e-6},
     "adam": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6},
+    "adamw": {"beta1": 0.9, "beta2": 0.99, "delta": 1e-6, "weight_decay": 0.02},
+    "delayed_nesterov": {"momentum": 0.9, "n": 1},
+    "dc_asgd": {"strength": 0.5},
+    "dc_asgd_adaptive": {"mean": 0.95, "strength": 0.5, "delta": 1e-3},
 }
 
 
-SLOTS = {"sgd": 0, "adadelta": 2, "adam": 2}
+SLOTS = {
+    "sgd": 0,
+    "adadelta": 2,
+    "adam": 2,
+    "adamw": 2,
+    "delayed_nesterov": 2,
+    "dc_asgd_adaptive": 2,
+}
 RULES = sorted(HYPER)
+ROOTLESS = {"sgd", "momentum", "nesterov", "delayed_nesterov", "dc_asgd"}
+"""The rules without a square root."""
 
 
 def constants(rule: str) -> tuple[np.float32, ...]:
@@ -28,6 +41,12 @@ def constants(rule: str) -> tuple[np.float32, ...]:
         case "rmsprop" | "adadelta" | "adam":
             *shares, delta = hyper.values()
             return (*(part for share in shares for part in (share, 1 - share)), delta)
+        case "adamw":
+            return (*constants("adam"), hyper["weight_decay"])
+        case "delayed_nesterov":
+            return (hyper["momentum"], 1 / hyper["n"], np.float32(1))
+        case "dc_asgd_adaptive":
+            return (hyper["mean"], 1 - hyper["mean"], hyper["strength"], hyper["delta"])
         case _:
             return tuple(hyper.values())
 

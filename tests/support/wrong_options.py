@@ -118,7 +118,7 @@ ROWS: list[Row] = [
     *_each("--shards-in", ["k8s", "Ray"], ": expected one of ray, processes, got {}"),
     *_each("--shard-device", ["cuda", "gpu:1"], ": expected one of cpu, gpu, got {}"),
     *_each("--precision", ["fp64", "int8"], ": expected one of fp32, tf32, bf16, got {}"),
-    *_each("--strategy", ["down", "DOWNPOUR", "bsp "], ": expected one of bsp, downpour, got {}"),
+    *_each("--strategy", ["down", "DOWNPOUR", "bsp "], ": expected one of adag, .*, got {}"),
     *(
         row
         for before in (TRAIN, TEST, f"{FEATURES} --output f")
@@ -224,7 +224,9 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --shards 1025", ".*expected 1 to [0-9]+ shards, got 1025"),
     _line(f"{TRAIN} --n-push 9", "--staleness: pushing every 9 steps needs at least 8, got 4"),
     _line(f"{TRAIN} --n-fetch 9", "--staleness: .*fetching every 9 needs at least 8, got 4"),
-    _line(f"{TRAIN} --prefetch --n-fetch 2", "--prefetch: expected --n-fetch 1, got 2"),
+    _line(f"{TRAIN} --prefetch --n-fetch 2", "--prefetch: .* got downpour, which pulls every 2"),
+    _line(f"{TRAIN} --strategy bsp:c=2", "--strategy bsp: unknown option 'c'; its options are b"),
+    _line(f"{TRAIN} --strategy diloco:h=0", "--strategy diloco: .*h: expected at least 1, got 0"),
     _line(f"{TRAIN} --strategy bsp --n-push 2", "--n-push 2: strategy bsp has no such option"),
     _line(f"{TRAIN} --strategy bsp --staleness 3", "--strategy bsp: expected --staleness 0 and"),
     _line(f"{TRAIN} --strategy bsp --prefetch", "--strategy bsp: .* no prefetch, got 0 with"),

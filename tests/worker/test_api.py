@@ -211,7 +211,7 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
         max_iter=two,  # type: ignore[arg-type]
     )
     (job,) = told
-    numbers = [job.workers, job.shards, job.bound, job.plan.seed, job.plan.steps]
+    numbers = [job.workers, job.runtime.shards, job.bound, job.plan.seed, job.plan.steps]
     assert numbers == [2] * 5
     assert {type(number) for number in numbers} == {int}
 

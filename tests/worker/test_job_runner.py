@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import ps
-from ps import AdminClient, Compression, Durability
+from ps import AdminClient, Durability
+from ps.launch.launch_plan import LaunchPlan
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
@@ -21,13 +22,13 @@ from ps.snapshots.object_store import open_store
 from ps.wal.catalog import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
-from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed
 from tests.support.stoppable_shards import Servers
 from worker import job_runner, spark
 from worker.evaluation import Evaluation, EvaluationPlan
+from worker.options import LinkOptions
 from worker.training_loop import WorkerReport
 
 DEADLINE_S = 60.0
@@ -55,9 +56,9 @@ class Notes:
     def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
     def evaluated(self, result: Evaluation) -> None: ...
-    def moved(self, cluster: ps.Cluster) -> None: ...
+    def resharded(self, cluster: ps.Cluster) -> None: ...
 
-    def told(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -93,8 +94,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Servers]:
     started: list[Servers] = []
 
     @contextmanager
-    def start(_: Any, specs: Sequence[ShardSpec], *, logs: Path, **__: Any) -> Iterator[Servers]:
-        started.append(Servers(specs, logs))
+    def start(_: Any, plan: LaunchPlan) -> Iterator[Servers]:
+        started.append(Servers(plan.specs, plan.logs))
         try:
             yield started[-1]
         finally:
@@ -159,7 +160,7 @@ def run_job(
         ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
         resume=resume,
         snapshots=folder / "snapshots" if snapshots else None,
-        asked=asked,
+        snapshot_requested=asked,
         logs=folder / "logs",
         observer=observer,
     )
@@ -203,7 +204,7 @@ def test_residuals_are_read_where_the_snapshot_is(
     for steps, resume in ((2, None), (3, shelf.newest_good), (4, lambda: whole)):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
-            ones_job(Ones, steps=steps, workers=1, compression=Compression.parse("topk:0.5")),
+            ones_job(Ones, steps=steps, workers=1, links=LinkOptions(compress="topk:0.5")),
             resume=resume() if resume is not None else None,
             snapshots=Keyed.URI,
             observer=told,
@@ -249,6 +250,21 @@ def test_without_an_observer_notices_are_logged(
     assert {(name, level) for name, level, _ in logged} == {("downpour.worker", "WARNING")}
     assert outcome.notices[0].startswith("no space left")
     assert "shard 0 has died" in outcome.notices
+
+
+def test_what_fails_in_a_shard_is_reported(
+    servers: list[Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing autosave is reported once, while training continues; the outcome says it, too."""
+
+    def tasks() -> None:
+        servers[-1].trouble(0, "autosave saves: No space left on device")
+        push(servers[-1], 3, 0)
+
+    outcome, notes = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    line = "shard 0: autosave saves: No space left on device; training continues"
+    assert notes == list(outcome.notices) == [line]
+    assert outcome.statuses[0].pushes == 3
 
 
 def test_workers_that_had_no_rows_after_all(
@@ -332,7 +348,7 @@ def test_the_weights_are_tested_while_the_job_trains(
 
     Spark(tasks, monkeypatch)
     plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
-    with caplog.at_level("INFO", "worker.job_runner"):
+    with caplog.at_level("INFO", "downpour.worker.job_runner"):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
             ones_job(Ones, steps=9, workers=1),

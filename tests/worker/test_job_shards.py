@@ -25,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing
 from tests.support.stoppable_shards import Servers
 from worker import job_shards as resharding
-from worker.job_shards import JobShards, ReshardedShards
+from worker.job_shards import JobShards, ReshardedShards, Risks
 
 pytestmark = pytest.mark.usefixtures("quick_start")
 
@@ -343,3 +343,26 @@ def test_requests_that_are_refused() -> None:
             assert not job_shards.moving
             assert [str(error) for error in request.answers] == [line]
         assert len(job.started) == 1
+
+
+def test_what_lasts_is_told_once() -> None:
+    """A copy replaced within seconds is not reported; a lasting loss is, and so is its end."""
+    risks = Risks()
+    for risk, now, told in (
+        ("", 0.0, False),
+        ("shard 0 has one copy only: x", 1.0, False),
+        ("", 20.0, False),
+        ("shard 0 has one copy only: x", 21.0, False),
+        ("shard 0 has one copy only: y", 50.9, False),
+        ("shard 0 has one copy only: y", 51.0, True),
+        ("shard 0 has one copy only: z", 90.0, False),
+    ):
+        text = risks.due_message(risk, now)
+        assert (text is not None) is told
+    assert risks.due_message("", 91.0) == "every shard has two copies again, and a coordinator"
+    assert risks.due_message("", 92.0) is None
+    risks.due_message("no coordinator answers: w", 100.0)
+    assert risks.due_message("no coordinator answers: w", 130.0) == (
+        "for 30 s now no coordinator answers: w; training continues, but another death may take"
+        " back acknowledged pushes, or end the run"
+    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 import ps
 from deploy.settings import TrainSettings
-from ps.security.key_file import load_or_create_keys
+from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.secure_files import write_private
 from ps.snapshots.worker_state import load_state
@@ -160,17 +160,11 @@ def _state(folder: Path, env: Env) -> list[Format]:
         Format("cluster file", cluster, lambda: ps.Cluster.load(cluster)),
         Format("client's cluster", cluster, lambda: ps.Client(cluster, worker="w")),
         Format("residual", residual, lambda: load_state(residual)),
-        Format("restored residual", residual, lambda: _restored(env, residual)),
+        Format("restored residual", residual, lambda: env.compressed.restore(residual)),
         Format("manifest", snapshot / "manifest.json", lambda: load_snapshot(snapshot), "1"),
         Format("snapshot's part", parts[0], lambda: load_snapshot(snapshot)),
         Format("shard's key", folder / "key", lambda: load_or_create_keys(folder), missing=False),
     ]
-
-
-def _restored(env: Env, residual: Path) -> Any:
-    return ps.Client(
-        env.cluster, worker="packed", incarnation=1, compression="int8", restore=residual
-    )
 
 
 def _read(path: Path) -> int:

@@ -23,6 +23,8 @@ from tests.wrong_inputs.rows import Row
 from worker.device_selection import parse_device
 from worker.job import Job
 from worker.job_runner import run_job
+from worker.option_fields import declared
+from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.spark import DataFrame
 from worker.strategies import BSP, Downpour
 from worker.training_loop import Plan
@@ -64,8 +66,11 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "0..": (*_WHOLE, -1),
     "1..": (*_WHOLE, -1, 0),
     "bound": (*tuple(v for v in _WHOLE if v is not None and v is not inf), -1, 4.5, "many"),
+    "staleness": (*_ANY, "", "many", nan, -inf, [], b"1", 1j, -1, 4.5, True, 10**30),
     "seconds": (*_TIME, 0, inf),
     "0 seconds": (*_TIME, inf),
+    "every": (*_ANY, "", "5x", "-1s", "nan", nan, -1, 1.5, 10**30, [], b"1", True),
+    "time": (*_ANY, "", "5", "5x", "-1s", 5, nan, [], b"1s", True),
     "patience": (*_TIME, 0),
     "number": _REAL,
     "0.. number": (*_REAL, -1),
@@ -273,6 +278,43 @@ def _job() -> Job:
     )
 
 
+_OPTIONS = {
+    "staleness": "staleness",
+    "strategy": "strategy",
+    "n_push": "1..?",
+    "n_fetch": "1..?",
+    "warm_steps": "0..?",
+    "prefetch": "flag",
+    "shuffle": "flag",
+    "seed": "whole?",
+    "max_iter": "1..?",
+    "device": "device?",
+    "precision": "choice",
+    "shards": "1..",
+    "shards_in": "choice",
+    "shard_device": "choice",
+    "bind": "name",
+    "port": "port",
+    "plaintext": "flag",
+    "lease_s": "seconds",
+    "durability": "choice",
+    "silence_s": "seconds",
+    "rollback_s": "0 seconds",
+    "transport": "choice",
+    "link": "link",
+    "compress": "compression",
+    "compress_pull": "pull",
+    "snapshot_every": "every",
+    "snapshot_aligned": "flag",
+    "snapshot_keep": "1..?",
+    "snapshot_keep_for": "time",
+}
+_OPTION_NAMES = {
+    "compress": "compress|topk|threshold",
+    "compress_pull": "compress_pull|compressed pull",
+}
+
+
 def targets(env: Env) -> dict[str, Target]:
     """Each public function and class, by its name."""
     return {
@@ -389,9 +431,13 @@ def _jobs(env: Env) -> dict[str, Target]:
                 "lease_s": "seconds",
                 "warm_steps": "0..",
                 "guard": "object?",
-                "compression": "compression",
                 "name": "name",
             },
+        ),
+        "expect_compression": Target(
+            ps.expect_compression,
+            _with(ps.expect_compression, specs=env.specs, compression="int8"),
+            {"specs": "specs", "compression": "compression"},
             {"compression": "compression|topk|threshold"},
         ),
         "successors": Target(
@@ -474,7 +520,6 @@ def _connections(env: Env) -> dict[str, Target]:
                 "patience_s": "patience",
                 "in_flight": "1..?",
                 "compression": "compression",
-                "restore": "path?",
                 "keep": "path?",
                 "link": "link",
                 "allocate": "function",
@@ -502,7 +547,10 @@ def _connections(env: Env) -> dict[str, Target]:
             client.new_gradient, _with(client.new_gradient), {"zeroed": ""}
         ),
         "Client.save": Target(env.compressed.save, _with(env.compressed.save), {"path": "path"}),
-        "Client.take_up": Target(
+        "Client.restore": Target(
+            env.compressed.restore, _with(env.compressed.restore), {"path": "path"}
+        ),
+        "Client.restore_residual": Target(
             env.compressed.restore_residual,
             _with(env.compressed.restore_residual, state=None, arrays={}),
             {"state": "object", "arrays": ""},
@@ -544,6 +592,7 @@ def _connections(env: Env) -> dict[str, Target]:
 def _training(env: Env) -> dict[str, Target]:
     frame = Frame()
     trained = worker.Trained(None, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"solver": env.solver, "workers": 1, "shards_in": "processes"}
     return {
         "Plan": Target(
             Plan,
@@ -578,34 +627,28 @@ def _training(env: Env) -> dict[str, Target]:
                 "decay": "decay",
                 "batch_size": "1..",
                 "workers": "1..",
-                "shards": "1..",
                 "bound": "bound",
                 "shuffle": "flag",
-                "lease_s": "seconds",
-                "snapshot_every": "0..",
-                "snapshot_every_s": "0.. number",
-                "snapshot_aligned": "flag",
-                "keep": "object",
-                "shards_in": "choice",
-                "shard_device": "choice",
-                "bind": "name",
-                "port": "port",
-                "plaintext": "flag",
-                "link": "link",
-                "transport": "choice",
-                "compression": "compression",
                 "device": "object",
-                "durability": "choice",
-                "silence_s": "seconds",
-                "rollback_s": "0 seconds",
-                "logs_apart": "flag",
+                "runtime": "object",
+                "links": "object",
+                "snapshots": "object",
                 "snapshot_at_end": "flag",
+                "logs_apart": "flag",
                 "display": "0..",
                 "average_loss": "1..?",
                 "shape": "row shape",
             },
-            {"compression": "compression|topk|threshold"},
         ),
+        **{
+            kind.__name__: Target(
+                kind,
+                _with(kind),
+                {name: _OPTIONS[name] for name in declared(kind)},
+                _OPTION_NAMES,
+            )
+            for kind in (ShardRuntime, LinkOptions, SnapshotPolicy)
+        },
         "run_job": Target(
             run_job,
             _with(run_job, df=frame, job=_job()),
@@ -615,8 +658,8 @@ def _training(env: Env) -> dict[str, Target]:
                 "weights": "",
                 "resume": "path?",
                 "snapshots": "path?",
-                "asked": "object?",
-                "wishes": "function",
+                "snapshot_requested": "object?",
+                "next_reshard": "function",
                 "logs": "path?",
                 "evaluation": "",
                 "even": "flag",
@@ -625,42 +668,20 @@ def _training(env: Env) -> dict[str, Target]:
         ),
         "train": Target(
             worker.train,
-            _with(worker.train, df=frame, solver=env.solver, workers=1, shards_in="processes"),
+            lambda df=frame, **wrong: worker.train(df, **{**given, **wrong}),
             {
                 "df": "object",
                 "solver": "path",
-                "shards": "1..",
                 "workers": "1..?",
-                "staleness": "bound",
-                "strategy": "strategy?",
-                "seed": "whole?",
-                "max_iter": "1..?",
                 "test_data": "data?",
                 "weights": "path?",
                 "resume": "path?",
                 "snapshots": "path?",
-                "prefetch": "flag",
-                "shuffle": "flag",
-                "lease_s": "seconds",
-                "shards_in": "choice",
-                "shard_device": "choice",
-                "link": "link",
-                "transport": "choice",
-                "compress": "compression",
-                "compress_pull": "pull",
-                "device": "device?",
-                "precision": "choice",
-                "durability": "choice",
-                "silence_s": "seconds",
-                "rollback_s": "0 seconds",
                 "logs": "path?",
                 "observer": "",
+                **_OPTIONS,
             },
-            {
-                "compress": "compress|topk|threshold",
-                "compress_pull": "compress_pull|compressed pull",
-                "test_data": "test_data|data nope",
-            },
+            {**_OPTION_NAMES, "test_data": "test_data|data nope"},
         ),
         "Trained.save": Target(
             trained.save, _with(trained.save), {"path": "path|ending"}, {"path": "path|safetensors"}

@@ -8,13 +8,13 @@ shape might replace them by larger ones.
 """
 
 from collections.abc import Mapping
-from logging import getLogger
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.types import AnyArray
+from ps.logs import logger
 from shards.tables import DenseTable
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
@@ -22,7 +22,7 @@ from worker.device import CannotCapture, Device
 from worker.model import Batch
 from worker.step_pipeline import Packet, StepPipeline
 
-_LOG = getLogger(__name__)
+_LOG = logger(__name__)
 _STEP = "step number"  # in the packet; no column has this name
 
 

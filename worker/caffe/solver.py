@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from google.protobuf import text_format
+from msgspec.structs import replace
 
 from shards import rules, schedules
 from shards.errors import BadInput, quoted
@@ -21,7 +22,7 @@ from worker.caffe.net import Description
 from worker.caffe.phases import Phase
 from worker.caffe.solver_fields import check_fields, notices
 from worker.caffe.text import parse_solver, read_text
-from worker.job import DEFAULT_SEED
+from worker.options import DEFAULT_SEED
 
 DataShape = tuple[int, int, int]
 
@@ -73,6 +74,11 @@ class Solver(msgspec.Struct, frozen=True):
             return given
         return DEFAULT_SEED if self.random_seed is None else self.random_seed
 
+    def with_data_shape(self, shape: DataShape | None) -> "Solver":
+        """This solver for rows of `shape` (c, h, w), for data layers that state none."""
+        tests = tuple(replace(test, net=replace(test.net, data_shape=shape)) for test in self.tests)
+        return replace(self, train=replace(self.train, data_shape=shape), tests=tests)
+
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
     """The solver at `path` with its nets; `data_shape` (c, h, w) is for data layers without one."""
@@ -80,12 +86,12 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
     param = parse_solver(read_text(path), file)
     check_fields(param, file)
     _check_numbers(param, file)
-    tests = _test_nets(param, path, data_shape)
-    return Solver(
+    tests = _test_nets(param, path)
+    solver = Solver(
         rule=_named(file, lambda: _rule(param)),
         schedule=_named(file, lambda: _schedule(param)),
         decay=_decay(param, file),
-        train=_train_net(param, path, data_shape),
+        train=_train_net(param, path),
         tests=tests,
         max_iter=param.max_iter,
         iter_size=param.iter_size,
@@ -101,6 +107,7 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
         device=_device(param),
         notices=(*notices(param, file), *_without_tests(param, tests, file)),
     )
+    return solver if data_shape is None else solver.with_data_shape(data_shape)
 
 
 def _check_numbers(param: SolverParameter, file: str) -> None:
@@ -204,19 +211,17 @@ def _decay(param: SolverParameter, file: str) -> rules.Decay:
     return rules.Decay(_decimal(param.weight_decay), kind)
 
 
-def _train_net(param: SolverParameter, path: Path, data_shape: DataShape | None) -> Description:
+def _train_net(param: SolverParameter, path: Path) -> Description:
     fields = ("net", "net_param", "train_net", "train_net_param")
     given = [field for field in fields if param.HasField(field)]
     if len(given) != 1:
         got = " and ".join(given) or "none"
         raise BadInput(f"{path}: expected one training net ({', '.join(fields)}), got {got}")
     source: str | NetParameter = getattr(param, given[0])
-    return _description(source, path, Phase.TRAIN, param.train_state, data_shape)
+    return _description(source, path, Phase.TRAIN, param.train_state)
 
 
-def _test_nets(
-    param: SolverParameter, path: Path, data_shape: DataShape | None
-) -> tuple[TestNet, ...]:
+def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
     """The nets of test_net_param and test_net; then `net` for each test_iter that remains."""
     sources: list[str | NetParameter] = [*param.test_net_param, *param.test_net]
     remaining = len(param.test_iter) - len(sources)
@@ -234,24 +239,20 @@ def _test_nets(
         )
     states = list(param.test_state) or [NetState()] * len(sources)
     return tuple(
-        TestNet(_description(source, path, Phase.TEST, state, data_shape), iterations)
+        TestNet(_description(source, path, Phase.TEST, state), iterations)
         for source, state, iterations in zip(sources, states, param.test_iter, strict=True)
     )
 
 
 def _description(
-    source: str | NetParameter,
-    solver: Path,
-    phase: Phase,
-    state: NetState,
-    data_shape: DataShape | None,
+    source: str | NetParameter, solver: Path, phase: Phase, state: NetState
 ) -> Description:
     if isinstance(source, str):
         path = _find(source, solver, "net")
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
-    return Description(text, phase, tuple(state.stage), state.level, data_shape, file)
+    return Description(text, phase, tuple(state.stage), state.level, file=file)
 
 
 def _find(name: str, solver: Path, what: str) -> Path:

@@ -1,18 +1,52 @@
 """Training strategies: each is a value, and has one file.
 
-A strategy decides when a worker fetches and pushes, what happens to its local weights in between,
-and how the shards merge pushes. A new one is a class in a file here, and an entry in `Strategy`.
+A strategy decides when a worker pulls and pushes, what happens to its local weights in between, and
+what the shards do with its pushes. A new one is a class in a file here, and an entry in `Strategy`.
 """
 
-from typing import cast, get_args
+from typing import Any, cast, get_args
+
+import msgspec
 
 from shards import arguments
+from shards.aggregation import ServerHalf
 from shards.errors import BadInput
+from worker.strategies.adag import ADAG
+from worker.strategies.asp import ASP
+from worker.strategies.async_diloco import AsyncDiLoCo
 from worker.strategies.base import Base, Local
 from worker.strategies.bsp import BSP
+from worker.strategies.dc_asgd import DCASGD
+from worker.strategies.diloco import DiLoCo
 from worker.strategies.downpour import Downpour
+from worker.strategies.dynsgd import DynSGD
+from worker.strategies.eamsgd import EAMSGD
+from worker.strategies.easgd import EASGD
+from worker.strategies.fedbuff import FedBuff
+from worker.strategies.local_sgd import LocalSGD
+from worker.strategies.softsync import Softsync
+from worker.strategies.sparknet import SparkNet
+from worker.strategies.ssp import SSP
+from worker.strategies.stale_rate import StaleRate
 
-Strategy = Downpour | BSP
+Strategy = (
+    Downpour
+    | BSP
+    | SSP
+    | ASP
+    | StaleRate
+    | Softsync
+    | DynSGD
+    | ADAG
+    | DCASGD
+    | EASGD
+    | EAMSGD
+    | SparkNet
+    | LocalSGD
+    | DiLoCo
+    | AsyncDiLoCo
+    | FedBuff
+)
 
 STRATEGIES: dict[str, type[Strategy]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Strategy)
@@ -20,7 +54,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def strategy_named(name: str) -> type[Strategy]:
-    """The strategy class called `name`; raises BadInput listing the known ones."""
+    """The strategy class called `name`, which may be followed by options; raises BadInput."""
+    name = name.partition(":")[0]
     try:
         return STRATEGIES[name]
     except KeyError:
@@ -30,23 +65,63 @@ def strategy_named(name: str) -> type[Strategy]:
 
 
 def strategy_of(what: str, value: object) -> Strategy:
-    """`value` if it is a strategy, or the strategy of that name with its defaults.
+    """`value` if it is a strategy, or the strategy that a text names: diloco, or diloco:h=50.
 
-    Raises BadInput naming `what`.
+    Options follow the name: `diloco:h=50,outer_lr=0.7`; the others have their defaults. Raises
+    BadInput naming `what`.
     """
     if isinstance(value, Base):  # a strategy of this project or of the user
         return cast(Strategy, value)
-    if isinstance(value, str) and value.lower() in STRATEGIES:
-        return STRATEGIES[value.lower()]()
-    raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
+    if not isinstance(value, str) or value.partition(":")[0].lower() not in STRATEGIES:
+        raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
+    name, _, options = value.partition(":")
+    kind = strategy_named(name.lower())
+    return _with_options(what, kind, options) if options else kind()
+
+
+def _with_options(what: str, kind: type[Strategy], text: str) -> Strategy:
+    """The strategy with the options in a text such as h=50,outer_lr=0.7."""
+    known, found = kind.__struct_fields__, dict[str, Any]()
+    name = kind.__struct_config__.tag
+    for option in text.split(","):
+        field, equals, value = option.partition("=")
+        if field not in known:
+            takes = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise BadInput(f"{what} {name}: unknown option {arguments.shown(field)}; {takes}")
+        if not equals or field in found:
+            raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {option}")
+        found[field] = value
+    try:
+        return msgspec.convert(found | {"strategy": name}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$.")
+        if field:
+            wrong = field.rstrip("`")
+            message = f"{wrong}: {message[0].lower()}{message[1:]}, {found.get(wrong)!r}"
+        raise BadInput(f"{what} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
 
 
 __all__ = [
+    "ADAG",
+    "ASP",
     "BSP",
+    "DCASGD",
+    "EAMSGD",
+    "EASGD",
+    "SSP",
     "STRATEGIES",
+    "AsyncDiLoCo",
     "Base",
+    "DiLoCo",
     "Downpour",
+    "DynSGD",
+    "FedBuff",
     "Local",
+    "LocalSGD",
+    "ServerHalf",
+    "Softsync",
+    "SparkNet",
+    "StaleRate",
     "Strategy",
     "strategy_named",
     "strategy_of",

@@ -1,49 +1,161 @@
-"""The interface of every strategy, and the local state that it works on."""
+"""The interface of every strategy, and the local state that it works on.
 
+A strategy is a frozen struct of its options. It holds no state: what a worker keeps between steps
+is in `Local`, as named arrays and counters, so that it can be saved. It names two halves that
+belong together: what a worker does (the methods below, which the step machine calls), and what the
+shards do (`server`).
+
+    pull        when `fetches(step)`: on_pull(local, pulled)
+    each step   the gradient at `local.weights`: local_step(local, gradient, rate, multipliers)
+    push        when `pushes(step)`: contribution(local)
+
+An array that a worker pushes is a *contribution*: a gradient, or the difference between the weights
+that a window started from and those that it ended with. Both point uphill: the shard subtracts.
+"""
+
+from collections.abc import Callable
 from math import gcd
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shards import arguments
+from shards.aggregation import ServerHalf
 from shards.errors import BadInput
-from shards.spec import Merge
+from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
+from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
 
 
 class Local(msgspec.Struct):
-    """A worker's own state between pushes: its weights, and the gradients not pushed yet.
+    """What one worker keeps between steps; all arrays are flat float32 of the table's size.
 
-    `owed` is the sum of these gradients, `steps` and `samples` their counts, and `loss` the sum of
-    their losses. `fetched` are the versions of `weights`, one for each shard; `versions` are those
-    of the weights from which the oldest gradient in `owed` was computed.
+    The next gradient is computed at `weights`: those that were `pulled` last, which nobody may
+    write to, or the worker's own. `slots` are the strategy's own arrays by name. `gradient` is the
+    newest one; its content is the strategy's to change.
+
+    `steps` and `samples` count what has not been pushed yet, and `loss` is the sum of its losses;
+    `count` is the number of all local steps. `fetched` are the versions of `pulled`, one a shard,
+    and `versions` those from which the oldest step not pushed yet was computed.
+
+    `segments` and `decay` are the table's multipliers and the weight decay, for `descend`.
     """
 
     weights: Floats
+    pulled: Floats
     fetched: tuple[int, ...]
     versions: tuple[int, ...] = ()
-    owed: Floats | None = None
+    slots: dict[str, Floats] = {}
+    gradient: Floats | None = None
     steps: int = 0
     samples: int = 0
     loss: float = 0.0
+    count: int = 0
+    segments: tuple[RateRun, ...] = ()
+    decay: Decay = Decay()
+    _buffers: list[Floats] = []
 
     def settle(self) -> None:
-        """Reset after everything owed has been pushed."""
-        self.owed, self.steps, self.samples, self.loss = None, 0, 0, 0.0
+        """Begin to count from zero: everything so far has been pushed."""
+        self.steps, self.samples, self.loss = 0, 0, 0.0
+
+    def slot(self, name: str) -> Floats:
+        """The array `name` of the strategy's own, which begins at zero."""
+        if name not in self.slots:
+            self.slots[name] = np.zeros_like(self.pulled)
+        return self.slots[name]
+
+    def descend(self, rule: Rule, gradient: Floats, rate: float) -> None:
+        """Take one step of `rule` on the worker's own weights; its slots are kept here.
+
+        Weight decay and the tensors' multipliers are those of a shard.
+        """
+        out = self.own()
+        rule.apply(
+            self.weights,
+            gradient,
+            tuple(self.slot(name) for name in rule.slot_names),
+            out,
+            self.segments,
+            rate=rate,
+            decay=self.decay,
+            count=self.count,
+        )
+        self.weights = out
+
+    def own(self) -> Floats:
+        """An array of the worker's own that `weights` is not in, with arbitrary content."""
+        for buffer in self._buffers:
+            if buffer is not self.weights:
+                return buffer
+        self._buffers.append(np.empty_like(self.pulled))
+        return self._buffers[-1]
+
+    def decayed(self, gradient: Floats) -> None:
+        """Add the weight decay at `weights` to a gradient, in place."""
+        if self.decay.weight:
+            for run in self.segments:
+                part = slice(run.start, run.stop)
+                w = self.weights[part]
+                penalty = np.sign(w) if self.decay.kind is DecayKind.L1 else w
+                gradient[part] += np.float32(self.decay.weight * run.decay_mult) * penalty
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def save(self) -> tuple[dict[str, Floats], dict[str, Any]]:
+        """The arrays by name, copied, and the counters: all that `restored` needs."""
+        arrays = {"weights": self.weights, "pulled": self.pulled, **self.slots}
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return {name: array.copy() for name, array in arrays.items()}, counters
+
+    @classmethod
+    def restored(cls, arrays: dict[str, Floats], counters: dict[str, Any]) -> "Local":
+        """The state that `save` returned."""
+        slots = {name: array for name, array in arrays.items() if name not in _ARRAYS}
+        return cls(arrays["weights"], arrays["pulled"], slots=slots, **counters)
+
+
+_ARRAYS = ("weights", "pulled")
+_COUNTERS = ("fetched", "versions", "steps", "samples", "loss", "count")
 
 
 class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
-    """The questions that the worker loop asks a strategy.
+    """The questions that the step machine and a job ask a strategy.
 
     Steps count from 0 over the worker's whole plan.
     """
 
-    merge: ClassVar[Merge] = Merge.EACH
+    synchronous: ClassVar[bool] = False
+    """Whether the workers move in step, at bound 0."""
+    usual_bound: ClassVar[int | None] = 4
+    """The staleness bound of a job that names none."""
+    windowed: ClassVar[bool] = False
+    """Whether the clock counts windows: a push raises it by 1, whatever the number of its steps."""
+    exchanges: ClassVar[bool] = False
+    """Whether weights are pulled right before each push; `fetches` then matters only at first."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """The slots that outlive a push, which a worker loses when it is restarted."""
+
+    # --- the job's questions ----------------------------------------------------------------------
 
     def check(self, bound: int | None, prefetch: bool) -> None:
         """Raise BadInput for a combination that would deadlock or is not defined."""
+        if self.synchronous:
+            if bound != 0 or prefetch:
+                raise BadInput(
+                    f"strategy {self.name}: expected staleness bound 0 and no prefetch,"
+                    f" got {'no bound' if bound is None else bound}"
+                    f"{' with prefetch' if prefetch else ''}"
+                )
+            return
+        if prefetch and (self.windowed or self.fetch_period > 1):
+            raise BadInput(
+                "prefetch: expected a strategy that pulls before every step,"
+                f" got {self.name}, which pulls every {self.fetch_period} steps"
+            )
         push, fetch = self.push_period, self.fetch_period
         least = self.least_bound() + prefetch
         if bound is not None and bound < least:
@@ -55,10 +167,56 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     def least_bound(self) -> int:
         """The smallest bound at which no worker waits for itself; a prefetch needs one more."""
+        if self.windowed:
+            return 0
         # The shards' clock of the slowest worker lags its steps by those that it has not pushed,
         # and a fetch requests the clock of the last step that its weights will serve.
         push, fetch = self.push_period, self.fetch_period
         return push - gcd(push, fetch) + fetch - 1
+
+    def for_workers(self, workers: int) -> Self:
+        """This strategy with the defaults filled in that depend on the number of workers.
+
+        Raises BadInput for options that diverge with so large a number.
+        """
+        return self
+
+    def for_worker(self, name: str) -> Self:
+        """This strategy as one worker follows it."""
+        return self
+
+    def server(self, workers: int) -> ServerHalf:
+        """What the shards do with the pushes of this number of workers."""
+        return ServerHalf()
+
+    def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
+        """What was changed of the job's settings for this number of workers, and why.
+
+        `rule` is the job's own.
+        """
+        half = self.server(workers)
+        own, used = _name(rule), _name(half.rule or (SGD() if half.deltas else rule))
+        if own == used:
+            return ()
+        how = "each worker keeps its own rate and steps, and " if half.deltas else ""
+        at = f" at rate {half.rate:g}" if half.rate is not None else ""
+        text = (
+            f"strategy {self.name}: {how}the shards apply what is pushed by rule {used}{at},"
+            f" not by the job's rule {own}"
+        )
+        return (text,)
+
+    @property
+    def name(self) -> str:
+        """The name by which the registry and the command line know it."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that one worker takes alone before the others join."""
+        return 0
+
+    # --- the step machine's questions -------------------------------------------------------------
 
     @property
     def push_period(self) -> int:
@@ -71,26 +229,133 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
         return 1
 
     @property
-    def warm_up(self) -> int:
-        """Steps that one worker takes alone before the others join."""
-        return 0
-
-    @property
     def plain(self) -> bool:
         """Whether every step is just a fetch, one gradient and its push."""
         return False
 
     def fetches(self, step: int) -> bool:
         """Whether new weights are pulled before `step`."""
-        return True
+        return step % self.fetch_period == 0
 
     def pushes(self, step: int) -> bool:
-        """Whether the gradients owed are pushed after `step`."""
+        """Whether a contribution is pushed after `step`."""
         return (step + 1) % self.push_period == 0
 
-    def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
-        """Add the gradient of one step at `local.weights`; `local` may keep or change the array.
+    def on_pull(self, local: Local, pulled: Floats) -> None:
+        """Take new weights, which nobody may write to; at first they are in `local` already."""
+        local.weights = pulled
 
-        `rate` times `multipliers` is the learning rate of each float of the table.
+    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+        """Learn from a gradient at `local.weights`; `local` may keep or change the array.
+
+        `rate` times `multipliers` is the learning rate of each float of the table. By default the
+        gradients since the last push are added up.
         """
-        local.owed = gradient if local.owed is None else np.add(local.owed, gradient, local.owed)
+        total = local.slots.get("sum") if local.steps else None
+        local.slots["sum"] = gradient if total is None else np.add(total, gradient, total)
+
+    def contribution(self, local: Local) -> Floats:
+        """What to push; the array must not change afterwards."""
+        return local.slots.pop("sum")
+
+
+class Asynchronous(Base, frozen=True, kw_only=True):
+    """The base of strategies in which the shards apply each gradient of a worker as it arrives.
+
+    W workers take W steps where one takes one. A rate that was tuned for one worker is then too
+    high: with momentum 0.9 and five workers, accuracy falls to that of a guess (mxnet#5287). So
+    each push counts with `scale` times the job's rate, by default 1/W, and a notice says so.
+    """
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            check_options(self, scale=positive)
+
+    def server(self, workers: int) -> ServerHalf:
+        return ServerHalf(scale=1 / workers if self.scale is None else self.scale)
+
+    def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
+        found = super().notices(workers, rule)
+        if workers == 1:
+            return found
+        if isinstance(self.server(workers).rule or rule, Momentum | Nesterov):
+            text = (
+                f"strategy {self.name}: asynchronous workers act as momentum, which that of rule"
+                f" {_name(rule)} adds to; if the loss grows, lower one of them"
+            )
+            found = (*found, text)
+        if self.scale is not None:
+            return found
+        scaled = (
+            f"strategy {self.name}: the rate of each push is divided by {workers}, the number of"
+            " workers, because their pushes add up and a rate tuned for one worker may diverge;"
+            f" {self.name}:scale=1 keeps it as it is"
+        )
+        return scaled, *found
+
+
+class Windowed(Base, frozen=True, kw_only=True):
+    """The base of strategies that take a window of local steps and push how far these went.
+
+    At the start of a window the worker's weights x are those of the shards, w. The contribution is
+    w - x, and the shards move by it against no other rate than the strategy's own.
+    """
+
+    windowed: ClassVar[bool] = True
+
+    @property
+    def push_period(self) -> int:
+        return self.window_steps
+
+    @property
+    def fetch_period(self) -> int:
+        return self.window_steps
+
+    @property
+    def window_steps(self) -> int:
+        """The number of local steps in a window."""
+        raise NotImplementedError
+
+    def inner_rule(self) -> Rule:
+        """The rule of the local steps."""
+        return SGD()
+
+    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+        local.descend(self.inner_rule(), gradient, rate)
+
+    def contribution(self, local: Local) -> Floats:
+        return np.subtract(local.pulled, local.weights, local.gradient)
+
+
+def _name(rule: Rule) -> str:
+    return str(rule.__struct_config__.tag)
+
+
+def check_options(strategy: Base, **checks: Callable[[str, object], object]) -> None:
+    """Convert and check the fields of a strategy by name; raises BadInput naming both."""
+    for field, check in checks.items():
+        value = check(f"strategy {strategy.name}: {field}", getattr(strategy, field))
+        msgspec.structs.force_setattr(strategy, field, value)
+
+
+def at_least(least: int) -> Callable[[str, object], int]:
+    """A check for a whole number."""
+    return lambda what, value: arguments.whole(what, value, least)
+
+
+def positive(what: str, value: object) -> float:
+    """A check for a finite number above 0."""
+    number = arguments.number(what, value, expected="more than 0")
+    if not number > 0:
+        raise arguments.wrong(what, "more than 0", value)
+    return number
+
+
+def share(what: str, value: object) -> float:
+    """A check for a number in [0, 1)."""
+    number = arguments.number(what, value, expected="[0, 1)")
+    if not 0 <= number < 1:
+        raise arguments.wrong(what, "[0, 1)", value)
+    return number

@@ -1,26 +1,37 @@
 """Bulk-synchronous training: all workers step from the same weights, the shards apply the mean.
 
 With bound 0 a pull waits until every registered worker's push of the previous step has arrived. The
-round is then one update with the mean gradient (a shard's `Merge.ROUND`). It equals one worker with
-a batch as large as all batches together, and is the baseline that asynchrony is measured against.
+round is then one update with the mean gradient. It equals one worker with a batch as large as all
+batches together, and is the baseline that asynchrony is measured against.
+
+With b backup workers the shards do not wait for the slowest (Chen et al. 2016, arXiv 1604.00981,
+algorithms 3 and 4): a round of W workers is the mean of its first W - b pushes. Later pushes of
+that round are acknowledged, counted and dropped, and their workers continue from the new weights.
+So the same slow workers' data is dropped again and again.
 """
 
 from typing import ClassVar
 
+from shards.aggregation import Round, ServerHalf
 from shards.errors import BadInput
-from shards.spec import Merge
-from worker.strategies.base import Base
+from worker.strategies.base import Base, at_least, check_options
 
 
 class BSP(Base, frozen=True, tag="bsp", kw_only=True):
-    """Push every step, wait for all, average."""
+    """Push every step, wait for all but `b` workers, average."""
 
-    merge: ClassVar[Merge] = Merge.ROUND
+    b: int = 0
 
-    def check(self, bound: int | None, prefetch: bool) -> None:
-        if bound != 0 or prefetch:
-            raise BadInput(
-                "strategy bsp: expected staleness bound 0 and no prefetch,"
-                f" got {'no bound' if bound is None else bound}"
-                f"{' with prefetch' if prefetch else ''}"
-            )
+    synchronous: ClassVar[bool] = True
+    usual_bound: ClassVar[int | None] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self, b=at_least(0))
+
+    def for_workers(self, workers: int) -> "BSP":
+        if self.b and self.b >= workers:
+            raise BadInput(f"strategy bsp: b: expected fewer than {workers} workers, got {self.b}")
+        return self
+
+    def server(self, workers: int) -> ServerHalf:
+        return ServerHalf(merge=Round(self.b))

@@ -4,8 +4,8 @@ A worker fetches the weights every `n_fetch` steps and pushes its accumulated gr
 `n_push` steps; between fetches it also applies each gradient to its own copy of the weights:
 
     every n_fetch steps:  w <- the shards' weights
-    each step:            g = gradient at w;  owed += g;  w -= rate * g   (if w is used again)
-    every n_push steps:   push owed;  owed = 0
+    each step:            g = gradient at w;  sum += g;  w -= rate * g   (if w is used again)
+    every n_push steps:   push sum;  sum = 0          the shards: w -= scale * rate * sum
 
 The shards apply each push as it arrives. Only fetches pass the staleness gate, so each requests the
 clock of the last step that its weights will serve: the staleness bound then holds for the steps in
@@ -17,11 +17,10 @@ import numpy as np
 from msgspec import structs
 
 from shards import arguments
-from shards.errors import BadInput
-from worker.strategies.base import Base, Floats, Local
+from worker.strategies.base import Asynchronous, Floats, Local
 
 
-class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
+class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
     """Accumulate `n_push` steps, fetch every `n_fetch`; asynchronous up to the bound."""
 
     n_push: int = 1
@@ -29,13 +28,9 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
     warm_steps: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("n_push", 1), ("n_fetch", 1), ("warm_steps", 0)):
             structs.force_setattr(self, name, arguments.whole(name, getattr(self, name), least))
-
-    def check(self, bound: int | None, prefetch: bool) -> None:
-        super().check(bound, prefetch)
-        if prefetch and self.n_fetch > 1:
-            raise BadInput(f"prefetch: expected n_fetch 1, got {self.n_fetch}")
 
     @property
     def push_period(self) -> int:
@@ -53,11 +48,8 @@ class Downpour(Base, frozen=True, tag="downpour", kw_only=True):
     def plain(self) -> bool:
         return self.n_push == self.n_fetch == 1
 
-    def fetches(self, step: int) -> bool:
-        return step % self.n_fetch == 0
-
-    def learn(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         if self.n_fetch > 1:
             step = np.float32(rate) * multipliers * gradient
             local.weights = np.subtract(local.weights, step, step)  # never into the pulled array
-        super().learn(local, gradient, rate, multipliers)
+        super().local_step(local, gradient, rate, multipliers)

@@ -26,10 +26,12 @@ def hyper(**values: Any) -> Any:
 
 
 def hyper_of(rule: str, **values: Any) -> Any:
-    """As above; Nesterov's `take` is 1 + mu."""
+    """As above; Nesterov's `take` is 1 + mu, and delayed Nesterov's a half."""
     found = hyper(**values)
     if rule == "update_nesterov":
         found["take"] = 1 + found["keep"]
+    if rule == "update_delayed_nesterov":
+        found["take"] = 0.5
     return found
 
 
@@ -59,6 +61,8 @@ def cases() -> Iterator[Case]:
         yield update(rule, 311, "groups", hyper=hyper_of(rule, decay=0.02), **parts)
         yield update(rule, 311, "l1", hyper=hyper_of(rule, decay=0.02, l1=1), **parts)
         yield update(rule, 99, "scaled", verdict=verdict(scale=0.25))
+        if rule == "update_delayed_nesterov":
+            yield update(rule, 99, "not yet", hyper=hyper_of(rule, strength=0))
         yield update(rule, 99, "skipped", verdict=verdict(scale=0, skip=True))
     yield from other_cases()
 

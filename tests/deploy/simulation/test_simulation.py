@@ -29,7 +29,6 @@ from deploy.simulation.shrink import shrink
 from deploy.simulation.simulation import Simulation, play
 from deploy.simulation_kinds import ClusterConfig, Profile
 from shards.errors import BadInput
-from shards.spec import Merge
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
 LOST_PUSHES = (
@@ -88,7 +87,7 @@ def test_promises_hold_for_packed_pushes(push: str) -> None:
     for seed in range(100, 106):
         drawn = swarm(seed, cluster=ClusterConfig.COMPRESSED)
         sparse = push.partition(",")[0] in SPARSE or push.startswith("topk")
-        plain = {"pull": "none", "merge": Merge.EACH, "rule": "sgd"}
+        plain = {"pull": "none", "merge": "each", "rule": "sgd"}
         setting = msgspec.structs.replace(drawn.setting, push=push, **plain)
         kept = tuple(f for f in drawn.faults if not (sparse and type(f).__name__ in _ENDING))
         scenario = msgspec.structs.replace(drawn, setting=setting, faults=kept)

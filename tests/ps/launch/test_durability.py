@@ -19,6 +19,7 @@ import pytest
 import ps
 from ps import AdminClient, Client, Cluster, Durability, process_shards
 from ps.launch import launcher, restart
+from ps.launch.launch_plan import LaunchPlan
 from ps.wal.recovery import logged_spec, recovered
 from shards.errors import BadInput, GiveUp
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
@@ -182,6 +183,8 @@ def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
 def test_a_log_needs_a_folder(home: launcher.Placement) -> None:
     """A durability with a WAL but without a folder is refused, on every placement."""
     with pytest.raises(BadInput) as caught:
-        launcher.start_shards(home, specs_of(1), durability=Durability.PROCESS).__enter__()
+        launcher.start_shards(
+            home, LaunchPlan(specs=specs_of(1), durability=Durability.PROCESS)
+        ).__enter__()
     text = "durability process: expected a folder for the shards' logs, got none"
     assert str(caught.value) == text

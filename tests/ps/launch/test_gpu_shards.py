@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import ps
+from ps.launch import launch_plan
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.errors import BadInput
 from shards.rules import Momentum
@@ -66,6 +67,6 @@ def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> No
 
 def test_where_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing GPU is reported before a shard is made."""
-    monkeypatch.setattr(ps.launch.launcher, "gpu", lambda: None)
+    monkeypatch.setattr(launch_plan, "gpu", lambda: None)
     with pytest.raises(BadInput, match=r"^shard device gpu: expected a GPU that answers"):
         ps.local_shards(specs(), device=ps.ShardDevice.GPU).__enter__()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,9 @@ import pytest
 
 import ps
 from ps import AdminClient, ShardDevice, process_shards
-from ps.launch import launcher, processes, single_copies
+from ps.launch import process_handle, processes, single_copies
+from ps.launch.child_protocol import ShardLaunch
+from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -76,7 +79,7 @@ def test_children_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_END_S", 60.0)
     block = process_shards(specs_of(1))
     hosts = block.__enter__()
-    (child,) = hosts._children
+    (child,) = [shard.child for shard in hosts._shards]
     assert isinstance(child, processes.ChildProcess)
     with subprocess.Popen(["sleep", "600"], pass_fds=[child._orders.fileno()]) as holder:
         assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None), (
@@ -107,13 +110,15 @@ def test_a_port_in_use() -> None:
         pass
     address = f"tcp://127.0.0.1:{port}"
     assert str(caught.value) == f"shard 1 cannot listen on {address!r}: Address already in use"
-    assert not [child for child in psutil.Process().children() if "shard_process" in str(child)]
+    assert not [
+        child for child in psutil.Process().children() if "ps.launch.child_main" in child.cmdline()
+    ]
 
 
 def test_a_child_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that runs another build than this process is refused before anyone speaks to it."""
     theirs = ps.build_id()
-    monkeypatch.setattr(launcher, "build_id", lambda: "0" * 16)
+    monkeypatch.setattr(process_handle, "build_id", lambda: "0" * 16)
     with pytest.raises(WrongBuild) as caught, process_shards(specs_of(1)):
         pass
     assert str(caught.value) == f"shard 0: expected build {'0' * 16} where it runs, got {theirs}"
@@ -175,7 +180,7 @@ def test_a_loop_that_failed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_shards_in_processes_need_no_extra() -> None:
     """The child imports nothing beyond the base install, and `downpour train` no Ray."""
     for modules, extras in (
-        ("ps.launch.shard_process", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
+        ("ps.launch.child_main", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
         ("deploy.train, worker.job_runner", {"ray"}),
     ):
         script = f"import sys, {modules}; print(*{extras} & set(sys.modules))"
@@ -186,10 +191,11 @@ def test_shards_in_processes_need_no_extra() -> None:
 
 def test_who_ended_a_process_is_known() -> None:
     """A process that was killed from outside is distinguished from one that crashed."""
-    table = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
-    with ps.process_shards(ps.shard_specs(table, shards=2)) as hosts:
-        for child, number, killed in zip(
-            hosts._present(), (signal.SIGKILL, signal.SIGSEGV), (True, False), strict=True
-        ):
-            os.kill(child.pid, number)
-            assert child.wait().killed is killed
+    (spec,) = specs_of(1)
+    order = ShardLaunch(spec, "tcp://127.0.0.1:*", Transport.TCP, ShardDevice.CPU)
+    for number, killed in ((signal.SIGKILL, True), (signal.SIGSEGV, False)):
+        child = processes.ChildProcess(order)
+        child.endpoint(time.monotonic() + 120)
+        os.kill(child.pid, number)
+        assert child.wait().killed is killed
+        child.close()

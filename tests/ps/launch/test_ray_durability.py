@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from ps import AdminClient, Durability
-from ps.launch import ray_launcher
-from ps.launch.ray_launcher import RayShards, ray_shards
+from ps.launch import single_copies
+from ps.launch.ray_launcher import ray_shards
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
@@ -26,15 +26,6 @@ class Unmade:
 
     def make(self) -> None:
         pass
-
-
-def pid_of(hosts: RayShards, shard: int) -> int:
-    """The process id of a shard, once it is known."""
-    pid = eventually(
-        lambda: hosts.pids[shard], because="it starts", within_s=PATIENCE_S, check=hosts.check
-    )
-    assert pid is not None
-    return pid
 
 
 @pytest.mark.timeout(300)
@@ -53,7 +44,7 @@ def test_kill_both_actors(ray_local: str, tmp_path: Path) -> None:
             console.install(TABLE.empty())
             with pushing(hosts.cluster.for_workers()) as pushers:
                 more(pushers, hosts)
-                for pid in [pid_of(hosts, shard) for shard in range(2)]:
+                for pid in hosts.pids:
                     os.kill(pid, signal.SIGKILL)
                 more(pushers, hosts)
             total = sum(one.acknowledged for one in pushers)
@@ -85,7 +76,7 @@ def test_an_actor_that_comes_back_with_its_save(
                 within_s=PATIENCE_S,
                 check=hosts.check,
             )
-            os.kill(pid_of(hosts, 1), signal.SIGKILL)
+            os.kill(hosts.pids[1], signal.SIGKILL)
             (told,) = losses(hosts)
             assert told == (
                 "shard 1 has died: its Ray actor is gone; restarted from its last autosave;"
@@ -107,8 +98,8 @@ def test_a_node_that_is_gone(
         (node,) = ray.nodes()
         monkeypatch.setattr(ray, "nodes", lambda: [node | {"Alive": False}])
         gone = "0" * len(node["NodeID"])
-        monkeypatch.setattr(hosts._present()[0], "_node", gone)
-        os.kill(pid_of(hosts, 0), signal.SIGKILL)
+        monkeypatch.setattr(hosts._shards[0].child, "_node", gone)
+        os.kill(hosts.pids[0], signal.SIGKILL)
         with pytest.raises(GiveUp) as caught:
             eventually(hosts.check, because="it fails", within_s=PATIENCE_S)
         assert str(caught.value) == f"shard 0 cannot continue: node {gone} of Ray is gone"
@@ -119,7 +110,7 @@ def test_a_node_that_does_not_see_the_folder(
     ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is another machine, and no folder of its own was named."""
-    monkeypatch.setattr(ray_launcher, "LogFolder", lambda _: Unmade())
+    monkeypatch.setattr(single_copies, "LogFolder", lambda _: Unmade())
     with pytest.raises(BadInput) as caught:
         ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path).__enter__()
     folder = tmp_path / "shard-0"

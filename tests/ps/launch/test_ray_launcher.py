@@ -8,14 +8,21 @@ import ray
 
 import ps
 from ps import AdminClient
-from ps.launch import launcher
+from ps.launch import process_handle
+from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import ray_shards
+from ps.launch.restart import RestartingProcess
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.replicated_job import Worker, check_applied_once
 from tests.support.sample_job import TABLE, specs_of, train
+
+
+def actor_of(shard: RestartingProcess) -> Actor:
+    assert isinstance(shard.child, Actor)
+    return shard.child
 
 
 def listening(cluster: ps.Cluster) -> list[bool]:
@@ -39,7 +46,7 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
         with AdminClient(cluster) as console:
             train(cluster, console)
         hosts.check()
-        ray.kill(hosts._present()[1]._actor)
+        ray.kill(actor_of(hosts._shards[1])._actor)
         with pytest.raises(GiveUp, match=r"^shard 1 has died: its Ray actor is gone$"):
             eventually(hosts.check, because="the death is noticed")
         # Ray reports a death before the process is gone.
@@ -86,7 +93,7 @@ def test_a_port_in_use(ray_local: str) -> None:
 def test_a_node_with_other_code(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that runs another build than this process is refused before anyone speaks to it."""
     theirs = ps.build_id()
-    monkeypatch.setattr(launcher, "build_id", lambda: "0" * 16)
+    monkeypatch.setattr(process_handle, "build_id", lambda: "0" * 16)
     with pytest.raises(WrongBuild) as caught, ray_shards(specs_of(1)):
         pass
     assert str(caught.value) == f"shard 0: expected build {'0' * 16} where it runs, got {theirs}"
@@ -114,7 +121,7 @@ def fail(actor: Any) -> None:
 def test_a_loop_that_failed_is_told(ray_local: str) -> None:
     """An actor that lives while its loop has died is no shard."""
     with ray_shards(specs_of(1)) as hosts:
-        (actor,) = hosts._present()
-        ray.get(actor._actor.__ray_call__.remote(fail))
+        (shard,) = hosts._shards
+        ray.get(actor_of(shard)._actor.__ray_call__.remote(fail))
         with pytest.raises(GiveUp, match=r"^shard 0 has failed: OverflowError: planted"):
             eventually(hosts.check, because="the death is noticed")

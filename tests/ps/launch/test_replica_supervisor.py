@@ -8,21 +8,26 @@ import pytest
 
 from ps.launch import replica_supervisor
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
-from ps.launch.replica_supervisor import ReplicatedShards, _ReplicaSupervisor
-from ps.launch.risks import Risks
+from ps.launch.launch_plan import LaunchPlan
+from ps.launch.process_handle import ExitReason, ProcessHandle
+from ps.launch.replica_supervisor import ReplicatedShards
 from ps.transport.coordinator_messages import PrimaryInfo
-from shards.errors import GiveUp, WrongBuild
+from shards.errors import WrongBuild
 from tests.support.replicated_job import specs_of
 
-BROKEN = "coordinator has failed: coordinator's record r: file is not a database"
-KILLED = "shard 0 has died: its process was ended by signal 9 (Killed)"
+BROKEN = "failed: coordinator's record r: file is not a database"
+KILLED = "died: its process was ended by signal 9 (Killed)"
 
 
-class Life:
+class Life(ProcessHandle):
     """A process that has `died` of something, or lives; without a `pid` it has not reported yet."""
 
-    def __init__(self, died: str = "", pid: int | None = 1, build: str = "") -> None:
-        self.died, self.pid, self.build = died, pid, build
+    pid: int | None = None
+
+    def __init__(
+        self, died: str = "", pid: int | None = 1, build: str = "", name: str = "shard 0"
+    ) -> None:
+        self.died, self.pid, self.build, self.name = died, pid, build, name
 
     @property
     def alive(self) -> bool:
@@ -33,14 +38,15 @@ class Life:
             raise WrongBuild(self.build)
         return "tcp://127.0.0.1:1"
 
-    def check(self) -> None:
-        if self.died:
-            raise GiveUp(self.died)
+    def wait(self) -> ExitReason:
+        return ExitReason(self.died, told=False)
 
     def ask_to_end(self) -> None:
-        self.died = "shard 0 has ended"
+        self.died = "ended"
 
-    def end(self) -> None: ...
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Host:
@@ -59,7 +65,7 @@ class Host:
 
     def coordinator(self, order: CoordinatorLaunch) -> Life:
         self.began.append(self.now)
-        return Life(self.dies_of)
+        return Life(self.dies_of, name="coordinator")
 
     def copy(self, order: CopyLaunch, near: Collection[int]) -> Life:
         self.copies.append(self.next())
@@ -86,22 +92,21 @@ class Kept:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.supervisor = _ReplicaSupervisor(specs_of(), host, "127.0.0.1", 1.0, "r", (None, None))
-        self.supervisor._resolver = host  # type: ignore[assignment]
-        self.hosts = ReplicatedShards(None, self.supervisor)  # type: ignore[arg-type]
+        self.hosts = ReplicatedShards(LaunchPlan(specs=specs_of()), host, "r")
+        self.hosts._resolver = host  # type: ignore[assignment]
         self.primary, self.backup = Life(), Life()
-        self.supervisor._coordinator = host.coordinator(self.supervisor._order)
-        self.supervisor._copies = {1: (0, self.primary), 2: (0, self.backup)}
-        self.supervisor._boot = 2
-        self.supervisor._offered = {0: (2, host.now)}
-        self.supervisor._heard_at = host.now
+        self.hosts._coordinator = host.coordinator(self.hosts._order)
+        self.hosts._copies = {1: (0, self.primary), 2: (0, self.backup)}
+        self.hosts._boot = 2
+        self.hosts._offered = {0: (2, host.now)}
+        self.hosts._heard_at = host.now
         host.seats = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", lonely=False)}
-        self.supervisor._seats = dict(host.seats)
+        self.hosts._seats = dict(host.seats)
 
     def goes_on(self, seconds: float) -> None:
         until = self.host.now + seconds
         while self.host.now < until:
-            self.supervisor._keep()
+            self.hosts._keep()
 
 
 @pytest.fixture
@@ -111,7 +116,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.setattr(replica_supervisor, "time", clock)
     kept = Kept(host)
     yield kept
-    kept.supervisor.stop()
+    kept.hosts._stop()
 
 
 def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
@@ -120,8 +125,8 @@ def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
     kept.goes_on(300.0)
     began = kept.host.began[1:]
     pauses = [after - before for before, after in pairwise(began)]
-    assert [round(pause / 2) * 2 for pause in pauses] == [4, 8, 16, 32, 60, 60, 60]
-    assert kept.hosts.degraded_reason == f"no coordinator answers: {BROKEN}"
+    assert [round(pause / 2) * 2 for pause in pauses] == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert kept.hosts.degraded_reason == f"no coordinator answers: coordinator has {BROKEN}"
     kept.hosts.check()
     kept.host.dies_of = ""
     kept.goes_on(61.0)
@@ -138,7 +143,7 @@ def test_a_copy_that_nobody_follows(kept: Kept) -> None:
     kept.host.seats = {0: PrimaryInfo(0, 1, 1, None, [1], "", lonely=True)}
     kept.goes_on(3.0)
     assert len(kept.host.copies) == 1
-    assert kept.hosts.degraded_reason == f"shard 0 has one copy only: {KILLED}"
+    assert kept.hosts.degraded_reason == f"shard 0 has one copy only: shard 0 has {KILLED}"
 
 
 def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> None:
@@ -154,7 +159,7 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
     kept.goes_on(60.0)
     (spare,) = kept.host.copies
     assert kept.hosts.redundant, "it has not reported that it serves"
-    boot, _ = kept.supervisor._offered[0]
+    boot, _ = kept.hosts._offered[0]
     spare.pid = 2
     kept.goes_on(6.0)
     assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
@@ -188,26 +193,3 @@ def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> No
     kept.goes_on(120.0)
     assert kept.host.copies == []
     assert kept.backup.alive
-
-
-def test_what_lasts_is_told_once() -> None:
-    """A copy replaced within seconds is not reported; a lasting loss is, and so is its end."""
-    risks = Risks()
-    for risk, now, told in (
-        ("", 0.0, False),
-        ("shard 0 has one copy only: x", 1.0, False),
-        ("", 20.0, False),
-        ("shard 0 has one copy only: x", 21.0, False),
-        ("shard 0 has one copy only: y", 50.9, False),
-        ("shard 0 has one copy only: y", 51.0, True),
-        ("shard 0 has one copy only: z", 90.0, False),
-    ):
-        text = risks.due_message(risk, now)
-        assert (text is not None) is told
-    assert risks.due_message("", 91.0) == "every shard has two copies again, and a coordinator"
-    assert risks.due_message("", 92.0) is None
-    risks.due_message("no coordinator answers: w", 100.0)
-    assert risks.due_message("no coordinator answers: w", 130.0) == (
-        "for 30 s now no coordinator answers: w; training continues, but another death may take"
-        " back acknowledged pushes, or end the run"
-    )

@@ -12,8 +12,10 @@ import pytest
 
 import ps
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch
-from ps.launch.replica_supervisor import ProcessHandle, ReplicatedShards, supervise
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.launch_plan import LaunchPlan
+from ps.launch.process_handle import ProcessHandle
+from ps.launch.processes import replicated_shards
+from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.replicated_job import (
@@ -124,7 +126,8 @@ class Starts:
 def test_keys_wherever_others_can_reach(host: str, secure: bool | None, guarded: bool) -> None:
     """Orders carry the admitted keys from the start, unless anybody may enter; none is a secret."""
     starts = Starts()
-    kept = supervise(specs_of(), starts, host=host, silence_s=1.0, record="r", secure=secure)
+    plan = LaunchPlan(specs=specs_of(), host=host, silence_s=1.0, secure=secure)
+    kept = supervise(plan, starts, "r")
     with pytest.raises(GiveUp, match="no room"):
         kept.__enter__()
     (order,) = starts.orders

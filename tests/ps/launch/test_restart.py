@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from ps.launch import restart
-from ps.launch.restart import CrashLoop, ExitReason, RestartingProcess, Stranded
+from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
+from ps.launch.restart import RestartingProcess, RestartPolicy
+from ps.logs import logger
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 
@@ -17,8 +19,11 @@ KILLED_LATER = ExitReason(
 FULL = ExitReason("failed: log x: No space left on device", told=True)
 
 
-class Fake:
+class Fake(ProcessHandle):
     """A process that ends when the test says how; a `broken` one never serves."""
+
+    pid = 0  # each has its own
+    alive = True  # nobody asks
 
     def __init__(self, pid: int, broken: str | Exception = "") -> None:
         self.name = "shard 3"
@@ -54,7 +59,7 @@ class Shard:
         self._broken = [*broken]
         self.left: list[int] = []  # those that were left to themselves while another was started
         self.started = threading.Semaphore(0)
-        self.kept = RestartingProcess(self.made[0], self._restart, 1.0)
+        self.kept = RestartingProcess(self.made[0], self._restart, 1.0, logger("restarts", shard=0))
 
     def _restart(self) -> Fake:
         self.left += [one.pid for one in self.made if one.broken and not one.stopped]
@@ -84,16 +89,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "PAUSE_S", 0.001)
 
 
-def test_one_that_was_killed_is_started_again() -> None:
-    """So is the next one; leaving the block ends the last."""
+def test_one_that_was_killed_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """So is the next one, each with a warning; leaving the block ends the last."""
     shard = Shard()
     for pid in (1, 2):
         shard.dies()
-        assert shard.kept.child.pid == pid
+        assert shard.kept.pid == pid
         shard.kept.check()
     shard.ends()
     assert shard.kept.deaths == 2
     assert [one.closed for one in shard.made] == [True, True, True]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"shard 3 has {KILLED.text}; restarting it"] * 2
 
 
 def test_quick_deaths_in_a_row_are_bounded() -> None:
@@ -159,7 +166,7 @@ def test_what_counts_is_how_long_it_served(
     start it.
     """
     monkeypatch.undo()
-    deaths = CrashLoop()
+    deaths = RestartPolicy()
     for served_s in served:
         deaths.died(served_s)
     assert deaths.too_many is too_many
@@ -169,11 +176,20 @@ def test_what_counts_is_how_long_it_served(
 def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pause is twice the one before; after a long life there is none."""
     monkeypatch.undo()
-    deaths, pauses = CrashLoop(), []
+    deaths, pauses = RestartPolicy(), []
     for served_s in (8.0, 0.1, None, 0.1, 8.0, 0.1):
         deaths.died(served_s)
         pauses.append(deaths.pause_s)
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
+
+
+def test_pauses_have_a_limit() -> None:
+    """A coordinator is never given up: its pauses grow up to a limit, until one serves."""
+    policy, pauses = RestartPolicy(2.0, 60.0), []
+    for served_s in (*[None] * 7, 1e9):
+        policy.died(served_s)
+        pauses.append(policy.pause_s)
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 0.0]
 
 
 def test_one_that_does_not_come_to_serve() -> None:
@@ -184,7 +200,7 @@ def test_one_that_does_not_come_to_serve() -> None:
     shard = Shard("shard 3 cannot listen")
     shard.dies()
     shard.await_start()
-    assert shard.kept.child.pid == 2
+    assert shard.kept.pid == 2
     assert shard.kept.deaths == 2, "one that never served has died, too"
     shard.kept.check()
     shard.ends()
@@ -248,7 +264,7 @@ def test_a_death_that_is_not_followed() -> None:
     shard.kept.restart_enabled = False
     shard.kept.restart_enabled = True
     shard.dies()
-    assert shard.kept.child.pid == 1
+    assert shard.kept.pid == 1
     shard.kept.restart_enabled = False
     shard.made[-1].fates.put(KILLED)
     shard.kept._thread.join(30)

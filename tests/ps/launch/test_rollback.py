@@ -17,7 +17,8 @@ import pytest
 
 from ps import AdminClient, Client, Cluster, Durability, process_shards
 from ps.launch import launcher, restart
-from ps.launch.processes import ProcessShards
+from ps.launch.launch_plan import LaunchPlan
+from ps.launch.single_copies import SingleCopies
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
@@ -62,7 +63,7 @@ def parts(console: AdminClient) -> list[set[float]]:
     ]
 
 
-def killed(hosts: ProcessShards, shard: int) -> None:
+def killed(hosts: SingleCopies, shard: int) -> None:
     """Kill a shard's process; returns once the next one serves, and its loss is reported."""
     before = hosts.pids[shard]
     os.kill(before, signal.SIGKILL)
@@ -179,7 +180,9 @@ def test_where_nothing_is_taken_back(
 ) -> None:
     """Autosaves are refused with other durabilities, on every placement."""
     with pytest.raises(BadInput) as caught:
-        launcher.start_shards(home, specs_of(1), durability=durability, rollback_s=rollback_s)
+        launcher.start_shards(
+            home, LaunchPlan(specs=specs_of(1), durability=durability, rollback_s=rollback_s)
+        )
     assert str(caught.value) == line
     with pytest.raises(BadInput), process_shards(specs_of(1), rollback_s=float("nan")):
         pass

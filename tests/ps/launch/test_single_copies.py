@@ -2,28 +2,27 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from ps import DenseTable, TensorSpec, shard_specs
 from ps.durability import Durability
 from ps.launch.child_protocol import ShardLaunch
-from ps.launch.launcher import ShardDevice, recovery_s
-from ps.launch.restart import ExitReason
-from ps.launch.single_copies import serving
+from ps.launch.launch_plan import ShardDevice, recovery_s
+from ps.launch.process_handle import ExitReason, ProcessHandle
+from ps.launch.single_copies import Start, serving
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum
 from tests.support.eventually import eventually
 
 
-class Child:
+class Child(ProcessHandle):
     """A process that serves, and ends when asked to."""
 
     name = "shard 0"
-    deaths = 0
-    empty = False
+    pid = 7
+    alive = True  # nobody asks
 
     def __init__(self) -> None:
         self.given_s = 0.0
@@ -37,15 +36,11 @@ class Child:
         self.ended.wait()
         return ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
 
-    def check(self) -> None: ...
-
     def ask_to_end(self) -> None:
         self.ended.set()
 
     def stop(self) -> None:
         self.ended.set()
-
-    def end(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -66,7 +61,7 @@ def test_a_large_shard_is_given_time() -> None:
     made: list[Child] = []
     again = threading.Event()
 
-    def start(_: ShardLaunch, former: Child | None) -> Child:
+    def start(_: ShardLaunch, former: ProcessHandle | None) -> Child:
         made.append(Child())
         if former is not None:
             again.set()
@@ -93,8 +88,8 @@ def test_some_shards_with_weights_and_some_without() -> None:
         for spec in specs
     ]
 
-    def start_with(empty: str) -> Callable[[ShardLaunch, Child | None], Child]:
-        def start(order: ShardLaunch, _: Child | None) -> Child:
+    def start_with(empty: str) -> Start:
+        def start(order: ShardLaunch, _: ProcessHandle | None) -> Child:
             child = Child()
             child.name, child.empty = f"shard {order.spec.shard}", empty[order.spec.shard] == "-"
             return child

@@ -15,9 +15,8 @@ from ps import AdminClient, Cluster, Durability, process_shards
 from ps.cluster import Access
 from ps.launch import restart
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
-from ps.security.enrolment_store import EnrolmentStore
-from ps.security.key_file import load_or_create_keys
-from ps.security.keys import KeyPair, address_of, pinned
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.curve_clients import as_worker
@@ -93,7 +92,7 @@ def test_a_guest_book(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["joined"]
 
 
-def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
+def test_a_guest_book_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The error names the file; no worker is admitted from a partial or unwritable file."""
     for page in (b'{"admission":', b'{"admission":{"operator":"\xff"}}'):
         (tmp_path / "joined").write_bytes(page)
@@ -109,6 +108,8 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path) -> None:
     spared.read(ADMISSION)
     spared.write(Enrolments(3))
     assert not (tmp_path / "joined").exists()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"joined workers {tmp_path}/joined: Is a directory")
 
 
 def test_a_kept_key(tmp_path: Path) -> None:

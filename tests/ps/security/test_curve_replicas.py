@@ -1,7 +1,8 @@
 """Replicated shards that other hosts can reach: which keys each of their sockets admits.
 
 There are three sockets: the coordinator's, a copy's for clients, and a copy's for its peer.
-test_replicated_host.py tests where keys are needed, test_copy_registry.py what each key may send.
+test_replicated_processes.py tests where keys are needed, test_coordinator_server.py what each may
+send.
 """
 
 import os
@@ -15,7 +16,7 @@ import zmq
 
 import ps
 from ps.cluster import Access
-from ps.launch.replicated_processes import replicated_shards
+from ps.launch.processes import replicated_shards
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.peer_link import PeerLink
 from ps.replication.replica_server import ReplicaServer
@@ -373,6 +374,6 @@ def test_processes_are_killed() -> None:
             - {before[COORDINATOR], before[PRIMARY]}
             for what in ("cmdline", "environ")
         )
-        assert b"ps.launch.copy_process" in told
+        assert b"ps.launch.child_main" in told
         for secret in (access.token, access.operator):
             assert secret.encode() not in told

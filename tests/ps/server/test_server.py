@@ -108,7 +108,8 @@ def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatc
     """It prepares for the expected work, on the backend that holds its weights."""
     prepared: list[Any] = []
     monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
-    spec = spec_of(compression=ps.Compression.parse("topk:0.1", "int8"))
+    compression = ps.Compression.parse("topk:0.1", "int8")
+    (spec,) = ps.expect_compression([spec_of()], compression)
     assert (spec.pushed, spec.pulled) == (Kind.SPARSE, Kind.INT8)
     with ShardServer(spec, boot=1):
         assert prepared == [(spec, HOST)]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ps.shared_memory.loans import Borrowed, Loans
+from ps.shared_memory.references import Borrowed, Loans
 from shards.errors import BadMessage
 
 SEED = 4

@@ -17,8 +17,15 @@ import numpy as np
 import pytest
 
 from ps.shared_memory import shm_files
-from ps.shared_memory.contiguous_mapping import PAGE, ContiguousMapping, MappedPiece
-from ps.shared_memory.segment import Reference, SharedBuffers, ShmSegment, Window
+from ps.shared_memory.segment import (
+    PAGE,
+    ContiguousMapping,
+    MappedPiece,
+    Reference,
+    SharedBuffers,
+    ShmSegment,
+    Window,
+)
 from shards.errors import BadMessage
 
 JOB = f"test-job-{secrets.token_hex(8)}"  # its names are nobody else's

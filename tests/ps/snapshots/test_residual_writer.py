@@ -73,7 +73,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
         rule="momentum",
         workers=1,
         residuals=True,
-        told=told.append,
+        report=told.append,
     )
 
 
@@ -81,7 +81,7 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
-    taker.look(0, asked=True)
+    taker.look(0, requested=True)
 
     def trained() -> str | None:
         step(client)
@@ -201,14 +201,19 @@ def test_a_damaged_or_foreign_residual_is_refused(tmp_path: Path) -> None:
         saved_residual(found.place, "w")
 
 
-def test_what_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
-    """A worker that cannot reach the place continues training, and its writer reports why."""
+def test_what_cannot_be_written_holds_up_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that cannot reach the place continues training, and its writer logs why, once."""
     (tmp_path / FOLDER).write_text("in the way")
     with served() as (cluster, _):
         client = client_of(cluster, "int8", keep=tmp_path)
         finish(client, 3)
         assert client._keeper is not None
         assert client._keeper.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
+    (record,) = caplog.records
+    assert record.getMessage() == f"{client._keeper.failure}; training continues"
+    assert vars(record)["worker"] == "w"
     sweep_kept(SnapshotCatalog(tmp_path).store)
     assert (tmp_path / FOLDER).read_text() == "in the way"
 

@@ -17,9 +17,10 @@ import pytest
 
 import ps
 from deploy.simulation.disk import Died, SimulatedDisk
-from ps.durability import Durability
 from ps.job_spec import make_cluster
-from ps.launch.launcher import ShardDevice, serve
+from ps.launch.child_main import make_shard
+from ps.launch.child_protocol import ShardLaunch
+from ps.launch.launch_plan import ShardDevice
 from ps.transport.local_sockets import Transport
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import BackgroundTask
@@ -298,7 +299,8 @@ def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None
 def test_a_full_disk(seed: int) -> None:
     """The shard keeps its last autosave, and leaves no partial file.
 
-    It tries again when the next one is due, even if no push has come meanwhile.
+    It tries again when the next one is due, even if no push has come meanwhile. The status says why
+    the last one failed.
     """
     disk = SimulatedDisk("disk", random.Random(seed))
     one = Life(disk)
@@ -308,6 +310,8 @@ def test_a_full_disk(seed: int) -> None:
     held = one.held()
     disk.full = True
     one.push(20.0)
+    one.saves.look(one.shard, 20.1)
+    assert one.shard.status().trouble.startswith("autosave disk: ")
     assert disk.names() == ["save"]
     assert Life(disk).held() == held
     disk.full = False
@@ -315,6 +319,8 @@ def test_a_full_disk(seed: int) -> None:
     assert Life(disk).held() == held
     one.saves.look(one.shard, 30.0)
     assert Life(disk).held() == one.held() != held
+    one.saves.look(one.shard, 30.1)
+    assert one.shard.status().trouble == ""
 
 
 @pytest.mark.parametrize("fuse", range(4))
@@ -356,8 +362,10 @@ def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
     folder, transport = tmp_path / "shard-0", Transport.TCP
 
     def life(bind: str) -> Any:
-        how = bind, transport, ShardDevice.CPU, None, Durability.MEMORY, None, folder, 0.5
-        return serve(told, *how).start()
+        order = ShardLaunch(
+            told, bind, transport, ShardDevice.CPU, saves=str(folder), rollback_s=0.5
+        )
+        return make_shard(order).start()
 
     server = life("tcp://127.0.0.1:*")
     with ps.AdminClient(make_cluster([told], [server.endpoint])) as console:

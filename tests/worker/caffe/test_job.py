@@ -13,13 +13,14 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.job import Job
 from worker.job_runner import _patience_s
-from worker.strategies import Downpour
+from worker.options import TrainOptions
 
 
 def lenet_job(**more: Any) -> Job:
     """The demo's network, for one worker and one shard."""
     solver = read_solver(Path("deploy/demo/lenet_solver.prototxt"), (1, 28, 28))
-    return caffe_job(solver, strategy=Downpour(), workers=1, shards=1, bound=0, seed=1, **more)
+    options = TrainOptions(staleness=0, seed=1, lease_s=60.0, **more)
+    return caffe_job(solver, options, workers=1)
 
 
 def test_the_precision_reaches_the_workers() -> None:
@@ -50,4 +51,4 @@ def test_the_driver_waits_until_a_copy_is_suspected(
     restart from its autosave, by durability."""
     table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
     job = lenet_job(durability=durability, silence_s=silence_s, rollback_s=rollback_s)
-    assert (job.silence_s, _patience_s(job, table)) == (silence_s, patience_s)
+    assert (job.runtime.silence_s, _patience_s(job, table)) == (silence_s, patience_s)

@@ -8,8 +8,7 @@ import math
 
 import pytest
 
-from ps.session.flow_control import FlowControl
-from ps.session.window_estimator import WindowEstimator
+from ps.session.flow_control import FlowControl, WindowEstimator
 from shards.messages import Push
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ps import Compression
 from ps.session.events import Pulled
-from ps.session.pulled_view import PulledView, advanced
+from ps.session.payload_encoder import PulledView, advanced
 from shards import payloads
 from shards.messages import Kind, Pull, Weights
 from tests.support.session_replies import deliver, ready_session, weights

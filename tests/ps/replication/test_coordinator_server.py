@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ps.replication.copy_registry import CopyRegistry
+from ps.replication.coordinator_server import CopyRegistry
 from ps.security.authorization import Admission, Invitation
 from ps.security.keys import pinned
 from ps.transport import coordinator_messages

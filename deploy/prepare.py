@@ -1,0 +1,201 @@
+"""Prepares a training run: reads and checks everything that it needs, before anything starts."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.run_folder import LOGS, SETTINGS
+from deploy.settings import TrainSettings
+from deploy.snapshot_ref import SnapshotRef, newest
+from ps.launch.launch_plan import place_of
+from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from ps.snapshots.manifest import Manifest
+from ps.snapshots.object_store import without_secrets
+from ps.wal.catalog import is_job, newest_logs
+from shards.errors import BadInput
+from worker import spark_settings
+from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
+from worker.caffe.job import caffe_job
+from worker.caffe.model import CaffeModel
+from worker.caffe.row_shape import rows_of
+from worker.caffe.solver import read_solver
+from worker.device_selection import check_here
+from worker.evaluation import EvaluationPlan
+from worker.inference import starting_weights
+from worker.initial_state import check_fit
+from worker.sources import ImageSource, Split, has_test, open_source, part_to_test
+
+
+class Prepared(NamedTuple):
+    """A run that may start: its inputs, and the state that it continues from, if any.
+
+    `in_place` is whether it continues in its own folder; `is_over` whether `found` has all the
+    steps already.
+    """
+
+    inputs: "Inputs"
+    found: LoadedSnapshot | None
+    in_place: bool
+    is_over: bool
+
+
+def prepare(settings: TrainSettings, origin: SnapshotRef | None) -> Prepared:
+    """Read and check everything that a run needs; raises BadInput."""
+    inputs = Inputs(settings)
+    in_place = origin is not None and origin.name is None and origin.run == settings.out
+    if not in_place:
+        _check_own(settings)
+    found = _found(origin, inputs) if origin is not None else None
+    is_over = found is not None and _is_over(inputs, found)
+    if found is not None and is_over and not in_place:
+        raise BadInput(
+            f"--resume {found.place}: expected a snapshot with steps left to take, got one that has"
+            f" taken all {inputs.job.plan.steps}; give a larger --max-iter"
+        )
+    return Prepared(inputs, found, in_place, is_over)
+
+
+class Inputs:
+    """The solver, data, weights and job of a run, all read and checked before anything starts."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
+        solver = read_solver(settings.solver)
+        rows = rows_of(solver.train)
+        reads = partial(open_source, settings.data, "train", shape=rows.shape, image=rows.image)
+        source = reads()
+        if source.rows < settings.workers:
+            raise BadInput(
+                f"--workers: expected at most {source.rows}, as {settings.data} has {source.rows}"
+                f" rows to train on and each worker needs one, got {settings.workers}"
+            )
+        self.solver = solver.with_data_shape(source.shape)
+        self.job = caffe_job(
+            self.solver,
+            settings,
+            workers=settings.workers,
+            logs_apart=settings.logs is not None,
+        )
+        if spark_settings.embedded_master(settings.spark, 1):
+            check_here(self.job.device)
+        if settings.ray is None:  # the shards will run on this machine
+            place_of(settings.shard_device)
+        self.model = CaffeModel(self.solver.train)
+        # Open the data again, now with the range of labels, which only the net defines.
+        self.classes = classes_of(self.model.net)
+        self.train = reads(classes=self.classes)
+        self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
+        self.test = self._test()
+
+    @property
+    def evaluation(self) -> EvaluationPlan | None:
+        """The tests during training that the solver asks for; None without data to test on."""
+        if self.test is None or not self.solver.test_interval:
+            return None
+        return EvaluationPlan(
+            self.test.sample, self.solver.test_interval, self.solver.test_initialization
+        )
+
+    @property
+    def notices(self) -> list[str]:
+        """One line for each setting of the solver that has no effect."""
+        found = list(self.solver.notices)
+        if self.solver.tests and self.solver.test_interval and self.test is None:
+            found.append(
+                f"{self.settings.solver}: test_interval has no effect: {self.settings.data} has no"
+                " test part, and no --test-data was given"
+            )
+        return found
+
+    def _test_source(self) -> ImageSource | None:
+        """The data to test on: --test-data, else the test part of --data, if any."""
+        if self.settings.test_data is not None:
+            test = self.settings.test_data
+            needs_test_net(self.solver, "--test-data", test)
+            return self._opened(test, part_to_test(test))
+        if not self.solver.tests or not has_test(self.settings.data):
+            return None
+        return self._opened(self.settings.data, "test")
+
+    def _opened(self, data: Path, split: Split) -> ImageSource:
+        rows = rows_of(self.solver.tests[0].net)
+        return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
+
+    def _test(self) -> Evaluator | None:
+        """The test nets with their data, or None. They run on one row now, to find faults early."""
+        source = self._test_source()
+        if source is None:
+            return None
+        test = Evaluator(self.solver, self.model, source.batches)
+        start = self.weights if self.weights is not None else self.model.initial(1)
+        try:
+            test.check(start)
+        except BadInput as error:
+            raise BadInput(
+                f"test on {self.settings.test_data or self.settings.data}: {error}"
+            ) from None
+        return test
+
+    def _files(self) -> Sequence[str | Path]:
+        """The files of starting weights: --weights, else those that the solver names."""
+        return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
+
+
+def _check_own(settings: TrainSettings) -> None:
+    """Raise BadInput if --snapshots or --logs names a place with files of another job."""
+    place, logs = settings.snapshots, settings.logs
+    if (
+        place is not None
+        and "://" not in place
+        and Path(place).exists()
+        and not Path(place).is_dir()
+    ):
+        raise BadInput(f"--snapshots {place}: expected a folder, got a file")
+    if place is not None and SnapshotCatalog(place).entries():
+        raise BadInput(
+            f"--snapshots {without_secrets(place)}: expected a place of this run's own, got one"
+            " with snapshots; choose another place"
+        )
+    if logs is not None and logs.is_dir() and any(logs.iterdir()):
+        raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
+
+
+def _found(origin: SnapshotRef, inputs: Inputs) -> LoadedSnapshot:
+    """Load and check the state to continue from: a snapshot, or the shards' logs."""
+
+    def check(place: str, manifest: Manifest) -> None:
+        check_fit(place, manifest, inputs.model.table, inputs.job)
+
+    catalog = origin.open()
+    if origin.name is None:
+        kept = _logs_left(origin.run, inputs.settings) if origin.run is not None else None
+        return newest(catalog, newest_logs(kept) if kept is not None else None, check)
+    found = catalog.load(origin.name)
+    check(found.place, found.manifest)
+    return found
+
+
+def _logs_left(run: Path, settings: TrainSettings) -> Path:
+    """The folder in which a resumed run has its earlier logs, if any, and keeps its new ones.
+
+    Raises BadInput if the settings name another folder: the earlier logs would be ignored.
+    """
+    logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
+    if logs != left and any(is_job(job) for job in left.glob("*")):
+        raise BadInput(
+            f"--logs {logs}: expected the folder where the run has left its logs, {left}; or move"
+            f" what that holds to {logs}"
+        )
+    return logs
+
+
+def _is_over(inputs: Inputs, found: LoadedSnapshot) -> bool:
+    """Whether a snapshot has all the steps; raises BadInput if it has more than --max-iter."""
+    workers, wanted = inputs.settings.workers, inputs.job.plan.steps
+    if found.manifest.steps > wanted * workers:
+        done = -(-found.manifest.steps // workers)
+        raise BadInput(
+            f"--max-iter: expected at least {done}, which the run has already taken, got {wanted}"
+        )
+    return found.manifest.steps == wanted * workers

@@ -1,0 +1,97 @@
+"""Records and displays a training run: its updates, its evaluations, and its progress."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.evaluations import EvaluationsFile
+from deploy.progress import Progress
+from deploy.run_folder import RunFolder
+from deploy.settings import TrainSettings
+from deploy.updates import UpdatesWriter
+from ps import Cluster
+from shards.errors import GiveUp
+from shards.job_ids import short_id
+from shards.messages import ShardStatus
+from worker.evaluation import Evaluation
+from worker.job_shards import in_words
+from worker.options import DEFAULT_SEED
+
+
+class RunObserver:
+    """Records and displays what `run_job` reports; a context manager.
+
+    `begins_at` is the iteration from which a resumed run continues.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: Progress,
+        settings: TrainSettings,
+        *,
+        seed: int = DEFAULT_SEED,
+        begins_at: int | None = None,
+    ) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._settings = settings
+        self._seed = seed
+        self.evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
+        self.updates: UpdatesWriter | None = None
+
+    def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        cluster.save(self._folder.cluster)
+        self.updates = self._folder.open_updates(
+            job=short_id(cluster.job), seed=self._seed, restored=restored
+        )
+
+    def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
+        assert self.updates is not None, "started comes first"
+        with self._survives_loss():
+            self.updates.write(records)
+        # Before the first worker registers, keep displaying what is being started.
+        if statuses[0].workers:
+            self._progress.update(statuses, records)
+
+    def evaluated(self, result: Evaluation) -> None:
+        self._progress.evaluated(result)
+        with self._survives_loss():
+            self.evaluations.add(result)
+
+    def resharded(self, cluster: Cluster) -> None:
+        assert self.updates is not None, "started comes first"
+        self.updates.moved()
+        settings = self._settings.replace(shards=cluster.map.shards)
+        self._folder.resettle(settings.plain(), cluster)
+        self._progress.note(f"moved to {in_words(cluster.map.shards)}")
+
+    def notice(self, text: str) -> None:
+        self._progress.note(text)
+
+    def close(self) -> None:
+        if self.updates is not None:
+            with self._survives_loss():
+                self.updates.close()
+
+    @contextmanager
+    def _survives_loss(self) -> Iterator[None]:
+        """Report a record that cannot be written, and continue: the training is worth more."""
+        try:
+            yield
+        except GiveUp as error:
+            self.notice(f"{error}; the run continues without it")
+
+    def __enter__(self) -> "RunObserver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

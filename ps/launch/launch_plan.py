@@ -1,0 +1,143 @@
+"""The plan of a launch: which shards to start, where they listen, and what they keep; with checks.
+
+Every placement (launcher.py) starts a job's shards from such a plan.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from cupy_kernels.backends import GPU, HOST, Backend
+from cupy_kernels.device import gpu
+from ps.cluster import Access
+from ps.durability import Durability
+from ps.job_spec import check_specs
+from ps.replication.coordinator_server import SILENCE_S
+from ps.replication.heartbeat import BEAT_S
+from ps.security.authorization import Admission, issue
+from ps.transport.addresses import on_this_host
+from ps.transport.local_sockets import Transport
+from shards import arguments
+from shards.errors import BadInput
+from shards.rules import Rule
+from shards.spec import ShardSpec
+
+START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
+_RECOVERED_BYTES_S = 10e6  # of state, with its WAL; an idle machine reaches 130e6
+_LAST_PORT = 65535
+_BEATS = 4  # least number of missed beats after which a copy counts as dead
+
+
+class ShardDevice(StrEnum):
+    """What holds and updates the weights: the host's memory and cores, or a GPU."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard for each of the `specs`; raises BadInput naming an invalid field.
+
+    - `host`, `port`: shard i listens on `port + i` of `host`; port 0 picks free ones.
+    - `transport`: offered to workers on the shard's host, as well as TCP.
+    - `device`: what holds the weights.
+    - `secure`: use CURVE and admit only holders of keys; None: wherever other hosts can reach.
+    - `durability`, `logs`: what survives a death, and the folder for the shards' WALs. With
+      `logs_apart` each node has a folder of its own at that path.
+    - `rollback_s`: at durability `memory`, seconds between a shard's autosaves; 0: none.
+    - `silence_s`: seconds of silence after which a copy of a replicated shard counts as dead.
+    """
+
+    specs: Sequence[ShardSpec]
+    host: str = "127.0.0.1"
+    port: int = 0
+    transport: Transport = Transport.AUTO
+    device: ShardDevice = ShardDevice.CPU
+    secure: bool | None = None
+    durability: Durability = Durability.MEMORY
+    logs: Path | None = None
+    logs_apart: bool = False
+    rollback_s: float = 0.0
+    silence_s: float = SILENCE_S
+
+    def __post_init__(self) -> None:
+        check_specs(self.specs)
+        arguments.name("host", self.host)
+        most = _LAST_PORT + 1 - len(self.specs)
+        if not 0 <= arguments.whole("port", self.port) <= most:
+            count = len(self.specs)
+            raise BadInput(f"port: expected 0 to {most} for {count} shards, got {self.port}")
+        if self.secure is not None:
+            arguments.flag("secure", self.secure)
+        arguments.flag("logs_apart", self.logs_apart)
+        check_rollback(self.rollback_s, self.durability)
+        if self.durability is Durability.REPLICATED:
+            check_replicable(self.port, self.transport, self.device)
+            check_silence(self.silence_s, self.specs[0].lease_s)
+
+    def bind(self, shard: int) -> str:
+        """The address that the shard binds."""
+        return f"tcp://{self.host}:{self.port + shard if self.port else '*'}"
+
+    def issue_keys(self) -> tuple[Access | None, Admission | None]:
+        """New keys for the job, and the admission for its shards; None if anybody may enter."""
+        wanted = not on_this_host(self.host) if self.secure is None else self.secure
+        return issue(self.specs[0].workers) if wanted else (None, None)
+
+
+def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
+    """Raise BadInput naming an option that replicated shards do not support."""
+    for what, fits, expected, got in (
+        ("port", port == 0, "0, wherever is free", port),
+        ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
+        ("shard device", device is ShardDevice.CPU, "cpu", device),
+    ):
+        if not fits:
+            raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
+
+
+def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
+    """Raise BadInput if `rollback_s` is invalid, or positive with a durability but `memory`."""
+    rollback_s = arguments.seconds(what, rollback_s, zero=True)
+    if rollback_s and durability is not Durability.MEMORY:
+        raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
+
+
+def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:
+    """Raise BadInput if `silence_s` is too short to mean death, or not shorter than a lease.
+
+    Living copies are silent between two beats, and a beat may be late. A primary that may be
+    suspended for longer than a lease would find all its workers' leases expired when it resumes.
+    """
+    least = _BEATS * BEAT_S
+    silence_s = arguments.seconds(what, silence_s)
+    if not least <= silence_s < lease_s:
+        raise BadInput(
+            f"{what}: expected at least {least:g} s, in which a copy sends {_BEATS} beats,"
+            f" and less than the lease of a worker, {lease_s:g} s, got {silence_s:g}"
+        )
+
+
+def bind_again(bind: str, endpoint: str) -> str:
+    """The address for a restarted process to bind: the host of `bind`, the port of `endpoint`."""
+    return f"{bind.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
+
+
+def place_of(device: ShardDevice) -> Backend:
+    """The backend for a shard's arrays on this machine; raises BadInput if no GPU answers."""
+    if device is ShardDevice.GPU and gpu() is None:
+        raise BadInput(
+            "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra"
+            " `gpu`)"
+        )
+    return GPU if device is ShardDevice.GPU else HOST
+
+
+def recovery_s(values: int, rule: Rule) -> float:
+    """How many seconds a restart from the WAL may take, for a shard of `values` under `rule`.
+
+    The shard reads a few times the size of its state (docs/explanation/durability.md).
+    """
+    return START_S + 4 * values * (1 + len(rule.slot_names)) / _RECOVERED_BYTES_S

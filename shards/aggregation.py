@@ -1,0 +1,122 @@
+"""The server's half of a strategy: how a shard weighs pushes, merges them, and applies the result.
+
+Each choice is a value, so that it travels in a shard's spec and in its log. A strategy of
+`worker/strategies/` names all of them together, because they are only right together: a shard that
+takes the mean of deltas must not scale each of them by its staleness as well.
+
+- *Weighing.* A weighing maps the staleness t of a push to a factor on its rate. `WEIGHINGS` is the
+  registry; `constant` is the usual one.
+- *Merging.* `Each` applies every push as it arrives. `Round` collects one push of each worker and
+  applies their mean; with `backups` it does not wait for the slowest, and drops what they send too
+  late (Chen et al. 2016, algorithm 4). `Buffer` adds up pushes and applies them `size` at a time
+  (Nguyen et al. 2022, algorithm 1).
+- *Applying.* An update rule (rules.py), at a rate.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import cast
+
+import msgspec
+from msgspec import structs
+
+from shards import arguments
+from shards.errors import BadInput
+from shards.rules import Rule
+
+Weighing = Callable[[int], float]
+"""The factor on the rate of a push of staleness t >= 0."""
+
+CONSTANT = "constant"
+
+WEIGHINGS: dict[str, Weighing] = {
+    CONSTANT: lambda _: 1.0,
+    "inverse": lambda t: 1 / max(1, t),
+    "inverse_plus_one": lambda t: 1 / (t + 1),
+    "inverse_root": lambda t: 1 / sqrt(1 + t),
+}
+"""The factors on the rate, by name: 1; 1/max(1, t); 1/(t + 1); 1/sqrt(1 + t)."""
+
+
+def weighing_of(what: str, value: object) -> str:
+    """The name of a weighing; raises BadInput naming `what` and the known ones."""
+    if isinstance(value, str) and value in WEIGHINGS:
+        return value
+    raise arguments.wrong(what, ", ".join(WEIGHINGS), value)
+
+
+class _Merging(msgspec.Struct, frozen=True, tag_field="merge"):
+    """The base of the ways to merge pushes."""
+
+
+class Each(_Merging, frozen=True, tag="each"):
+    """Every push by itself, as it arrives."""
+
+
+class Round(_Merging, frozen=True, tag="round"):
+    """The mean of one push of each worker, without the slowest `backups` of them."""
+
+    backups: int = 0
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "backups", arguments.whole("backups", self.backups, 0))
+
+
+class Buffer(_Merging, frozen=True, tag="buffer"):
+    """The sum of `size` weighted pushes, divided by `size`.
+
+    Each push counts for 1/`size` of an update, however many are applied together: when the last
+    worker leaves, those in the buffer are.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "size", arguments.whole("buffer: size", self.size, 1))
+
+
+Merge = Each | Round | Buffer
+
+EACH, ROUND = Each(), Round()
+
+BUFFER = "buffer"
+"""The name of a shard's array with the sum of the pushes that it has yet to apply."""
+
+_MERGES: dict[str, Merge] = {"each": EACH, "round": ROUND}
+
+
+def merge_of(what: str, value: object) -> Merge:
+    """How to merge pushes: a value, or the name of one without options. Raises BadInput."""
+    if isinstance(value, _Merging):
+        return cast(Merge, value)
+    if isinstance(value, str) and value in _MERGES:
+        return _MERGES[value]
+    raise arguments.wrong(what, f"{', '.join(_MERGES)}, or a value such as Buffer(10)", value)
+
+
+class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy asks of the shards.
+
+    `scale` multiplies the rate of every push. With `rate` the pushes are differences of weights, in
+    which the workers have applied their own rates, the tensors' multipliers and the weight decay;
+    the shard applies them at that fixed rate, without any of these. Without it they are gradients,
+    and the job's schedule holds. `rule` is None for the job's own.
+    """
+
+    merge: Merge = EACH
+    weigh: str = CONSTANT
+    scale: float = 1.0
+    rate: float | None = None
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        weighing_of("weigh", self.weigh)
+        for name in ("scale", "rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BadInput(f"{name}: expected more than 0, got {value}")
+
+    @property
+    def deltas(self) -> bool:
+        """Whether pushes are differences of weights."""
+        return self.rate is not None

@@ -1,0 +1,66 @@
+"""A worker's own state is named arrays and counters: saved between two steps, it continues."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from shards.rules import Decay
+from shards.schedules import Fixed
+from tests.support.pure_cluster import TABLE, bowl, start
+from worker import step_machine as machine
+from worker.step_machine import Plan, StepMachine
+from worker.strategies import STRATEGIES, Local, Strategy
+
+CUT = 7
+
+
+def carried_out(want: machine.Want, pushed: list[bytes]) -> machine.Answer:
+    """Weights that never change, and gradients that depend on them and on the step."""
+    match want:
+        case machine.Read():
+            return machine.Rows(4)
+        case machine.Pull():
+            return machine.Pulled(start(), (want.clock,))
+        case machine.Compute():
+            return machine.Computed(bowl(0, want.step, want.weights), 1.0)
+        case machine.Push():
+            pushed.append(want.contribution.tobytes())
+    return None
+
+
+def plan(strategy: Strategy) -> Plan:
+    return Plan(
+        steps=20,
+        seed=1,
+        strategy=strategy.for_workers(2),
+        schedule=Fixed(base_rate=0.05),
+        decay=Decay(0.01),
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_saved_state_continues_to_the_bit(name: str) -> None:
+    """Cut between two steps, saved and restored, a worker pushes what it would have pushed."""
+    kind = STRATEGIES[name]
+    short = {"h": 5, "window": 5, "tau": 5, "n_push": 5, "n_fetch": 5}
+    options = {field: short[field] for field in kind.__struct_fields__ if field in short}
+    planned = plan(replace(kind(), **options))
+    whole: list[bytes] = []
+    StepMachine(planned, TABLE).drive(lambda want: carried_out(want, whole))
+
+    first: list[bytes] = []
+    cut = StepMachine(planned, TABLE)
+    wants = cut.wants()
+    want, taken = next(wants), 0
+    while not (taken == CUT and isinstance(want, machine.Read)):
+        taken += isinstance(want, machine.Compute)
+        want = wants.send(carried_out(want, first))
+    assert cut.local is not None
+    arrays, counters = cut.local.save()
+    cut.local.weights[:] = np.nan  # the saved arrays are copies
+    back = Local.restored(arrays, counters)
+    second: list[bytes] = []
+    rest = StepMachine(planned, TABLE, clock=cut.clock, step=cut.step, local=back)
+    rest.drive(lambda want: carried_out(want, second))
+    assert first + second == whole
+    assert rest.step == 20

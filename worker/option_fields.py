@@ -1,0 +1,230 @@
+"""Options that are declared once: a subject is a frozen class, and a field of it is an option.
+
+    class LinkOptions(Options):
+        transport: Parsed[Transport, str] = option("What carries the data.", default=Transport.AUTO)
+
+The field says everything about the option: its name, type and default, its help text and the
+values that it allows. The command line, the settings file and the arguments of a Python function
+are read from these fields, so a new option is one line. A class with several subjects as bases has
+the options of all of them; that is why these are dataclasses, as a `msgspec.Struct` has one base.
+msgspec reads and writes them like its own structs.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
+from functools import wraps
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_type_hints,
+)
+
+import msgspec
+
+from ps import paths
+from shards import arguments
+
+Held = TypeVar("Held")
+Given = TypeVar("Given")
+First = TypeVar("First")
+Made = TypeVar("Made")
+Returned = TypeVar("Returned")
+Params = ParamSpec("Params")
+
+
+class Parsed(Generic[Held, Given]):
+    """A field that holds a `Held`, and may also be given as a `Given`, which is converted.
+
+    A type checker sees a descriptor; at run time the field has the type that it holds.
+    """
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: object = None) -> Held: ...
+        def __set__(self, instance: object, value: Held | Given) -> None: ...
+
+    else:
+
+        def __class_getitem__(cls, types: tuple[object, object]) -> object:
+            return types[0]
+
+
+_NUMBERS: dict[type, Any] = {int: Integral, float: Real}  # NumPy's are among them
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What a field says about its option besides its type and default.
+
+    `shown` is the default in words, where the value None stands for it. A number is at `least` and
+    at `most` these. `check` replaces the check by type: it takes the option's name for an error
+    and the value, and returns the value to hold. With `text` the command line passes a string,
+    which `check` parses.
+    """
+
+    text: str
+    shown: str | None = None
+    least: float | None = None
+    most: float | None = None
+    check: Callable[[str, Any], object] | None = None
+    is_text: bool = False
+
+
+def option(text: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """Declare an option with this help text as a field of a subject.
+
+    `more` are the other fields of `Option`.
+    """
+    return field(default=default, metadata={"option": Option(text, **more)})
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """An option as its class declares it. `kind` is the type of a value other than None."""
+
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    option: Option
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def shown(self) -> str | None:
+        """The default as help and documentation show it; None for none."""
+        if self.option.shown is not None or self.default is None or self.required:
+            return self.option.shown
+        if isinstance(self.default, bool):
+            return "yes" if self.default else "no"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    def checked(self, what: str, value: object) -> object:
+        """The value to hold; raises BadInput naming `what`."""
+        if value is None and self.optional:
+            return None
+        if self.option.check is not None:
+            return self.option.check(what, value)
+        if issubclass(self.kind, StrEnum):
+            return arguments.choice(what, value, self.kind)
+        if self.kind is bool:
+            return arguments.flag(what, value)
+        if self.kind is Path:
+            return paths.path(what, value).absolute()
+        if self.kind is str:
+            return arguments.text(what, value, "a text")
+        return self._number(what, value)
+
+    def _number(self, what: str, value: Any) -> float:
+        """A number in the option's range. Only the limit that it violates is in the error."""
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS[self.kind]):
+            expected = "a whole number" if self.kind is int else "a number"
+            raise arguments.wrong(what, expected, value)
+        number = int(value) if self.kind is int else value
+        least, most = self.option.least, self.option.most
+        if least is not None and not number >= least:
+            raise arguments.wrong(what, f"at least {arguments.shown(least)}", number)
+        if most is not None and not number <= most:
+            raise arguments.wrong(what, f"at most {arguments.shown(most)}", number)
+        return number if self.kind is int else float(number)
+
+
+def declared(subject: type[Any]) -> dict[str, Declared]:
+    """The options of a class of options, by name, in the order of its fields."""
+    hints = get_type_hints(subject)
+    return {
+        each.name: Declared(
+            each.name, *_kind(hints[each.name]), each.default, each.metadata["option"]
+        )
+        for each in fields(subject)
+        if "option" in each.metadata
+    }
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of a value other than None, and whether None is one; of several the last."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    return kinds[-1], NoneType in get_args(hint)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+class Options:
+    """Base of the subjects: each subclass is a frozen dataclass whose options are checked.
+
+    A subclass may override `check`, for what several options must satisfy together, and then calls
+    that of its bases.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        for name, each in declared(type(self)).items():
+            value = each.checked(self.named(name), getattr(self, name))
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raise BadInput for options that contradict each other."""
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        """An option as the user of this class writes it, for errors."""
+        return name
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these options changed, checked like a new one."""
+        return replace(self, **changes)  # type: ignore[type-var]  # mypy sees no dataclass here
+
+    def asdict(self) -> dict[str, Any]:
+        """The options by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    def part(self, subject: "type[Subject]") -> "Subject":
+        """The options of one of the subjects that this class has as a base."""
+        assert isinstance(self, subject)
+        return subject(**{name: getattr(self, name) for name in declared(subject)})
+
+
+Subject = TypeVar("Subject", bound=Options)
+
+
+def keyword_options(
+    make: Callable[Params, Made],
+) -> Callable[[Callable[[First, Made], Returned]], Callable[Concatenate[First, Params], Returned]]:
+    """A decorator for a function of something and of options, a class `make`.
+
+    The function then takes each of the options as a keyword argument of its own.
+    """
+
+    def decorate(
+        function: Callable[[First, Made], Returned],
+    ) -> Callable[Concatenate[First, Params], Returned]:
+        @wraps(function)
+        def call(first: First, /, *args: Params.args, **options: Params.kwargs) -> Returned:
+            return function(first, make(*args, **options))
+
+        first, _ = inspect.signature(function).parameters.values()
+        options = sorted(
+            inspect.signature(make).parameters.values(),
+            key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
+        )
+        first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+        call.options = make  # type: ignore[attr-defined]  # for documentation
+        call.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
+        return call
+
+    return decorate

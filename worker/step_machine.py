@@ -1,0 +1,383 @@
+"""One worker's training loop as a pure state machine: what it wants next, given the answers so far.
+
+The machine follows a plan: read batches, pull weights, compute a gradient, push, until the plan is
+done or the data ends. It opens nothing, waits for nothing and reads no clock. It is a generator: it
+yields a want, and whoever drives it sends back the answer, with the seconds that it took. A thin
+driver carries the wants out with a client, a model and batches (training_loop.py); a simulator can
+do the same on a virtual clock, with the same strategies.
+
+    want                       answer
+    Read(batches)              Rows: the rows of that many batches; 0 at the end of the data
+    Pull(clock, prefetch)      Pulled: weights and their versions
+    Compute(weights, step)     Computed: the gradient over the batches read last, and the loss
+    Begin(weights, step)       Begun, on a device: the array that the gradient will be in
+    Finish()                   Finished: the oldest step begun is done
+    Push(...)                  none; a push does not wait
+    Flush()                    none; every push is acknowledged
+
+A strategy decides when to pull and push and what happens in between (strategies/base.py). The
+machine keeps the counts: steps and clock, samples and losses not pushed yet, and how far ahead to
+request weights.
+
+With a model on a device and a plan that prefetches, the machine runs ahead: a step begins before
+the previous one is pushed. With prefetching its weights are requested before that push in any case,
+so running ahead makes no weights staler, and the device computes while gradients and weights
+travel.
+"""
+
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from shards import arguments
+from shards.rules import Decay
+from shards.schedules import Schedule, schedule_of
+from shards.tables import DenseTable, KeyRange, segments
+from worker.strategies import Local, Strategy, strategy_of
+from worker.strategies.base import Floats
+
+SEEDS = -(2**63), 2**63 - 1  # the range of an int64 column of records
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The training plan of one worker, the same for all workers of a job.
+
+    A worker takes `steps` steps, counted over all its incarnations. Each step sums the gradients of
+    `iter_size` batches, clips the sum to the global L2 norm `clip` (0: never) and divides it by
+    `iter_size`, in Caffe's order. `schedule` gives the learning rate of the steps that a worker
+    takes on its own weights; `decay` is their weight decay, where the shards apply none.
+    """
+
+    steps: int
+    seed: int
+    strategy: Strategy
+    schedule: Schedule
+    iter_size: int = 1
+    clip: float = 0.0
+    prefetch: bool = False
+    decay: Decay = Decay()
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("steps", arguments.whole("steps", self.steps, 0)),
+            ("seed", arguments.whole("seed", self.seed, *SEEDS)),
+            ("strategy", strategy_of("strategy", self.strategy)),
+            ("schedule", schedule_of("schedule", self.schedule)),
+            ("iter_size", arguments.whole("iter_size", self.iter_size, 1)),
+            ("clip", arguments.number("clip", self.clip, least=0, expected="0 or more")),
+            ("prefetch", arguments.flag("prefetch", self.prefetch)),
+        ):
+            structs.force_setattr(self, name, value)
+
+
+# --- wants ----------------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """Read the next batches, this many, which the next step sums over."""
+
+    batches: int
+
+
+class Pull(NamedTuple):
+    """Pull the weights for a step at `clock`, then request those of the clocks in `prefetch`."""
+
+    clock: int
+    prefetch: tuple[int, ...] = ()
+
+
+class Compute(NamedTuple):
+    """Compute the gradient of plan step `step` at `weights`, over the batches read last."""
+
+    weights: Floats
+    step: int
+
+
+class Begin(NamedTuple):
+    """Begin what Compute does, on a device."""
+
+    weights: Floats
+    step: int
+
+
+class Finish(NamedTuple):
+    """Wait for the oldest step begun."""
+
+
+class Push(NamedTuple):
+    """Push a contribution over `steps` steps, which raises the worker's clock by `ticks`.
+
+    `versions`, one a shard, are those that it was computed from; `prefetch` is the clock of weights
+    to request in the same message.
+    """
+
+    contribution: Floats
+    versions: tuple[int, ...]
+    steps: int
+    ticks: int
+    samples: int
+    loss: float
+    prefetch: int | None = None
+
+
+class Prefetch(NamedTuple):
+    """Request the weights of a later clock."""
+
+    clock: int
+
+
+class Flush(NamedTuple):
+    """Wait until every push is acknowledged by every shard."""
+
+
+Want = Read | Pull | Compute | Begin | Finish | Push | Prefetch | Flush
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """The number of rows read; 0 at the end of the data."""
+
+    rows: int
+    seconds: float = 0.0
+
+
+class Pulled(NamedTuple):
+    """Weights, which nobody writes to, and their versions; `ahead` is how early the link needs to
+    be asked, in steps."""
+
+    weights: Floats
+    versions: tuple[int, ...]
+    ahead: int = 1
+
+
+class Computed(NamedTuple):
+    """A gradient in an array of its own, and the loss."""
+
+    gradient: Floats
+    loss: float
+    seconds: float = 0.0
+
+
+class Begun(NamedTuple):
+    """A step under way: `gradient` is its array."""
+
+    gradient: Floats
+    seconds: float = 0.0
+
+
+class Finished(NamedTuple):
+    """The oldest step begun is done."""
+
+    loss: float
+    seconds: float = 0.0
+
+
+Answer = Rows | Pulled | Computed | Begun | Finished | None
+Wants = Generator[Want, Answer, None]
+
+
+class _Ahead(NamedTuple):
+    """A step under way on a device."""
+
+    gradient: Floats
+    versions: tuple[int, ...]
+    samples: int
+
+
+class StepMachine:
+    """One worker's loop from `step` on.
+
+    `clock` and `step` are those of the worker's last push. `bound` is the staleness bound of the
+    shards. A machine may continue with the `local` state that another one left between two steps.
+    `pushed` counts the samples in pushes; `compute_s` and `data_s` add up the seconds in answers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: DenseTable,
+        *,
+        worker: str = "",
+        clock: int = 0,
+        step: int = 0,
+        bound: int | None = None,
+        ahead: int = 1,
+        on_device: bool = False,
+        local: Local | None = None,
+    ) -> None:
+        self.plan = plan
+        self.strategy = plan.strategy.for_worker(worker)
+        self.clock, self.step = clock, step
+        self.local = local
+        self.pushed = 0
+        self.compute_s = self.data_s = 0.0
+        self._bound = bound
+        self._link_ahead = ahead
+        self._segments = segments(table, (KeyRange(0, table.size),))
+        self._multipliers = rate_multipliers(table)
+        if local is not None:
+            self._prepare(local)
+        whole = plan.iter_size == 1 and not plan.clip
+        self._runs_ahead = plan.prefetch and self.strategy.plain and whole and on_device
+
+    def wants(self) -> Wants:
+        """The wants, in order; each is answered by `send`."""
+        yield from self._run_ahead() if self._runs_ahead else self._run_in_turn()
+        yield Flush()
+
+    def drive(self, carry_out: Callable[[Want], Answer]) -> None:
+        """Carry out every want with a function that returns its answer."""
+        wants = self.wants()
+        try:
+            want = next(wants)
+            while True:
+                want = wants.send(carry_out(want))
+        except StopIteration:
+            return
+
+    # --- step after step --------------------------------------------------------------------------
+
+    def _run_in_turn(self) -> Wants:
+        plan, strategy = self.plan, self.strategy
+        taken = self.local.steps if self.local is not None else 0
+        for step in range(self.step + taken, plan.steps):
+            rows = yield Read(plan.iter_size)
+            assert isinstance(rows, Rows)
+            self.data_s += rows.seconds
+            if not rows.rows:
+                break
+            if self.local is None or strategy.fetches(step):
+                yield from self._pull(step)
+            assert self.local is not None
+            computed = yield Compute(self.local.weights, step)
+            assert isinstance(computed, Computed)
+            self._take(computed, rows.rows, step)
+            if strategy.pushes(step):
+                yield from self._push(self._further(step))
+        if self.local is not None and self.local.steps:
+            yield from self._push()
+
+    def _pull(self, step: int) -> Wants:
+        """Bring new weights for `step` into the local state."""
+        local = self.local
+        clock = self.clock
+        if not self.strategy.windowed:
+            clock += (local.steps if local is not None else 0) + self._more_steps(step)
+        first = self.clock + (local.steps if local is not None else 0)
+        later = min(self._ahead(), self.plan.steps - 1 - step) if self.plan.prefetch else 0
+        pulled = yield Pull(clock, tuple(range(first + 1, first + later + 1)))
+        assert isinstance(pulled, Pulled)
+        self._link_ahead = pulled.ahead
+        if local is None:
+            local = self.local = Local(pulled.weights, pulled.weights, pulled.versions)
+            self._prepare(local)
+        local.pulled, local.fetched = pulled.weights, pulled.versions
+        self.strategy.on_pull(local, pulled.weights)
+
+    def _prepare(self, local: Local) -> None:
+        """Give a local state what it needs of the table and the plan."""
+        local.segments, local.decay = self._segments, self.plan.decay
+
+    def _take(self, computed: Computed, rows: int, step: int) -> None:
+        """Let the strategy learn from a gradient."""
+        local = self.local
+        assert local is not None
+        if not local.steps:
+            local.versions = local.fetched
+        local.gradient = computed.gradient
+        local.count += 1
+        rate = self.plan.schedule.rate(step)
+        self.strategy.local_step(local, computed.gradient, rate, self._multipliers)
+        local.steps += 1
+        local.samples += rows
+        local.loss += computed.loss
+        self.compute_s += computed.seconds
+
+    def _push(self, further: int | None = None) -> Wants:
+        local = self.local
+        assert local is not None
+        if self.strategy.exchanges:
+            yield from self._pull(self.step + local.steps)
+            local.versions = local.fetched
+        steps = local.steps
+        ticks = 1 if self.strategy.windowed else steps
+        contribution = self.strategy.contribution(local)
+        mean_loss = local.loss / steps
+        yield Push(contribution, local.versions, steps, ticks, local.samples, mean_loss, further)
+        self._count(steps, ticks, local.samples)
+        local.settle()
+
+    def _count(self, steps: int, ticks: int, samples: int) -> None:
+        self.step += steps
+        self.clock += ticks
+        self.pushed += samples
+
+    # --- prefetching ------------------------------------------------------------------------------
+
+    def _ahead(self) -> int:
+        """How many steps early to request weights: what the link needs, within the bound."""
+        if self._bound is None:
+            return self._link_ahead
+        return min(self._link_ahead, self._bound - self.strategy.least_bound())
+
+    def _further(self, step: int) -> int | None:
+        """The clock of the weights to request in one message with the push after `step`.
+
+        It is the furthest clock that the next fetch would request, and that fetch follows at once.
+        """
+        if not self.plan.prefetch:
+            return None
+        assert self.local is not None
+        further = min(self._ahead(), self.plan.steps - 2 - step)
+        return self.clock + self.local.steps + further if further > 0 else None
+
+    def _more_steps(self, step: int) -> int:
+        """How many steps after `step` use the weights that are fetched for it."""
+        later = range(step + 1, self.plan.steps)
+        fetched = (other for other in later if self.strategy.fetches(other))
+        return next(fetched, self.plan.steps) - step - 1
+
+    # --- ahead of the pushes ----------------------------------------------------------------------
+
+    def _run_ahead(self) -> Wants:
+        under_way: _Ahead | None = None
+        for step in range(self.step, self.plan.steps):
+            rows = yield Read(1)
+            assert isinstance(rows, Rows)
+            self.data_s += rows.seconds
+            if not rows.rows:
+                break
+            unpushed = 1 if under_way is not None else 0
+            pulled = yield Pull(self.clock + unpushed)
+            assert isinstance(pulled, Pulled)
+            begun = yield Begin(pulled.weights, step)
+            assert isinstance(begun, Begun)
+            self.compute_s += begun.seconds
+            further = self.clock + unpushed + 1 if step + 1 < self.plan.steps else None
+            if under_way is not None:
+                yield from self._finish(under_way, further)
+            elif further is not None:
+                yield Prefetch(further)
+            under_way = _Ahead(begun.gradient, pulled.versions, rows.rows)
+        if under_way is not None:
+            yield from self._finish(under_way)
+
+    def _finish(self, done: _Ahead, further: int | None = None) -> Wants:
+        """Push the oldest step under way, and request the weights of clock `further` with it."""
+        finished = yield Finish()
+        assert isinstance(finished, Finished)
+        self.compute_s += finished.seconds
+        yield Push(done.gradient, done.versions, 1, 1, done.samples, finished.loss, further)
+        self._count(1, 1, done.samples)
+
+
+def rate_multipliers(table: DenseTable) -> Floats:
+    """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
+    multipliers = table.empty()
+    for segment in segments(table, (KeyRange(0, table.size),)):
+        multipliers[segment.start : segment.stop] = segment.lr_mult
+    return multipliers
