@@ -145,10 +145,19 @@ class Network:
         return self.blobs[self.inputs[0]][0]
 
     def check(self, batch: Batch) -> None:
-        """Raise BadInput unless those of the net's columns that are present are of one length."""
-        rows = {name: len(batch[name]) for name in self.inputs if name in batch}
-        if len(set(rows.values())) > 1:
-            raise BadInput(f"{self.description.file}: expected columns of one length, got {rows}")
+        """Raise BadInput unless those of the net's columns that are present are of one length.
+
+        Columns for which the prototxt states different lengths (of time and of rows) may differ.
+        """
+        stated: dict[int, dict[str, int]] = {}
+        for name in self.inputs:
+            if name in batch:
+                stated.setdefault(self.blobs[name][0], {})[name] = len(batch[name])
+        for rows in stated.values():
+            if len(set(rows.values())) > 1:
+                raise BadInput(
+                    f"{self.description.file}: expected columns of one length, got {rows}"
+                )
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
         """The columns that the net reads, each checked alone, and all checked for equal length."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe.blobs import array_of, read_limited
-from worker.caffe.caffe_pb2 import LayerParameter, NetParameter, V1LayerParameter
+from worker.caffe.caffe_pb2 import BlobProto, LayerParameter, NetParameter, V1LayerParameter
 from worker.caffe.net import Network
 
 Floats = NDArray[np.float32]
@@ -107,7 +107,7 @@ def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
             tensor = tensors[index]
             blob = layer.blobs.add()
             blob.shape.dim.extend(tensor.shape)
-            blob.data.extend(tensor.ravel().tolist())
+            blob.MergeFromString(_packed(tensor))
     write_whole(path, message.SerializeToString())
 
 
@@ -123,6 +123,17 @@ def write_whole(path: Path, content: bytes) -> None:
         if not isinstance(error, OSError):
             raise
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _packed(tensor: Floats) -> bytes:
+    """The field `data` of a blob as bytes; many times faster than a list of Python floats."""
+    content = np.ascontiguousarray(tensor, "<f4").tobytes()
+    number, length = BlobProto.DESCRIPTOR.fields_by_name["data"].number, len(content)
+    header = bytearray([number << 3 | 2])  # a field of bytes: tag, length, content
+    while length > 127:
+        header.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*header, length]) + content
 
 
 def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

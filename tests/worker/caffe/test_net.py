@@ -299,7 +299,7 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             + dense("b", "data", "b", outputs=5)
             + 'layer { name: "e" type: "Eltwise" bottom: "a" bottom: "b" top: "e" }',
             (
-                r"layer e .*: expected bottoms of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
+                r"layer e .*: of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
                 r" \(b of layer b\)"
             ),
         ),

@@ -208,7 +208,7 @@ class RNN(_Recurrent):
         return dstate[0] * (1 - self._steps[time][0] ** 2), [np.zeros_like(dstate[0])]
 
     def output(self, hidden: AnyArray, weights: Arrays) -> AnyArray:
-        self._top: AnyArray = np.tanh(hidden @ weights[-2].T + weights[-1])
+        self._top = np.asarray(np.tanh(hidden @ weights[-2].T + weights[-1]))
         return self._top
 
     def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
