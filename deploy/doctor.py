@@ -81,9 +81,7 @@ def diagnose(
                 failed.append(str(error))
             except DownpourError as error:
                 failed.append(f"shard {shard} at {cluster.where(shard)}: {error}")
-    shard_bytes = [
-        _FLOAT_BYTES * sum(len(keys) for keys in ranges) for ranges in cluster.map.ranges
-    ]
+    shard_bytes = [_FLOAT_BYTES * len(keys) for keys in cluster.map.ranges]
     advice = advise(links, shard_bytes, cluster.endpoints, compute_s) if not failed else None
     return Diagnosis(
         job=short_id(cluster.job),

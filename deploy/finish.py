@@ -19,6 +19,7 @@ from deploy.snapshot_ref import shelf_of
 from deploy.summary import Summary, summarise
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards.errors import UNDECODABLE, GiveUp
+from shards.repartition import whole_weights
 from worker.caffe.weights import write_caffemodel
 from worker.evaluation import Evaluation
 from worker.inference import write_safetensors
@@ -137,8 +138,7 @@ def complete(inputs: Inputs, found: LoadedSnapshot, summary: Summary) -> Summary
             " to train further, give a larger --max-iter"
         )
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
-        weights = inputs.model.table.empty()
-        found.manifest.map.join([state.weights for state in found.states], weights)
+        weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_file()
         return _conclude(

@@ -21,9 +21,9 @@ from deploy.snapshot_ref import SnapshotRef, read
 from ps.snapshots.catalog import CatalogEntry, LoadedSnapshot, SnapshotStatus
 from ps.snapshots.manifest import Manifest, damage
 from shards.errors import BadInput, GiveUp
-from shards.parameters import ShardState
-from shards.repartition import repartition
-from shards.tables import DenseTable, cut_evenly
+from shards.repartition import repartition, whole_weights
+from shards.shard_state import WEIGHTS, ShardState, array_name, of_table
+from shards.tables import DenseTable, TensorSpec, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved, write_caffemodel
@@ -108,44 +108,42 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
     if target.suffix not in (".safetensors", ".caffemodel"):
         raise BadInput(f"{target}: expected .safetensors or .caffemodel, got {target.suffix!r}")
     found = read(origin)
-    weights = _whole(found.manifest, found.states).weights
+    table = _only_table(target, found.manifest)
+    weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
     if target.suffix == ".safetensors":
-        write_safetensors(target, found.manifest.table, weights)
+        write_safetensors(target, table, weights)
         return found
     if solver is None and origin.run is not None:
         solver = TrainSettings.load(origin.run / "settings.json").solver
     if solver is None:
         raise BadInput(f"{target}: expected --solver with the network of the .caffemodel, got none")
     net = CaffeModel(read_solver(solver).train).net
-    held, wanted = _shapes(found.manifest.table), _shapes(net.table)
+    held, wanted = _shapes(table), _shapes(net.table)
     for name in sorted(held.keys() | wanted.keys()):
         if held.get(name) != wanted.get(name):
             raise BadInput(
                 f"{solver}: expected the network of {found.place} with {name}"
                 f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
             )
-    write_caffemodel(target, net, moved(weights, found.manifest.table, net))
+    write_caffemodel(target, net, moved(weights, table, net))
     return found
 
 
 def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
     """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
     one, other = read(first), read(second)
-    tables = one.manifest.table, other.manifest.table
-    if tables[0].tensors != tables[1].tensors:
+    if _tensors(one.manifest) != _tensors(other.manifest):
         raise BadInput(
             f"diff: {one.place} and {other.place}: expected the same tensors in both, got different"
             " ones"
         )
     states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
-    names = [name for name in states[0].slots if name in states[1].slots]
     changes = [
         change
-        for prefix, before, after in (
-            ("", states[0].weights, states[1].weights),
-            *((f"{name} of ", states[0].slots[name], states[1].slots[name]) for name in names),
-        )
-        for change in _changes(one.manifest, prefix, before, after)
+        for table in one.manifest.layout.tables
+        for name, before in of_table(states[0].arrays, table.name).items()
+        if (after := states[1].arrays.get(array_name(table.name, name))) is not None
+        for change in _changes(table, "" if name == WEIGHTS else f"{name} of ", before, after)
     ]
     return Difference(
         one.place,
@@ -200,14 +198,27 @@ def _row(entry: CatalogEntry) -> Row:
 
 def _whole(manifest: Manifest, states: Sequence[ShardState]) -> ShardState:
     """The state of a job joined into one shard, so that its weights are the whole arena."""
-    return repartition(states, manifest.map, cut_evenly(manifest.table, 1))[0]
+    layout = manifest.layout
+    return repartition(states, layout, manifest.map, cut_evenly(layout, 1))[0]
+
+
+def _only_table(target: Path, manifest: Manifest) -> DenseTable:
+    """The table of a snapshot that has one; raises BadInput, because files hold one network."""
+    if len(manifest.layout.tables) > 1:
+        names = ", ".join(manifest.layout.names)
+        raise BadInput(f"{target}: expected a snapshot of one table, got {names}")
+    return manifest.layout.tables[0]
+
+
+def _tensors(manifest: Manifest) -> list[tuple[TensorSpec, ...]]:
+    return [table.tensors for table in manifest.layout.tables]
 
 
 def _changes(
-    manifest: Manifest, prefix: str, before: NDArray[np.float32], after: NDArray[np.float32]
+    table: DenseTable, prefix: str, before: NDArray[np.float32], after: NDArray[np.float32]
 ) -> Iterator[TensorChange]:
     for (name, old), new in zip(
-        manifest.table.views(before).items(), manifest.table.views(after).values(), strict=True
+        table.views(before).items(), table.views(after).values(), strict=True
     ):
         moved_by = new.astype(np.float64) - old
         yield TensorChange(

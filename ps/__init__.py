@@ -71,6 +71,7 @@ from shards.rules import (
     UpdateRule,
 )
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
+from shards.spec import TableSpec
 from shards.tables import DenseTable, TensorSpec
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ __all__ = [
     "Sigmoid",
     "SnapshotCatalog",
     "Step",
+    "TableSpec",
     "Tables",
     "TensorSpec",
     "UnconfirmedHandOver",

@@ -36,7 +36,7 @@ from shards.messages import (
     Reply,
     ShardStatus,
 )
-from shards.parameters import SavedProgress, ShardState
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.update_records import RECORD
 
 __all__ = ["AdminClient", "ShardState"]
@@ -72,17 +72,21 @@ class AdminClient:
         self._newest = [0] * len(cluster.endpoints)  # the newest version with a collected record
 
     def install(self, arena: NDArray[np.float32]) -> None:
-        """Give every shard its part of fresh weights, finite float32 of shape (table.size,)."""
-        table = self.cluster.table
-        arena = arguments.array(f"install in table {table.name}", arena, table.size)
+        """Give every shard its part of fresh weights, finite float32 of shape (layout.size,)."""
+        layout = self.cluster.layout
+        what = f"install in table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
+        arena = arguments.array(what, arena, layout.size)
         if not np.isfinite(arena).all():
             raise BadInput(
-                f"install in table {table.name}: expected finite weights, got NaN or infinity at"
+                f"{what}: expected finite weights, got NaN or infinity at"
                 f" {int(np.argmin(np.isfinite(arena)))}"
             )
-        for shard in range(self.cluster.map.shards):
-            weights = np.concatenate(self.cluster.map.cut(arena, shard))
-            self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), weights, {}))
+        for shard, keys in enumerate(self.cluster.map.ranges):
+            arrays = {
+                array_name(one.table, WEIGHTS): arena[one.start : one.start + len(one.keys)]
+                for one in layout.sections(keys)
+            }
+            self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
 
     def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
         """Give one shard a state that `export` returned; `goes_on` if that state's workers are
@@ -99,10 +103,10 @@ class AdminClient:
         Where the shards are quiesced, `going_on` lets each resume as soon as it has exported.
         """
         going_on = arguments.flag("going_on", going_on)
-        job, table = self.cluster.job, self.cluster.table.name
+        job = self.cluster.job
         answers = self._ask_all(
             admin_plans.export(self.side),
-            (lambda request: Quiesce(request, job, table, 0.0)) if going_on else None,
+            (lambda request: Quiesce(request, job, 0.0)) if going_on else None,
         )
         return [admin_plans.state_in(*answer) for answer in answers]
 
@@ -133,24 +137,19 @@ class AdminClient:
     @property
     def side(self) -> Side:
         """This job's shards, in the form that admin_plans.py uses."""
-        return Side(self.cluster.job, self.cluster.map, self._patience_s)
+        return Side(self.cluster.job, self.cluster.layout, self.cluster.map, self._patience_s)
 
     def read(self) -> NDArray[np.float32]:
-        """The current weights as a new arena, float32 of shape (table.size,)."""
-        arena = self.cluster.table.empty()
+        """The current weights as a new arena, float32 of shape (layout.size,)."""
+        arena = self.cluster.layout.empty()
         for shard in range(self.cluster.map.shards):
-            _, frames = self._ask(
-                shard, lambda request: Read(request, self.cluster.job, self.cluster.table.name)
-            )
-            for part, frame in zip(self.cluster.map.cut(arena, shard), frames, strict=True):
-                part[:] = np.frombuffer(frame, np.float32)
+            _, frames = self._ask(shard, lambda request: Read(request, self.cluster.job))
+            self.cluster.map.fill(arena, shard, frames)
         return arena
 
     def status(self) -> list[ShardStatus]:
         """Every shard's counters, and each worker's state at it."""
-        answers = self._ask_all(
-            lambda request: AskStatus(request, self.cluster.job, self.cluster.table.name)
-        )
+        answers = self._ask_all(lambda request: AskStatus(request, self.cluster.job))
         return [wire_format.decode_state(frames[0], ShardStatus) for _, frames in answers]
 
     def records(self) -> list[NDArray[np.void]]:
@@ -162,7 +161,6 @@ class AdminClient:
                 lambda request, shard=shard: AskRecords(  # type: ignore[misc]
                     request,
                     self.cluster.job,
-                    self.cluster.table.name,
                     self._collected[shard],
                 ),
             )

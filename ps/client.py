@@ -23,13 +23,15 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps import paths
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
-from ps.session.compression import Compression, compression_of
-from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times
+from ps.session.compression import Compression, by_table
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
+from ps.session.payload_encoder import Gradients
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -92,9 +94,9 @@ class Client:
     continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
-    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls. `keep` is
-    the path or URI of the job's snapshots: the residual is written there for each
-    (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
+    (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
+    or by table. `keep` is the path or URI of the job's snapshots: the residual is written there for
+    each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
     `stripes` is the number of TCP connections over which a shard's messages are spread; by default
     as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
     `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
@@ -113,7 +115,7 @@ class Client:
         retry_s: float = 1.0,
         patience_s: float = 30.0,
         in_flight: int | None = None,
-        compression: Compression | str | None = None,
+        compression: Compression | str | Mapping[str, Compression | str] | None = None,
         keep: Place | None = None,
         link: LinkModel | str | None = None,
         allocate: Allocator = heap_allocator,
@@ -133,13 +135,14 @@ class Client:
         arguments.function("allocate", allocate, "a function from a number of floats to an array")
         self.worker, self.incarnation = worker, incarnation
         self._user = RLock()  # held by the thread that is in a call
-        self.table, self.times = cluster.table, Times()
-        self._size = cluster.table.size  # kept, because `size` sums over the tensors
+        self.layout, self.times = cluster.layout, Times()
+        self._tables = cluster.layout.names
+        self._size = cluster.layout.size  # kept, because `size` sums over the tensors
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
         self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
-        self._arenas = ClientBuffers(cluster.table.size, allocate)
+        self._arenas = ClientBuffers(cluster.layout, allocate)
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
@@ -150,7 +153,7 @@ class Client:
             incarnation=incarnation,
             retry_s=retry_s,
             patience_s=patience_s,
-            compression=compression_of("compression", compression),
+            compression=by_table(compression, cluster.layout),
             transport=transport_named(transport),
             link=link_of(link),
             gradients=(in_flight or LEAST) + _SPARE,
@@ -182,22 +185,29 @@ class Client:
 
     @_by_one_thread
     def pull(
-        self, clock: int | None = None, *, copy: bool = False, timeout_s: float | None = None
+        self,
+        clock: int | None = None,
+        *,
+        tables: Sequence[str] | None = None,
+        copy: bool = False,
+        timeout_s: float | None = None,
     ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
         bound, for at most `timeout_s` seconds: then it raises ClockTimeout, and may be repeated.
 
+        With `tables`, the weights of these tables alone, one after another in the job's order.
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
         `copy` it is the caller's own, and writable, as `torch.from_numpy` wants it.
         """
-        wanted = self.clock
+        at = self.clock
         if clock is not None:
             plain = type(clock) is int and 0 <= clock <= arguments.MOST
-            wanted = clock if plain else arguments.whole("pull: clock", clock, 0)
+            at = clock if plain else arguments.whole("pull: clock", clock, 0)
+        wanted = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
             copy = arguments.flag("pull: copy", copy)
         started, before = self._enter(Pull), self.times.serialise_s
-        self._prefetched.drop_before(wanted)
+        self._prefetched.drop_before(at)
         if wanted not in self._prefetched:
             self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
@@ -206,7 +216,7 @@ class Client:
             elif (left_s := started + timeout_s - time.monotonic()) > 0:
                 self._turn(left_s)
             else:
-                raise self._late(wanted, timeout_s)
+                raise self._late(at, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -214,22 +224,24 @@ class Client:
         assembling = time.monotonic()
         self._replica = replica = self._arenas.assembled(pulled)
         if copy:
-            replica = PulledWeights(replica.weights.copy(), replica.versions)
+            replica = structs.replace(replica, weights=replica.weights.copy())
         now = time.monotonic()
         self.times.serialise_s += now - assembling
         self._pacing.leave(now)
         return replica
 
     @_by_one_thread
-    def prefetch(self, clock: int) -> None:
-        """Request what `pull(clock)` will return; the answer travels while the caller computes.
+    def prefetch(self, clock: int, tables: Sequence[str] | None = None) -> None:
+        """Request what `pull(clock, tables=tables)` will return; the answer travels while the
+        caller computes.
 
         Several may be requested. `recommended_prefetch` is how many steps early each has to be.
         """
         self._check_open()
         clock = arguments.whole("prefetch: clock", clock, 0)
-        if clock not in self._prefetched:
-            self._current.send(self._ask(clock, time.monotonic()))
+        wanted = clock, self._tables if tables is None else self.layout.select(tables).names
+        if wanted not in self._prefetched:
+            self._current.send(self._ask(wanted, time.monotonic()))
 
     @property
     def recommended_prefetch(self) -> int:
@@ -239,7 +251,7 @@ class Client:
     @_by_one_thread
     def push(
         self,
-        gradient: NDArray[np.float32] | Sequence[float],
+        gradient: NDArray[np.float32] | Sequence[float] | Mapping[str, NDArray[np.float32]],
         *,
         read_versions: Sequence[int] | None = None,
         steps: int = 1,
@@ -248,25 +260,27 @@ class Client:
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
-        """Send a gradient over `steps` steps, of shape (table.size,) float32, and do not wait.
+        """Send a gradient over `steps` steps and do not wait.
 
-        The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
+        It is one float32 array of all tables, of shape (layout.size,), or a mapping to one of shape
+        (table.size,) for each of some tables: the others then do not change. All are applied as
+        one. The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
         counts windows of steps.
 
-        A list of as many numbers will do. `read_versions`, one per shard, are those of the weights
-        that it was computed from (default: the last pull's). The array must not change until it is
-        acknowledged: take it from `new_gradient()`, then drop it. Waits only while `in_flight`
-        earlier pushes are unacknowledged. Raises BadInput when the array does not fit, or when a
-        shard refused the content of an earlier push: its part there then counts as zeros; the
-        next push may follow. `prefetch` requests in the same message what `pull(prefetch)` will
-        return, including this push: one round trip.
+        A list of as many numbers will do for an array. `read_versions`, one per shard, are those of
+        the weights that it was computed from (default: the last pull's). The array must not change
+        until it is acknowledged: take it from `new_gradient()`, then drop it. Waits only while
+        `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array does not fit,
+        or when a shard refused the content of an earlier push: that shard then applies nothing of
+        it; the next push may follow. `prefetch` requests in the same message what `pull(prefetch)`
+        will return, including this push: one round trip.
         """
         if read_versions is None:
             if self._replica is None:
                 raise BadInput("push: expected a pull before the first push, got none")
             read_versions = self._replica.versions
         if not isinstance(gradient, np.ndarray):
-            gradient = arguments.array(f"push to table {self.table.name}", gradient, self._size)
+            gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.
         if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
             steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
@@ -302,8 +316,8 @@ class Client:
         self._pacing.pushes.record_send(request, now)
         self.clock += ticks
         self.step += steps
-        if prefetch is not None and prefetch not in self._prefetched:
-            sends += self._ask(prefetch, now)
+        if prefetch is not None and (prefetch, self._tables) not in self._prefetched:
+            sends += self._ask((prefetch, self._tables), now)
         self._current.send(sends)
         self._pacing.leave(time.monotonic())
 
@@ -329,7 +343,9 @@ class Client:
         return until()
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
-        """A zeroed float32 array of the table's size, for a gradient; dropping it recycles it.
+        """A zeroed float32 array of all tables, for a gradient; dropping it recycles it.
+
+        `layout.split` gives the part of each table.
 
         Where a shard shares memory with this client, the array is in that memory and is pushed
         without a copy. Zeroing costs time; without `zeroed` the content is arbitrary, so write
@@ -437,7 +453,7 @@ class Client:
     def _switch_to(self, connection: ClusterConnection) -> None:
         """Send all further requests through this cluster connection."""
         sharing = connection.connection.sharing
-        self._pacing.begin(self.table.size, shared=sharing is not None)
+        self._pacing.begin(self._size, shared=sharing is not None)
         self._arenas.turn_to(connection.cluster.map, sharing)
         self._current = connection
 
@@ -477,8 +493,8 @@ class Client:
         for request, sends in owed:
             self._pacing.pushes.record_send(request, now)
             self._current.send(sends)
-        for clock in wanted:
-            self._current.send(self._ask(clock, now))
+        for one in wanted:
+            self._current.send(self._ask(one, now))
         if self._leaving:
             self._current.send(self._current.session.leave(time.monotonic()))
 
@@ -490,10 +506,21 @@ class Client:
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def _ask(self, clock: int, now: float) -> list[events.Send]:
-        request, sends = self._current.session.pull(clock, now)
+    def _gradient(self, gradient: object) -> NDArray[np.float32] | Gradients:
+        """A gradient that is not one array, as arrays; raises BadInput."""
+        if not isinstance(gradient, Mapping):
+            what = f"push to table{'s' * (len(self._tables) > 1)} {', '.join(self._tables)}"
+            return arguments.array(what, gradient, self._size)
+        arrays = {}
+        for name, array in gradient.items():
+            keys = self.layout.section(name)
+            arrays[name] = arguments.array(f"push to table {name}", array, len(keys))
+        return arrays
+
+    def _ask(self, wanted: Wanted, now: float) -> list[events.Send]:
+        request, sends = self._current.session.pull(wanted[0], now, wanted[1])
         self._pacing.pulls.record_send(request, now)
-        self._prefetched.record_request(clock, request)
+        self._prefetched.record_request(wanted, request)
         return sends
 
     def _late(self, clock: int, timeout_s: float) -> events.ClockTimeout:
@@ -539,8 +566,8 @@ class Client:
         if connection.successors is None:  # it is set if Ctrl-C interrupted an earlier reshard
             if connection.torn:
                 connection.ask_again()
-                for clock in self._prefetched.cancel_all():
-                    self.prefetch(clock)
+                for clock, tables in self._prefetched.cancel_all():
+                    self.prefetch(clock, tables)
                 connection.torn = False
             connection.turn(self._note, timeout)
         if connection.successors is not None and connection.session.ready is not None:

@@ -17,7 +17,7 @@ from ps.snapshots import checked_json
 from ps.snapshots.secure_files import check_private, write_private
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
-from shards.tables import DenseTable, ShardMap
+from shards.tables import Layout, ShardMap
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: its table, the key ranges of each shard, and where each shard listens.
+    """One job: its tables, the key range of each shard, and where each shard listens.
 
     `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
@@ -41,7 +41,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     job: str
-    table: DenseTable
+    layout: Layout
     map: ShardMap
     endpoints: tuple[str, ...]
     bound: int | None

@@ -1,27 +1,27 @@
 """Builds the specs of a job's shards, and the cluster description for its workers."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ps.cluster import Access, Cluster
 from ps.compatibility import build_id
-from ps.session.compression import Compression, compression_of
+from ps.session.compression import Compression, by_table
 from shards import arguments
 from shards.aggregation import EACH, Merge, Round, ServerHalf, merge_of
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import ShardSpec
-from shards.tables import DenseTable, cut_evenly
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import DenseTable, Layout, cut_evenly
 
 _NAME_BYTES = 100  # an id has 128
 
 
 def shard_specs(
-    table: DenseTable,
+    tables: DenseTable | Sequence[TableSpec],
     *,
     shards: int = 1,
     rule: Rule | str | None = None,
@@ -35,35 +35,48 @@ def shard_specs(
     guard: Guard | None = None,
     name: str = "job",
 ) -> list[ShardSpec]:
-    """The specs of a new job's shards, with its table cut evenly among them.
+    """The specs of a new job's shards, with the arena of its tables cut evenly among them.
 
-    Defaults: plain SGD at rate 0.01, no weight decay, no staleness bound, and a guard that accepts
-    any finite gradient. A `rule` may be a name, such as "adam", with its defaults; a `schedule` a
-    number, a fixed rate; a `decay` a number, L2; a `bound` of None or inf is none. `merge` says how
-    pushes are merged, or is all that a strategy asks of the shards but its rule and rate, which are
-    arguments here (shards/aggregation.py). The job's id is `name` and a random part that a stranger
-    cannot guess. Raises BadInput for invalid numbers.
+    `tables` is one table, for which `rule`, `schedule`, `decay` and `guard` are given here, or
+    several TableSpecs, which have their own. Defaults: plain SGD at rate 0.01, no weight decay, no
+    staleness bound, and a guard that accepts any finite gradient. A `rule` may be a name, such as
+    "adam", with its defaults; a `schedule` a number, a fixed rate; a `decay` a number, L2; a
+    `bound` of None or inf is none. `merge` says how pushes are merged, or is all that a strategy
+    asks of the shards but its rule and rate, which are arguments here (shards/aggregation.py). The
+    job's id is `name` and a random part that a stranger cannot guess. Raises BadInput for invalid
+    numbers.
     """
-    table = arguments.instance("table", table, DenseTable, "a DenseTable")
+    if isinstance(tables, DenseTable):
+        given = TableSpec(
+            tables,
+            SGD() if rule is None else rule_of("rule", rule),
+            schedule_of("schedule", 0.01 if schedule is None else schedule),
+            Decay() if decay is None else decay_of("decay", decay),
+            Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard"),
+        )
+        described: tuple[TableSpec, ...] = (given,)
+    else:
+        what = "a DenseTable or a list of TableSpec"
+        described = tuple(
+            arguments.instance("tables", table, TableSpec, what)
+            for table in arguments.items("tables", tables, what)
+        )
+        if (rule, schedule, decay, guard) != (None,) * 4:
+            raise BadInput("tables: expected rule, schedule, decay and guard in each TableSpec")
     shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
     steps = arguments.bound("bound", bound)
     half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
     if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
-    if guard is not None:
-        guard = arguments.instance("guard", guard, Guard, "a Guard")
     job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
-    shard_map = cut_evenly(table, shards)
+    shard_map = cut_evenly(Layout(tuple(one.table for one in described)), shards)
     return [
         ShardSpec(
             job=job,
             shard=shard,
-            table=table,
+            tables=described,
             map=shard_map,
-            rule=SGD() if rule is None else rule_of("rule", rule),
-            schedule=schedule_of("schedule", 0.01 if schedule is None else schedule),
-            decay=Decay() if decay is None else decay_of("decay", decay),
             bound=steps,
             workers=workers,
             build=build_id(),
@@ -73,21 +86,30 @@ def shard_specs(
             deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
-            guard=guard or Guard(),
         )
         for shard in range(shards)
     ]
 
 
 def expect_compression(
-    specs: Sequence[ShardSpec], compression: Compression | str | None
+    specs: Sequence[ShardSpec],
+    compression: Compression | str | Mapping[str, Compression | str] | None,
 ) -> list[ShardSpec]:
-    """The specs of shards that compile in advance what this choice of the workers needs."""
-    expected = compression_of("compression", compression)
-    return [
-        msgspec.structs.replace(spec, pushed=expected.pushed, pulled=expected.pull)
-        for spec in check_specs(specs)
-    ]
+    """The specs of shards that compile in advance what this choice of the workers needs.
+
+    It is one for all tables, or one for each by name.
+    """
+    first = check_specs(specs)[0]
+    expected = by_table(compression, first.layout)
+    tables = tuple(
+        msgspec.structs.replace(
+            one,
+            pushed=expected[one.table.name].pushed,
+            pulled=expected[one.table.name].pull,
+        )
+        for one in first.tables
+    )
+    return [msgspec.structs.replace(spec, tables=tables) for spec in specs]
 
 
 def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
@@ -110,10 +132,10 @@ def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
 def resharded_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:
     """The specs of other shards for the same job to be resharded to (resharding.py).
 
-    Raises BadInput for more shards than the table can be cut into.
+    Raises BadInput for more shards than the tables can be cut into.
     """
     first = check_specs(specs)[0]
-    shard_map = cut_evenly(first.table, shards, epoch=first.map.epoch + 1)
+    shard_map = cut_evenly(first.layout, shards, epoch=first.map.epoch + 1)
     return [msgspec.structs.replace(first, shard=shard, map=shard_map) for shard in range(shards)]
 
 
@@ -127,7 +149,7 @@ def make_cluster(
     first = check_specs(specs)[0]
     return Cluster(
         job=first.job,
-        table=first.table,
+        layout=first.layout,
         map=first.map,
         endpoints=_endpoints(endpoints),
         bound=first.bound,

@@ -36,7 +36,7 @@ from ps.worker import Worker
 from shards import arguments
 from shards.errors import BadInput
 from shards.messages import ShardStatus
-from shards.spec import ShardSpec
+from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 
 Floats = NDArray[np.float32]
@@ -223,18 +223,20 @@ def connect(cluster: Cluster | str | os.PathLike[str], *, tables: object | None 
     them a table is a dict of arrays by name. Raises BadInput if they are not the job's.
     """
     found = cluster_of(cluster)
-    table = found.table
     if tables is None:
-        plain = Structure("params", table.views(table.empty()))
-        return Job(found, TableViews({table.name: (table, plain)}))
+        return Job(
+            found,
+            TableViews({one.name: (one, _plain(one)) for one in found.layout.tables}),
+        )
     described = tables_of(tables)
     mine = {name: dense.table(name) for name, dense in described.items()}
-    if mine != {table.name: table}:
+    if tuple(mine.values()) != found.layout.tables:
         raise BadInput(
-            f"tables: expected those of job {found.name}, {_shown(table)};"
+            f"tables: expected those of job {found.name},"
+            f" {'; '.join(_shown(one) for one in found.layout.tables)};"
             f" got {'; '.join(_shown(one) for one in mine.values())}"
         )
-    return Job(found, TableViews({table.name: (table, described[table.name].structure)}))
+    return Job(found, _views(described))
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
@@ -255,23 +257,27 @@ def _specs(
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
     bound = arguments.bound("staleness", staleness)
-    ((only, dense),) = described.items()
-    table = dense.table(only)
-    specs = shard_specs(
-        table,
-        shards=shards,
-        rule=dense.rule,
-        schedule=dense.rate,
-        decay=dense.decay,
-        guard=dense.guard,
-        bound=bound,
-        workers=workers,
-        name=name,
+    tables = [
+        TableSpec(dense.table(table), dense.rule, dense.rate, dense.decay, dense.guard)
+        for table, dense in described.items()
+    ]
+    specs = shard_specs(tables, shards=shards, bound=bound, workers=workers, name=name)
+    arena, views = specs[0].layout.empty(), _views(described)
+    for table, dense in described.items():
+        views.write(table, given.get(table, dense.start), arena)
+    expected = {table: dense.compression for table, dense in described.items()}
+    return expect_compression(specs, expected), views, arena
+
+
+def _views(described: Tables) -> TableViews:
+    return TableViews(
+        {name: (dense.table(name), dense.structure) for name, dense in described.items()}
     )
-    arena = table.empty()
-    views = TableViews({only: (table, dense.structure)})
-    views.write(only, given.get(only, dense.start), arena)
-    return expect_compression(specs, dense.compression), views, arena
+
+
+def _plain(table: DenseTable) -> Structure:
+    """The structure of a dict of arrays by name."""
+    return Structure("params", table.views(table.empty()))
 
 
 def _shown(table: DenseTable) -> str:

@@ -55,7 +55,7 @@ class ReadRequests:
     """The reads under way of one reader; pure, times are the driver's in seconds."""
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
-        self._job, self._table = cluster.job, cluster.table.name
+        self._job = cluster.job
         self._shards = range(cluster.map.shards)
         self._patience_s = patience_s
         self._last = 0
@@ -115,7 +115,7 @@ class ReadRequests:
         )
 
     def _message(self, request: int) -> Read:
-        return Read(request, self._job, self._table)
+        return Read(request, self._job)
 
 
 class Connection:
@@ -143,10 +143,9 @@ class Connection:
         """The weights of a complete read, in an array of the caller's own."""
         if done.error is not None:
             raise done.error
-        arena = self._cluster.table.empty()
+        arena = self._cluster.layout.empty()
         for shard, frames in enumerate(done.frames):
-            for part, frame in zip(self._cluster.map.cut(arena, shard), frames, strict=True):
-                part[:] = np.frombuffer(frame, np.float32)
+            self._cluster.map.fill(arena, shard, frames)
         return arena
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import awaited, gathered, sweep_kept
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import DownpourError
-from shards.parameters import ShardState
+from shards.shard_state import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
 _RESIDUALS_S = 30.0  # a worker looks every few seconds whether its residual is wanted
@@ -45,7 +45,7 @@ class SnapshotScheduler:
         cluster: Cluster,
         catalog: SnapshotCatalog,
         *,
-        rule: str,
+        rules: tuple[str, ...],
         workers: int,
         every: int = 0,
         every_s: float = 0.0,
@@ -57,7 +57,7 @@ class SnapshotScheduler:
         self.latest: str | None = None
         self._cluster = cluster
         self._catalog = catalog
-        self._rule = rule
+        self._rules = rules
         self._workers = workers
         self._every = every
         self._every_s = every_s
@@ -141,9 +141,9 @@ class SnapshotScheduler:
         self.latest = self._catalog.save(
             states[0].saved.steps // self._workers,
             states,
-            table=self._cluster.table,
+            layout=self._cluster.layout,
             shard_map=self._cluster.map,
-            rule=self._rule,
+            rules=self._rules,
             workers=self._workers,
             residuals=self._gathered(states, patience_s),
         )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ps.structures import Structure
 from shards import arguments
 from shards.errors import BadInput
-from shards.tables import DenseTable
+from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
@@ -18,6 +18,7 @@ class TableViews:
 
     def __init__(self, tables: dict[str, tuple[DenseTable, Structure]]) -> None:
         self._tables = tables
+        self._layout = Layout(tuple(dense for dense, _ in tables.values()))
 
     @property
     def first(self) -> str:
@@ -27,7 +28,7 @@ class TableViews:
     def build(self, table: str | None, arena: Floats) -> Any:
         """A table's value; its float32 arrays are views of `arena`."""
         dense, structure = self._table(table)
-        return structure.build(dense.views(arena))
+        return structure.build(dense.views(self._layout.split(arena)[dense.name]))
 
     def build_all(self, arena: Floats) -> Any:
         """The value of the only table, or a dict of the values of all."""
@@ -38,13 +39,13 @@ class TableViews:
     def views(self, table: str | None, arena: Floats) -> Any:
         """A table's writable views of `arena`, in its structure."""
         dense, structure = self._table(table)
-        return structure.views(dense.views(arena))
+        return structure.views(dense.views(self._layout.split(arena)[dense.name]))
 
     def write(self, table: str | None, value: object, arena: Floats) -> None:
         """Write a value into `arena`; raises BadInput naming the table and the array."""
         dense, structure = self._table(table)
         try:
-            structure.write(value, dense.views(arena))
+            structure.write(value, dense.views(self._layout.split(arena)[dense.name]))
         except BadInput as error:
             named = BadInput(f"table {dense.name}: {error}")
             named.table = dense.name

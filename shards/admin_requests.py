@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.errors import BadMessage, GiveUp
 from shards.messages import (
     PROTOCOL,
@@ -114,14 +114,19 @@ class AdminRequests:
 
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
         part = self._part
-        offered = part.held.read(message.slots, frames)
+        offered, more = shard_state.decode(frames)
+        if more:
+            raise BadMessage(
+                f"install: expected {len(frames) - len(more)} frames, got {len(frames)}"
+            )
+        part.held.check_state(offered.arrays)
         # A retried Install is idempotent: the first reply may have been lost in a failover.
-        if not (message.goes_on and part.is_at(*offered)):
+        if not (message.goes_on and part.is_at(offered)):
             if self._workers.greeted:  # a late Install would undo what a Welcome has reported
                 raise GiveUp(
                     f"install: shard {self._shard} serves workers by now; expected a fresh one"
                 )
-            part.restore(*offered)
+            part.restore(offered)
         if message.goes_on:
             part.ledger.renew(now + part.spec.lease_s)
         else:
@@ -147,8 +152,5 @@ class AdminRequests:
         return HandedOver(message.request, self._shard, self._boot), ()
 
     def _export(self, message: Export) -> Answer:
-        saved, weights, slots = self._part.copy()
-        reply = State(
-            message.request, self._shard, self._boot, self._part.held.version, list(slots)
-        )
-        return reply, (wire_format.encode_state(saved), weights, *slots.values())
+        reply = State(message.request, self._shard, self._boot, self._part.held.version)
+        return reply, shard_state.encode(self._part.copy())

@@ -12,15 +12,13 @@ view number twice, and each answer names the life, so a worker never applies the
 life.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards import payloads
 from shards.messages import Kind
-from shards.tables import KeyRange
 
 Floats = NDArray[np.float32]
 
@@ -36,19 +34,18 @@ class _View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Payloads of `kind` to add to view `base`, or whole weights if `base` is 0; makes `number`."""
+    """A payload of `kind` to add to view `base`, or whole weights if that is 0; makes `number`."""
 
     kind: Kind
     base: int
     number: int
-    frames: tuple[NDArray[Any], ...]
+    frame: NDArray[np.uint8]
 
 
 class DeltaViews:
-    """The views of one life of a shard, one for each worker that pulls changes."""
+    """The views of one section of a table that a shard's workers hold."""
 
-    def __init__(self, ranges: Sequence[KeyRange]) -> None:
-        self._ranges = ranges
+    def __init__(self) -> None:
         self._last = 0
         self._views: dict[str, _View] = {}
 
@@ -65,18 +62,10 @@ class DeltaViews:
         self._last += 1
         if view is None or not view.first <= base <= view.last:
             self._views[worker] = _View(self._last, self._last, weights.copy())
-            whole = tuple(part.view(np.uint8) for part in self._cut(weights))
-            return Change(Kind.F4, 0, self._last, whole)
-        frames = tuple(
-            _difference(kind, share, new, old)
-            for new, old in zip(self._cut(weights), self._cut(view.weights), strict=True)
-        )
+            return Change(Kind.F4, 0, self._last, weights.view(np.uint8))
+        frame = _difference(kind, share, weights, view.weights)
         self._views[worker] = view._replace(last=self._last)
-        return Change(kind, view.last, self._last, frames)
-
-    def _cut(self, whole: Floats) -> list[Floats]:
-        ends = np.cumsum([len(keys) for keys in self._ranges])[:-1]
-        return np.split(whole, ends)
+        return Change(kind, view.last, self._last, frame)
 
 
 def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[np.uint8]:

@@ -1,10 +1,11 @@
 """The gradient guard: refuses poisonous gradients, and quarantines workers that keep sending them.
 
 A push with an infinite or NaN norm is never applied: one NaN would spread to every weight read from
-then on. Norms are summed in float32, so a norm beyond 1.8e19 counts as infinite. A job may also
-limit the norm of a shard's part of a gradient; a larger one is refused in the same way. After a
-number of refusals a worker is quarantined: its pushes are no longer examined, whatever they hold
-and whichever life of the worker sends them.
+then on. Norms are summed in float32, so a norm beyond 1.8e19 counts as infinite. A table may also
+limit the norm of a shard's section of a gradient; a larger one is refused in the same way, and with
+it the whole push. After a number of refusals a worker is quarantined: its pushes are no longer
+examined, whatever they hold and whichever life of the worker sends them. Where tables differ in
+that number, the smallest counts.
 
 The ledger counts the refusals, so every later life of the shard, its other copy, and the shards of
 a reshard know them. So such a refusal is a change, which is logged and replicated like others. A
@@ -26,7 +27,7 @@ _MOST_NORM = 1.8e19  # the root of the largest float32
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """A job's limits: the norm of a shard's part of a gradient, and refusals of one worker.
+    """A table's limits: the norm of a shard's section of a gradient, and refusals of one worker.
 
     `max_norm` None allows any finite norm. A worker is quarantined at `quarantine_after` refusals.
     """

@@ -1,9 +1,10 @@
 """The messages between workers, operators and shards, as frozen typed structs.
 
-Each message is one flat MessagePack header (wire_format.py) followed by raw frames. The header
-names its table, so that a new kind of table needs no second format. The client messages that carry
-frames are Push (one frame per key range), Install (ledger, weights, slots), Quiesce (a cut),
-HandOver (the new shards) and Probe (any bytes).
+Each message is one MessagePack header (wire_format.py) followed by raw frames. A push, a pull and
+weights may concern any of the job's tables: their headers list the parts, one a table, and one
+frame follows for each. A part names its table and its encoding, so that a new kind of table needs
+no second format. The other client messages that carry frames are Install (a shard's state,
+shard_state.py), Quiesce (a cut), HandOver (the new shards) and Probe (any bytes).
 
 A worker sends, in this order:
 
@@ -24,14 +25,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 1
+from shards.tables import MOST_TABLES
+
+PROTOCOL = 2
 MAX_PROBE_BYTES = 4 << 20
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
 Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
-Keys = Annotated[list[Count], Meta(max_length=64)]
 
 
 class Kind(StrEnum):
@@ -73,6 +75,51 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=
     request: Count
 
 
+# --- parts --------------------------------------------------------------------------------------
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One table in a push: the keys of the receiving shard's section of it, and their encoding.
+
+    `zstd` says whether the frame is compressed.
+    """
+
+    table: Name
+    kind: Kind
+    start: Count
+    stop: Count
+    zstd: bool = False
+
+
+class PulledPart(Part, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One table in weights.
+
+    For a worker that pulls changes: view `base` plus this frame is view `number`. With `base` 0 the
+    frame alone is that view.
+    """
+
+    base: Count = 0
+    number: Count = 0
+
+
+class AskedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One table in a pull: F4 and the 16-bit kinds ask for whole weights, INT8, INT4 and SPARSE for
+    changes to the newest view that the shard has sent.
+
+    `base` is the view that the worker holds. A sparse change holds the largest `share` of the
+    values (delta_pulls.py).
+    """
+
+    table: Name
+    kind: Kind = Kind.F4
+    zstd: bool = False
+    base: Count = 0
+    share: float = 0.0
+
+
+Parts = Annotated[list[Part], Meta(max_length=MOST_TABLES)]
+
+
 # --- from a worker ------------------------------------------------------------------------------
 
 
@@ -111,47 +158,35 @@ class Join(Registered, frozen=True, tag="join"):
 
 
 class Push(Registered, frozen=True, tag="push"):
-    """A gradient over `keys`, flattened as [start, stop, start, stop, ...]; one frame per range.
+    """A gradient of the tables in `parts`, with one frame for each; other tables do not change.
 
-    `seq` numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its
-    own plan once this push is applied; `steps` and `samples` count what the gradient sums over;
+    All parts are judged and applied as one: if one of them is refused, nothing is applied. `seq`
+    numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its own
+    plan once this push is applied; `steps` and `samples` count what the gradient sums over;
     `read_version` is the version it was computed from. `loss`, `rtt_s` and `wait_s` are for the
-    records; `zstd` says whether the frames are compressed; `acknowledged` is the last push that all
-    shards have acknowledged.
+    records; `acknowledged` is the last push that all shards have acknowledged.
     """
 
     epoch: Count
-    table: Name
     seq: Count
     clock: Count
     step: Count
     steps: Share
     samples: Share
     read_version: Count
-    kind: Kind
-    keys: Keys
+    parts: Parts
     loss: float
     rtt_s: float
     wait_s: float
-    zstd: bool = False
     acknowledged: Count = 0
 
 
 class Pull(Registered, frozen=True, tag="pull"):
-    """Request the weights for a step that may start once every active clock is >= clock - bound.
-
-    `kind` is the encoding: F4 and the 16-bit kinds ask for whole weights, INT8, INT4 and SPARSE for
-    changes to the newest view that the shard has sent; `base` is the view that the worker holds. A
-    sparse change holds the largest `share` of the values (delta_pulls.py).
-    """
+    """Request the weights for a step that may start once every active clock is >= clock - bound."""
 
     epoch: Count
-    table: Name
     clock: Count
-    kind: Kind = Kind.F4
-    zstd: bool = False
-    base: Count = 0
-    share: float = 0.0
+    parts: Annotated[list[AskedPart], Meta(max_length=MOST_TABLES)]
 
 
 class Renew(Registered, frozen=True, tag="renew"):
@@ -167,16 +202,14 @@ class Leave(Registered, frozen=True, tag="leave"):
 
 class FromOperator(Message, frozen=True):
     job: Name
-    table: Name
 
 
 class Install(FromOperator, frozen=True, tag="install"):
-    """Install a state: the frames are a SavedProgress (MessagePack), the weights, then each slot.
+    """Install a state, which the frames hold (shard_state.py); slots that it lacks begin at zero.
 
     `goes_on`: active workers of that state stay active; otherwise each counts when it joins again.
     """
 
-    slots: Annotated[list[Name], Meta(max_length=128)]
     goes_on: bool = False
 
 
@@ -289,21 +322,12 @@ class Ack(FromShard, frozen=True, tag="ack"):
 
 
 class Weights(FromShard, frozen=True, tag="weights"):
-    """One frame per key range, all of one version; the pull was parked for `waited_s`.
-
-    For a worker that pulls changes: view `base` plus these frames is view `number`. With `base` 0
-    the frames alone are that view.
-    """
+    """One frame per part, all of one version; the pull was parked for `waited_s`."""
 
     epoch: Count
-    table: Name
     version: Count
-    kind: Kind
-    keys: Keys
+    parts: Annotated[list[PulledPart], Meta(max_length=MOST_TABLES)]
     waited_s: float
-    zstd: bool = False
-    base: Count = 0
-    number: Count = 0
 
 
 class Parked(FromShard, frozen=True, tag="parked"):
@@ -357,7 +381,6 @@ class State(FromShard, frozen=True, tag="state"):
     """A shard's exported state: frames as in Install, all of one version."""
 
     version: Count
-    slots: list[Name]
 
 
 class Status(FromShard, frozen=True, tag="status"):

@@ -103,7 +103,10 @@ class Metrics:
         payload_bytes: int,
         now: float,
     ) -> None:
-        """Write the record of a push that is part of `version`, or was dropped."""
+        """Write the record of a push that is part of `version`, or was dropped.
+
+        `norm` is that of all its tables, `rate` that of the first one, or 0 if it has none.
+        """
         self.pushes += 1
         self.dropped += dropped
         self.bytes_in += payload_bytes

@@ -9,7 +9,7 @@ A sparse payload is n uint32 indices, relative to the start of the range, then n
 is at most half the number of keys: beyond that, plain floats are shorter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -131,42 +131,28 @@ PAYLOADS: dict[Kind, Payload] = {kind: _dense(codec) for kind, codec in ROUNDED.
 }
 
 
-def checked(
-    what: str, kind: Kind, zstd: bool, ranges: Sequence[KeyRange], frames: Sequence[Buffer]
-) -> tuple[Bytes, ...]:
-    """The frames of a message, one per range, as payloads to decode; raises BadMessage.
+def checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) -> Bytes:
+    """The frame for a key range as a payload to decode; raises BadMessage.
 
-    A frame is copied only if zstd decompresses it or its address is not aligned.
+    It is copied only if zstd decompresses it or its address is not aligned.
     """
-    if len(frames) != len(ranges):
-        raise BadMessage(f"{what}: expected {len(ranges)} frames, got {len(frames)}")
-    row, plain = PAYLOADS[kind], kind is Kind.F4 and not zstd
-    payloads = []
-    for keys, frame in zip(ranges, frames, strict=True):
-        # The usual case without a call: of plain floats only the length can be wrong.
-        if plain and memoryview(frame).nbytes == 4 * (keys.stop - keys.start):
-            payload = np.frombuffer(frame, np.uint8)
-            if payload.__array_interface__["data"][0] % _ALIGNED:
-                payload = _aligned(payload)
-        else:
-            payload = _checked(what, kind, row, zstd, keys, memoryview(frame).cast("B"))
-        payloads.append(payload)
-    return tuple(payloads)
-
-
-def _checked(
-    what: str, kind: Kind, row: Payload, zstd: bool, keys: KeyRange, frame: memoryview
-) -> Bytes:
     count = keys.stop - keys.start
+    plain = memoryview(frame)
+    # The usual case without a further call: of plain floats only the length can be wrong.
+    if kind is Kind.F4 and not zstd and plain.nbytes == 4 * count:
+        payload = np.frombuffer(plain, np.uint8)
+        return _aligned(payload) if payload.__array_interface__["data"][0] % _ALIGNED else payload
+    row = PAYLOADS[kind]
     most = row.most_bytes(count)
+    packed = plain.cast("B")
     if zstd:
-        frame = zstd_frames.unpack(f"{what}: keys {keys}", frame, most)
-    if frame.nbytes > most or (frame.nbytes < most and not row.sparse):
+        packed = zstd_frames.unpack(f"{what}: keys {keys}", packed, most)
+    if packed.nbytes > most or (packed.nbytes < most and not row.sparse):
         raise BadMessage(
             f"{what}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"
-            f" got {frame.nbytes}"
+            f" got {packed.nbytes}"
         )
-    payload = _aligned(np.frombuffer(frame, np.uint8))
+    payload = _aligned(np.frombuffer(packed, np.uint8))
     if row.fault is not None and (fault := row.fault(payload, count)):
         raise BadMessage(f"{what}: keys {keys} as {kind}: {fault}")
     return payload
@@ -186,22 +172,3 @@ def prepare(kind: Kind) -> None:
 def decode(kind: Kind, payload: Bytes, y: Floats) -> None:
     """Decode a checked payload into `y`, float32 of the range's length."""
     PAYLOADS[kind].decode(payload, y)
-
-
-def values(
-    kind: Kind,
-    payloads: Sequence[Bytes],
-    ranges: Sequence[KeyRange],
-    take: Callable[[], Floats],
-) -> Floats:
-    """Decode checked payloads into one aligned array, in the order of the ranges.
-
-    The array comes from `take`, unless the only payload is plain floats, which is used as it is.
-    """
-    if kind is Kind.F4 and len(payloads) == 1:
-        return payloads[0].view(np.float32)
-    whole, base = take(), 0
-    for payload, keys in zip(payloads, ranges, strict=True):
-        decode(kind, payload, whole[base : base + len(keys)])
-        base += len(keys)
-    return whole

@@ -14,62 +14,78 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.parameters import SavedProgress, ShardState
-from shards.tables import KeyRange, ShardMap
-
-Floats = NDArray[np.float32]
+from shards.shard_state import WEIGHTS, Arrays, SavedProgress, ShardState, array_name, of_table
+from shards.tables import KeyRange, Layout, ShardMap
 
 
 def repartition(
-    states: Sequence[ShardState], before: ShardMap, after: ShardMap
+    states: Sequence[ShardState], layout: Layout, before: ShardMap, after: ShardMap
 ) -> list[ShardState]:
     """The same state, cut into one for each shard of `after`; arrays are new.
 
-    Raises BadInput if the two maps do not hold the same keys, or if a state does not hold those of
-    its shard.
+    Raises BadInput if a map does not hold all keys of `layout`, or if a state does not hold those
+    of its shard.
     """
-    held, wanted = _keys(before), _keys(after)
-    if held != wanted:
-        raise BadInput(f"repartition of table {before.table}: expected keys {held}, got {wanted}")
-
-    for shard, state in enumerate(states):
-        _check_whole(state, shard, sum(map(len, before.ranges[shard])))
-
-    def cut(parts: Sequence[Floats]) -> list[Floats]:
-        arena = np.zeros(held.stop, np.float32)
-        before.join(parts, arena)
-        return [np.concatenate(after.cut(arena, shard)) for shard in range(after.shards)]
-
+    _check_whole("before", before, layout)
+    _check_whole("after", after, layout)
+    whole = _joined([state.arrays for state in states], layout, before)
     saved = _merged([state.saved for state in states])
-    weights = cut([state.weights for state in states])
-    slots = {name: cut([state.slots[name] for state in states]) for name in states[0].slots}
     return [
         ShardState(
             msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
-            weights[shard],
-            {name: parts[shard] for name, parts in slots.items()},
+            {
+                array_name(one.table, what): array[one.keys.start : one.keys.stop].copy()
+                for one in layout.sections(keys)
+                for what, array in whole[one.table].items()
+            },
         )
-        for shard in range(after.shards)
+        for keys in after.ranges
     ]
 
 
-def _check_whole(state: ShardState, shard: int, size: int) -> None:
-    for what, array in {"weights": state.weights, **state.slots}.items():
-        if len(array) != size:
-            raise BadInput(
-                f"repartition: shard {shard}: expected {size} floats of {what}, got {len(array)}"
-            )
+def whole_weights(
+    states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
+) -> NDArray[np.float32]:
+    """The arena of all weights in these states; raises BadInput as `repartition` does."""
+    tables = whole_tables(states, layout, shard_map)
+    return np.concatenate([tables[name][WEIGHTS] for name in layout.names])
 
 
-def _keys(shard_map: ShardMap) -> KeyRange:
-    """The keys of all shards of a map; raises BadInput unless they begin at 0 without gaps."""
-    ranges = sorted(keys for ranges in shard_map.ranges for keys in ranges)
+def whole_tables(
+    states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
+) -> dict[str, Arrays]:
+    """The arrays of each table, over all its keys; raises BadInput as `repartition` does."""
+    _check_whole("snapshot", shard_map, layout)
+    return _joined([state.arrays for state in states], layout, shard_map)
+
+
+def _joined(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict[str, Arrays]:
+    whole: dict[str, Arrays] = {name: {} for name in layout.names}
+    sizes = {table.name: table.size for table in layout.tables}
+    for shard, keys in enumerate(shard_map.ranges):
+        for one in layout.sections(keys):
+            for what, array in of_table(states[shard], one.table).items():
+                if array.shape != (len(one.keys),):
+                    raise BadInput(
+                        f"repartition: shard {shard}: expected {len(one.keys)} floats of"
+                        f" {array_name(one.table, what)}, got {array.shape}"
+                    )
+                empty = np.zeros(sizes[one.table], array.dtype)
+                whole[one.table].setdefault(what, empty)[one.keys.start : one.keys.stop] = array
+    return whole
+
+
+def _check_whole(what: str, shard_map: ShardMap, layout: Layout) -> None:
+    """Raise BadInput unless the ranges of a map are the whole arena, in order and without gaps."""
     reached = 0
-    for keys in ranges:
+    for keys in shard_map.ranges:
         if keys.start != reached:
-            raise BadInput(f"shard map: expected a range from key {reached}, got {keys}")
+            raise BadInput(f"shard map {what}: expected a range from key {reached}, got {keys}")
         reached = keys.stop
-    return KeyRange(0, reached)
+    if reached != layout.size:
+        raise BadInput(
+            f"shard map {what}: expected keys {KeyRange(0, layout.size)}, got up to {reached}"
+        )
 
 
 def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
@@ -81,9 +97,18 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     }
     floor = max(ledger.floor for ledger in ledgers)
     furthest = max(all_saved, key=lambda saved: saved.version)
+    # A push counts for a table only at the shards that hold a section of what it changes.
+    tables = {name for saved in all_saved for name in saved.updates}
+    updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
     # A buffer that one shard alone has applied holds fewer pushes there; none may be forgotten.
-    buffered = max(saved.buffered for saved in all_saved)
-    return msgspec.structs.replace(furthest, ledger=Ledger(entries, floor), buffered=buffered)
+    collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
+    return msgspec.structs.replace(
+        furthest,
+        ledger=Ledger(entries, floor),
+        updates=updates,
+        buffered=max(saved.buffered for saved in all_saved),
+        collected=collected,
+    )
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:

@@ -40,17 +40,16 @@ out the `Effects`, in order.
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.envelopes import Outgoing
 from shards.error_codes import changed_nothing
 from shards.errors import Retry
 from shards.messages import CHANGING, Registered, Request
-from shards.parameters import SavedProgress
 from shards.replication_messages import (
     MOST_EXPIRED,
     Assignment,
@@ -65,7 +64,7 @@ from shards.reshard_state import ReshardProgress
 from shards.shard import Shard
 from shards.wire_format import Buffer
 
-Frames = tuple[NDArray[np.float32] | Buffer, ...]
+Frames = tuple[NDArray[Any] | Buffer, ...]
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -282,16 +281,13 @@ class ShardReplica:
         assert self._active.backup is not None
         self._quiet_since = now
         if self.shard.held.empty:
-            return [Post(self._active.backup, Sync(self._active.epoch, self.position, []))]
-        saved, weights, slots = self.shard.copy()
+            return [Post(self._active.backup, Sync(self._active.epoch, self.position))]
         waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
         counts = [len(frames) for frames in waiting]
-        message = Sync(self._active.epoch, self.position, list(slots), now, counts)
-        kept: Frames = (
-            wire_format.encode_state(saved),
-            wire_format.encode_state(self.shard.progress),
-        )
-        frames: Frames = (*kept, weights, *slots.values(), *chain(*waiting))
+        message = Sync(self._active.epoch, self.position, now, counts)
+        state = shard_state.encode(self.shard.copy())
+        progress = wire_format.encode_state(self.shard.progress)
+        frames: Frames = (*state, progress, *chain(*waiting))
         return [Post(self._active.backup, message, frames)]
 
     def _replicate(self, entry: _Entry) -> Post:
@@ -357,15 +353,12 @@ class ShardReplica:
             return  # a late repetition: this copy is further already
         self.shard = self._make_shard()
         if frames:
-            rest = 3 + len(message.slots)
-            saved = wire_format.decode_state(frames[0], SavedProgress)
-            weights, *slots = [np.frombuffer(frame, np.float32) for frame in frames[2:rest]]
-            self.shard.restore(saved, weights, dict(zip(message.slots, slots, strict=True)))
-            self.shard.progress = wire_format.decode_state(frames[1], ReshardProgress)
+            state, (progress, *rest) = shard_state.decode(frames)
+            self.shard.restore(state)
+            self.shard.progress = wire_format.decode_state(progress, ReshardProgress)
             for count in message.waiting:
-                request = wire_format.decode_request(frames[rest])
-                self.shard.park_request(request, frames[rest + 1 : rest + count], message.at)
-                rest += count
+                (header, *payload), rest = rest[:count], rest[count:]
+                self.shard.park_request(wire_format.decode_request(header), payload, message.at)
         self._holds = self.position = message.position
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:

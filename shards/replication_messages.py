@@ -74,14 +74,13 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
     """The primary's whole state after entry `position`; `at` is the primary's clock in seconds.
 
-    Frames: the SavedProgress, the ReshardProgress (reshard_state.py), the weights, each slot; none
-    if no weights are installed. Then the waiting requests, each as its header and payload;
-    `waiting` gives the number of frames of each.
+    Frames: the state (shard_state.py), the ReshardProgress (reshard_state.py), and the waiting
+    requests, each as its header and payload; `waiting` gives the number of frames of each. There
+    are none if no weights are installed.
     """
 
     epoch: Epoch
     position: Count
-    slots: list[Name]
     at: float = 0.0
     waiting: list[Count] = []
 

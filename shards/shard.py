@@ -4,7 +4,7 @@ Everything a shard does is a transition: a message, its frames and the time come
 out. It opens nothing, waits for nothing and knows no network; a driver (ps/server/server.py)
 carries the bytes, and the same code runs on a virtual clock.
 
-A message must be for this job, this life of the shard and this table; otherwise it is refused here.
+A message must be for this job and this life of the shard; otherwise it is refused here.
 It then goes to one of two classes, which share two others:
 
 - `ShardPart` (shard_part.py) is what the shard owns: floats, ledger, counts. All of it that
@@ -15,7 +15,8 @@ It then goes to one of two classes, which share two others:
   part, and reports counters.
 - `ReshardState` (reshard_state.py) is the shard's progress in a reshard; both classes respect it.
 
-parameters.py prevents torn reads: an apply writes the next version into a buffer that nobody reads.
+A shard holds a part of some of the job's tables (table_part.py). parameters.py keeps them at one
+version and prevents torn reads: an apply writes the next version into a buffer that nobody reads.
 pushes.py checks a push, updates.py turns it into a version, and pull_replies.py sends weights.
 
 The shard leaves to others: moving bytes, keeping time, surviving crashes (snapshots and replicas
@@ -23,9 +24,6 @@ hold what `Export` returns), and assigning keys to shards.
 """
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cupy_kernels.backends import HOST, Backend
 from shards.admin_requests import AdminRequests
@@ -45,10 +43,10 @@ from shards.messages import (
     Request,
     ShardStatus,
 )
-from shards.parameters import SavedProgress
 from shards.pushes import Arrived
 from shards.reshard_state import ReshardProgress, ReshardState
 from shards.shard_part import ShardPart
+from shards.shard_state import ShardState
 from shards.spec import ShardSpec
 from shards.versions import Buffers
 from shards.wire_format import Buffer
@@ -79,7 +77,6 @@ class Shard:
         self.workers = WorkerRequests(self.part, self.move)
         self.gate = self.workers.gate
         self._operators = AdminRequests(self.part, self.workers, self.move)
-        self._table = spec.table.name
 
     @property
     def size(self) -> int:
@@ -196,7 +193,7 @@ class Shard:
         return self.workers.apply(run, now) + self.handle_together(pulls, now)
 
     def _check_address(self, message: Request | Probe) -> None:
-        """Check that the message is for this job, this life of this shard, and this table.
+        """Check that the message is for this job and for this life of this shard.
 
         Raises BadMessage, Moved or Resynchronise.
         """
@@ -212,9 +209,6 @@ class Shard:
             raise Resynchronise(
                 f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
             )
-        table = getattr(message, "table", self._table)
-        if table != self._table:
-            raise BadMessage(f"shard {self.spec.shard} holds {self._table}, not {table}")
 
     # --- for its driver -------------------------------------------------------------------------
 
@@ -236,18 +230,16 @@ class Shard:
 
     # --- for its WAL and its replicas ------------------------------------------------------------
 
-    def copy(self) -> tuple[SavedProgress, NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """The whole state at one version, in host memory; the arrays will not change later."""
+    def copy(self) -> ShardState:
+        """The whole state at one version, in host memory; the arrays will not change later.
+
+        The ledger is not copied: encode it before the next transition.
+        """
         return self.part.copy()
 
-    def restore(
-        self,
-        saved: SavedProgress,
-        weights: NDArray[np.float32],
-        slots: dict[str, NDArray[np.float32]],
-    ) -> None:
+    def restore(self, state: ShardState) -> None:
         """Take over the state that another shard's `copy` returned; active workers stay active."""
-        self.part.restore(saved, weights, slots)
+        self.part.restore(state)
 
     def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
         """Waiting requests that will change the state: pushes of open rounds, parked joins."""

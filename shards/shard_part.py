@@ -11,19 +11,15 @@ another copy receives as a separate value.
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cupy_kernels.backends import Backend
 from shards.ledger import Ledger
 from shards.metrics import Metrics
-from shards.parameters import ParameterStore, SavedProgress
+from shards.parameters import ParameterStore
 from shards.pull_replies import PullReplies
+from shards.shard_state import SavedProgress, ShardState
 from shards.spec import ShardSpec
 from shards.updates import Updates
 from shards.versions import Buffers
-
-Floats = NDArray[np.float32]
 
 
 class ShardPart:
@@ -46,33 +42,34 @@ class ShardPart:
         self.serving = PullReplies(spec, boot, self.held, self.journal)
         self.rolled_back = False
 
-    def copy(self) -> tuple[SavedProgress, Floats, dict[str, Floats]]:
+    def copy(self) -> ShardState:
         """The whole state at one version, in host memory; the arrays will not change later.
 
         The ledger is not copied: encode it before the next transition.
         """
-        weights, slots = self.held.copy()
-        done = self.updates
-        return (
-            SavedProgress(
-                self.held.version, done.steps, done.samples, self.ledger, self.held.buffered
-            ),
-            weights,
-            slots,
+        held, done = self.held, self.updates
+        parts = held.parts.items()
+        saved = SavedProgress(
+            held.version,
+            done.steps,
+            done.samples,
+            self.ledger,
+            {name: part.count for name, part in parts},
+            held.buffered,
+            {name: part.buffered for name, part in parts},
         )
+        return ShardState(saved, held.copy())
 
-    def restore(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> None:
+    def restore(self, state: ShardState) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
-        self.held.restore(saved.version, weights, slots, saved.buffered)
-        self.serving.reset()
+        self.held.restore(state.saved, state.arrays)
+        saved = state.saved
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
 
-    def is_at(self, saved: SavedProgress, weights: Floats, slots: dict[str, Floats]) -> bool:
+    def is_at(self, state: ShardState) -> bool:
         """Whether this state was installed here and no push has been applied since."""
-        same = (self.held.version, self.updates.steps, self.updates.samples) == (
-            saved.version,
-            saved.steps,
-            saved.samples,
-        )
-        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(weights, slots)
+        saved, done = state.saved, self.updates
+        reached = self.held.version, done.steps, done.samples
+        same = reached == (saved.version, saved.steps, saved.samples)
+        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(state.arrays)

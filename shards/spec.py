@@ -1,37 +1,63 @@
-"""The configuration of a shard."""
+"""The configuration of a shard and of its tables."""
 
 import msgspec
+from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
-from shards import payloads, pull_encodings
+from shards import arguments, payloads, pull_encodings
 from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge
 from shards.gradient_guard import Guard
 from shards.messages import Kind
-from shards.rules import Decay, Rule
-from shards.schedules import Schedule
-from shards.tables import DenseTable, ShardMap
+from shards.rules import SGD, Decay, Rule, decay_of, rule_of
+from shards.schedules import Fixed, Schedule, schedule_of
+from shards.tables import DenseTable, KeyRange, Layout, ShardMap
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """A dense table and how its gradients are applied.
+
+    Defaults: plain SGD at rate 0.01, no weight decay, and a guard that accepts any finite gradient.
+    A `rule` may be given by name, a `schedule` as a fixed rate, a `decay` as a number for L2.
+    `guard` says which gradients of the table are refused. `pushed` and `pulled` are the kinds in
+    which workers are expected to send gradients and request weights; each may choose others.
+    """
+
+    table: DenseTable
+    rule: Rule = SGD()
+    schedule: Schedule = Fixed(base_rate=0.01)
+    decay: Decay = Decay()
+    guard: Guard = Guard()
+    pushed: Kind = Kind.F4
+    pulled: Kind = Kind.F4
+
+    def __post_init__(self) -> None:
+        arguments.instance("TableSpec: table", self.table, DenseTable, "a DenseTable")
+        arguments.instance("TableSpec: guard", self.guard, Guard, "a Guard")
+        for field, checked in (("rule", rule_of), ("schedule", schedule_of), ("decay", decay_of)):
+            structs.force_setattr(self, field, checked(field, getattr(self, field)))
+
+    def prepare(self, place: Backend) -> None:
+        """Compile the rule and the expected codecs. Raises BadInput as `ShardSpec.prepare` does."""
+        self.rule.prepare(place)
+        payloads.prepare(self.pushed)
+        pull_encodings.prepare(self.pulled)
 
 
 class ShardSpec(msgspec.Struct, frozen=True):
     """The whole configuration of a shard. The weights come later, by an Install.
 
-    `bound` is the staleness bound in steps (None: none). `workers` is the expected number of
-    workers; the learning-rate schedule's iteration is the number of steps applied divided by it.
-    `lease_s` is how long a worker may be silent, `warm_steps` how many steps one replica takes
-    alone at first; `guard` says which gradients are refused. `merge`, `weigh` and `scale` are the
-    server's half of a strategy (aggregation.py); with `deltas` pushes are differences of weights,
-    to which neither the tensors' multipliers nor the weight decay apply. `pushed` and `pulled` are
-    the kinds in which workers are expected to send gradients and request weights; each may choose
-    others.
+    `map` cuts the arena of all tables. `bound` is the staleness bound in steps (None: none).
+    `workers` is the expected number of workers; the iteration of the learning-rate schedules is the
+    number of steps applied divided by it. `lease_s` is how long a worker may be silent,
+    `warm_steps` how many steps one replica takes alone at first. `merge`, `weigh` and `scale` are
+    the server's half of a strategy (aggregation.py); with `deltas` pushes are differences of
+    weights, to which neither the tensors' multipliers nor the weight decay apply.
     """
 
     job: str
     shard: int
-    table: DenseTable
+    tables: tuple[TableSpec, ...]
     map: ShardMap
-    rule: Rule
-    schedule: Schedule
-    decay: Decay
     bound: int | None
     workers: int
     build: str
@@ -41,23 +67,28 @@ class ShardSpec(msgspec.Struct, frozen=True):
     deltas: bool = False
     lease_s: float = 10.0
     warm_steps: int = 0
-    guard: Guard = Guard()
-    pushed: Kind = Kind.F4
-    pulled: Kind = Kind.F4
 
     @property
-    def slot_names(self) -> tuple[str, ...]:
-        """The arrays that change in place with every update: the rule's slots, and the buffer."""
+    def layout(self) -> Layout:
+        """The job's tables in its arena."""
+        return Layout(tuple(one.table for one in self.tables))
+
+    @property
+    def keys(self) -> KeyRange:
+        """The range of the arena that this shard owns."""
+        return self.map.ranges[self.shard]
+
+    def slots_of(self, table: TableSpec) -> tuple[str, ...]:
+        """The arrays of a table that change in place: the rule's slots, and the buffer."""
         buffer = (BUFFER,) if isinstance(self.merge, Buffer) else ()
-        return (*self.rule.slot_names, *buffer)
+        return (*table.rule.slot_names, *buffer)
 
     def prepare(self, place: Backend = HOST) -> None:
-        """Compile the update rule and the expected codecs before the first message arrives.
+        """Compile the update rules and the expected codecs before the first message arrives.
 
         Compiling takes seconds, during which the first push would count as lost and a primary as
         dead. Other codecs are compiled at their first use. Raises BadInput if `place` is a device
-        for which the rule has no kernel.
+        for which a rule has no kernel.
         """
-        self.rule.prepare(place)
-        payloads.prepare(self.pushed)
-        pull_encodings.prepare(self.pulled)
+        for table in self.tables:
+            table.prepare(place)

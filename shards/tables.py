@@ -1,14 +1,16 @@
-"""Tables: named sets of parameters, and the layout and partitioning of a dense table.
+"""Tables: named sets of parameters, and how a job's dense tables are laid out and partitioned.
 
-A dense table is a list of named tensors, stored consecutively in one flat float32 arena.
-Each tensor starts on a multiple of 64 floats and each shard's key range on a multiple of 256, so
-that neither a float4 access nor a quantisation block ever straddles two of them. A table that is
-too small for that is cut more finely, down to multiples of 4: then each shard has one short block.
-The gaps hold zeros, and because every update rule maps a zero gradient on a zero weight to zero,
-they stay zero.
+A dense table is a list of named tensors. All dense tables of a job are stored one after another in
+one flat float32 arena. Each tensor starts on a multiple of 64 floats, each table and each shard's
+key range on a multiple of 256, so that neither a float4 access nor a quantisation block ever
+straddles two of them. An arena that is too small for that is cut more finely, down to multiples of
+4: then each shard has one short block. The gaps hold zeros, and because every update rule maps a
+zero gradient on a zero weight to zero, they stay zero.
 
-A key range is a half-open interval of the arena. The shard map says which shard owns which range;
-its epoch rises when the map changes, and pushes and pulls name the epoch of their map.
+A key range is a half-open interval of the arena, or of one table. The shard map says which shard
+owns which range of the arena, without regard to the borders of tables; so a shard holds a section
+of some tables and nothing of others. The map's epoch rises when it changes, and pushes and pulls
+name the epoch of their map.
 """
 
 from collections import Counter
@@ -24,12 +26,15 @@ from numpy.typing import NDArray
 from shards import arguments
 from shards.errors import BadInput
 
+Buffer = bytes | bytearray | memoryview
+
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
 FINEST_ALIGNMENT = 4  # for shards of a table too small for 256 floats each
 MOST_SHARDS = 1024  # every worker has sockets for each
 MOST_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
 PAGE_FLOATS = 1024  # 4 KB, a page of memory
+MOST_TABLES = 64  # a header names each table that it concerns
 _PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even enough
 
 
@@ -59,7 +64,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class KeyRange(msgspec.Struct, frozen=True, order=True):
-    """The half-open interval [start, stop) of a dense table's arena."""
+    """The half-open interval [start, stop) of an arena or of a table."""
 
     start: int
     stop: int
@@ -72,7 +77,7 @@ class KeyRange(msgspec.Struct, frozen=True, order=True):
 
 
 class DenseTable(msgspec.Struct, frozen=True):
-    """A named set of tensors in one flat padded float32 arena."""
+    """A named set of tensors in one flat padded float32 array."""
 
     name: str
     tensors: tuple[TensorSpec, ...]
@@ -104,7 +109,7 @@ class DenseTable(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Floats in the arena, padding included; a multiple of 256."""
+        """Floats in the table, padding included; a multiple of 256."""
         return _round_up(
             sum(_round_up(tensor.size, TENSOR_ALIGNMENT) for tensor in self.tensors),
             SHARD_ALIGNMENT,
@@ -116,11 +121,11 @@ class DenseTable(msgspec.Struct, frozen=True):
         return sum(tensor.size for tensor in self.tensors)
 
     def empty(self) -> NDArray[np.float32]:
-        """A zeroed arena of `size` floats."""
+        """A zeroed array of `size` floats."""
         return np.zeros(self.size, np.float32)
 
     def views(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """A writable view into `arena` for each tensor, by name and in its own shape."""
+        """A writable view into the flat array for each tensor, by name and in its own shape."""
         expected = f"an arena of shape ({self.size},)"
         if not isinstance(arena, np.ndarray):
             raise arguments.wrong(f"table {self.name}", expected, arena)
@@ -132,51 +137,121 @@ class DenseTable(msgspec.Struct, frozen=True):
         }
 
 
+class Section(msgspec.Struct, frozen=True):
+    """The keys of one table within a range of the arena, where they begin at `start`."""
+
+    table: str
+    keys: KeyRange
+    start: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A job's dense tables, one after another in one flat arena."""
+
+    tables: tuple[DenseTable, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tables) <= MOST_TABLES:
+            raise BadInput(f"tables: expected 1 to {MOST_TABLES}, got {len(self.tables)}")
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice:
+            raise BadInput(f"tables: {min(twice)} is named more than once")
+        for table in self.tables:
+            if not table.tensors:
+                raise BadInput(f"table {table.name}: expected at least one tensor, got none")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(table.name for table in self.tables)
+
+    @property
+    def size(self) -> int:
+        """Floats in the arena, padding included; a multiple of 256."""
+        return sum(table.size for table in self.tables)
+
+    def empty(self) -> NDArray[np.float32]:
+        """A zeroed arena of `size` floats."""
+        return np.zeros(self.size, np.float32)
+
+    def section(self, table: str) -> KeyRange:
+        """The range of the arena that holds `table`; raises BadInput if there is no such table."""
+        start = 0
+        for one in self.tables:
+            if one.name == table:
+                return KeyRange(start, start + one.size)
+            start += one.size
+        raise arguments.wrong("table", f"one of {', '.join(self.names)}", table)
+
+    def sections(self, keys: KeyRange) -> tuple[Section, ...]:
+        """The section of each table within a range of the arena, in order; none is empty."""
+        found, start = [], 0
+        for table in self.tables:
+            low, high = max(start, keys.start), min(start + table.size, keys.stop)
+            if low < high:
+                found.append(Section(table.name, KeyRange(low - start, high - start), low))
+            start += table.size
+        return tuple(found)
+
+    def select(self, tables: Sequence[str]) -> "Layout":
+        """The layout of these tables alone, in this layout's order; raises BadInput."""
+        for name in tables:
+            self.section(name)
+        return Layout(tuple(table for table in self.tables if table.name in tables))
+
+    def split(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """A view into `arena` for each table: its own flat array."""
+        arena = arguments.array("arena", arena, self.size)
+        ends = np.cumsum([table.size for table in self.tables])
+        return dict(zip(self.names, np.split(arena, ends[:-1]), strict=True))
+
+    def views(self, arena: NDArray[np.float32]) -> dict[str, dict[str, NDArray[np.float32]]]:
+        """A view into `arena` for each tensor, by table and name and in its own shape."""
+        parts = self.split(arena)
+        return {table.name: table.views(parts[table.name]) for table in self.tables}
+
+
 class ShardMap(msgspec.Struct, frozen=True):
-    """The key ranges of a table that each shard owns (`ranges[shard]`), in one epoch."""
+    """The range of a job's arena that each shard owns (`ranges[shard]`), in one epoch."""
 
     epoch: int
-    table: str
-    ranges: tuple[tuple[KeyRange, ...], ...]
+    ranges: tuple[KeyRange, ...]
 
     @property
     def shards(self) -> int:
         return len(self.ranges)
 
-    def cut(self, arena: NDArray[np.float32], shard: int) -> tuple[NDArray[np.float32], ...]:
-        """The views of `arena` that `shard` owns, one per key range; nothing is copied."""
-        return tuple([arena[keys.start : keys.stop] for keys in self.ranges[shard]])
+    def cut(self, arena: NDArray[np.float32], shard: int) -> NDArray[np.float32]:
+        """The view of `arena` that `shard` owns; nothing is copied."""
+        keys = self.ranges[shard]
+        return arena[keys.start : keys.stop]
 
-    def join(self, parts: Sequence[NDArray[np.float32]], arena: NDArray[np.float32]) -> None:
-        """Write each shard's flat array, which concatenates its key ranges, into `arena`."""
-        for shard, part in enumerate(parts):
-            base = 0
-            for own in self.cut(arena, shard):
-                own[:] = part[base : base + own.size]
-                base += own.size
+    def fill(self, arena: NDArray[np.float32], shard: int, frames: Sequence[Buffer]) -> None:
+        """Write the plain frames of a shard's sections, in their order, into `arena`."""
+        base = self.ranges[shard].start
+        for frame in frames:
+            part = np.frombuffer(frame, np.float32)
+            arena[base : base + part.size] = part
+            base += part.size
+        assert base == self.ranges[shard].stop, "a shard's sections are its whole range"
 
 
-def cut_evenly(table: DenseTable, shards: int, epoch: int = 1) -> ShardMap:
-    """Cut a table into one contiguous range per shard, as even as 256-float boundaries allow.
+def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
+    """Cut a job's arena into one range per shard, as even as 256-float boundaries allow.
 
-    A large table is cut at page boundaries of memory, so that parts can be mapped next to each
+    A large arena is cut at page boundaries of memory, so that parts can be mapped next to each
     other. One with fewer than 256 floats per shard is cut more finely, at multiples of at least 4
     floats; some shards may then hold only padding.
     """
-    if not table.tensors:
-        raise BadInput(f"table {table.name}: expected at least one tensor, got none")
-    most = min(table.size // FINEST_ALIGNMENT, MOST_SHARDS)
+    size = layout.size
+    most = min(size // FINEST_ALIGNMENT, MOST_SHARDS)
     shards = arguments.whole("shards", shards)
     if not 1 <= shards <= most:
-        raise BadInput(f"table {table.name}: expected 1 to {most} shards, got {shards}")
-    unit = _cut_unit(table.size, shards)
-    bounds = [unit * (table.size // unit * shard // shards) for shard in range(shards)]
-    bounds.append(table.size)
-    return ShardMap(
-        epoch,
-        table.name,
-        tuple((KeyRange(a, b),) for a, b in pairwise(bounds)),
-    )
+        what = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
+        raise BadInput(f"{what}: expected 1 to {most} shards, got {shards}")
+    unit = _cut_unit(size, shards)
+    bounds = [unit * (size // unit * shard // shards) for shard in range(shards)]
+    bounds.append(size)
+    return ShardMap(epoch, tuple(KeyRange(a, b) for a, b in pairwise(bounds)))
 
 
 def _cut_unit(size: int, shards: int) -> int:
@@ -189,27 +264,19 @@ def _cut_unit(size: int, shards: int) -> int:
     return unit
 
 
-def segments(table: DenseTable, ranges: Sequence[KeyRange]) -> tuple["RateRun", ...]:
-    """The parts of tensors within `ranges`, with bounds in the ranges' concatenated array."""
-    found, base = [], 0
-    for keys in ranges:
-        for tensor, start in zip(table.tensors, table.offsets, strict=True):
-            low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
-            if low < high:
-                found.append(
-                    RateRun(
-                        base + low - keys.start,
-                        base + high - keys.start,
-                        tensor.lr_mult,
-                        tensor.decay_mult,
-                    )
-                )
-        base += len(keys)
+def segments(table: DenseTable, keys: KeyRange) -> tuple["RateRun", ...]:
+    """The parts of tensors within `keys`, with bounds relative to the start of `keys`."""
+    found = []
+    for tensor, start in zip(table.tensors, table.offsets, strict=True):
+        low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
+        if low < high:
+            bounds = low - keys.start, high - keys.start
+            found.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult))
     return tuple(found)
 
 
 class RateRun(msgspec.Struct, frozen=True):
-    """A run [start, stop) of one shard's flat array with one pair of multipliers."""
+    """A run [start, stop) of a flat array with one pair of multipliers."""
 
     start: int
     stop: int

@@ -15,16 +15,18 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
+from msgspec import structs
+
 from cupy_kernels.updates import mean
-from shards import pushes
 from shards.aggregation import CONSTANT, EACH, WEIGHINGS, Buffer, Round
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import Push
 from shards.metrics import Metrics
-from shards.parameters import ParameterStore
+from shards.parameters import Gradients, ParameterStore
 from shards.pushes import Arrived
 from shards.quiesce import QuiesceTracker
 from shards.spec import ShardSpec
@@ -63,13 +65,11 @@ class Updates:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update.
-
-        The schedule's iteration is a step of the whole system: the steps applied so far, divided by
-        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
-        on which workers are fast, started late or died.
-        """
-        return self._rate_at(self.steps)
+        """The learning rate of the job's first table at the next update."""
+        try:
+            return self._spec.tables[0].schedule.rate(self.steps // self._spec.workers)
+        except OverflowError:
+            return inf
 
     @property
     def _backups(self) -> int:
@@ -84,8 +84,9 @@ class Updates:
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
         steps = self.steps + sum(one.message.steps for one in run)
-        same_rate = self._rate_at(steps) == self.rate
-        return same_rate and all(one.message.worker != message.worker for one in run)
+        if any(one.message.worker == message.worker for one in run):
+            return False
+        return self._rates_at(steps) == self._rates_at(self.steps)
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Applied] | None:
         """Apply a run of pushes in one pass, or keep the only one for its round.
@@ -93,30 +94,39 @@ class Updates:
         If the guard refuses the only push, counts that and raises BadInput. If it refuses one of
         several, returns None and changes nothing; the caller then applies them one by one.
         """
-        if self._sums:
-            rate, before, scale = self.rate, self._held.version, self._spec.scale
-            squares = self._held.apply_together([one.gradient for one in run], rate * scale)
+        if self._spec.merge == EACH:
+            first = run[0].message
+            constant = self._spec.weigh == CONSTANT
+            scale = self._spec.scale if constant else self._scale(first)
+            before = self._held.version
+            rates, read = self._rates_at(self.steps), first.read_version
+            gradients = [one.gradients for one in run]
+            squares = self._held.apply(gradients, rates, scale=scale, read_version=read)
             if squares is not None:
                 return [
-                    self._note(one, square**0.5, before + number, rate, scale, now)
+                    self._note(one, square**0.5, before + number, rates, scale, now)
                     for number, (one, square) in enumerate(zip(run, squares, strict=True))
                 ]
             if len(run) > 1:
                 return None
         (arrived,) = run
-        measured = self._measured(arrived)
+        try:
+            measured = self._measured(arrived)
+        except BadInput:
+            self._ledger.entries[arrived.message.worker].refused += 1
+            raise
         match self._spec.merge:
             case Round():
                 return self._collect_round(measured, now)
             case Buffer(size=size):
                 return [self._collect(measured, size, now)]
-        scale, rate, before = self._scale(arrived.message), self.rate, self._held.version
-        self._held.apply(arrived.gradient, rate * scale, arrived.message.read_version)
-        return [self._note(measured, measured.norm, before, rate, scale, now)]
+        # The two ways to sum a norm differ in its last bits, and this one is at the limit.
+        self._held.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
+        return [self._note(measured, measured.norm, before, rates, scale, now)]
 
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
-        self.round[arrived.message.worker] = pushes.measured(arrived, self._spec.guard)
+        self.round[arrived.message.worker] = self._measured(arrived)
 
     def close_rounds(self, now: float, standstill: QuiesceTracker) -> list[Applied]:
         """Apply every complete round; a round is the pushes that lead to one clock.
@@ -131,10 +141,11 @@ class Updates:
             if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             arrived = [self.round.pop(name) for name in names]
-            rate, before, scale = self.rate, self._held.version, self._spec.scale
+            rates, before = self._rates_at(self.steps), self._held.version
+            scale, means = self._spec.scale, _means([one.gradients for one in arrived])
             reached = max(self._round_clock(one.message) for one in arrived)
-            self._held.apply(mean([one.gradient for one in arrived]), rate * scale)
-            out += [self._note(one, one.norm, before, rate, scale, now) for one in arrived]
+            self._held.apply([means], rates, scale=scale, guarded=False)
+            out += [self._note(one, one.norm, before, rates, scale, now) for one in arrived]
             if self._backups:
                 # The slowest must not hold the others back, so they skip the round as well.
                 for worker in self._ledger.active:
@@ -185,47 +196,63 @@ class Updates:
 
     def _collect(self, one: Arrived, size: int, now: float) -> Applied:
         """Add a push to the buffer, and apply the buffer if it is full."""
-        scale, rate, before = self._scale(one.message), self.rate, self._held.version
-        self._held.collect(one.gradient, scale)
+        scale, before = self._scale(one.message), self._held.version
+        rates = self._rates_at(self.steps)
+        self._held.collect(one.gradients, scale)
         if self._held.buffered >= size:
             self._apply_buffer()
-        return self._note(one, one.norm, before, rate, scale, now)
+        return self._note(one, one.norm, before, rates, scale, now)
 
     def _apply_buffer(self) -> None:
         assert isinstance(self._spec.merge, Buffer)
-        self._held.apply_buffer(self._spec.merge.size, self.rate)
+        self._held.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
 
     def _drop(self, one: Arrived, now: float) -> Applied:
         """Record a push that came too late for its round: its steps are taken, and lost."""
         before = self._held.version - 1
-        return self._note(one, one.norm, before, self.rate, 0.0, now, dropped=True)
+        rates = self._rates_at(self.steps)
+        return self._note(one, one.norm, before, rates, 0.0, now, dropped=True)
 
-    def _rate_at(self, steps: int) -> float:
-        try:
-            return self._spec.schedule.rate(steps // self._spec.workers)
-        except OverflowError:  # a growing policy; Caffe's reaches infinity too
-            return float("inf")
+    def _rates_at(self, steps: int) -> dict[str, float]:
+        """The learning rate of each table after this number of steps.
+
+        A schedule's iteration is a step of the whole system: the steps applied so far, divided by
+        the number of workers. With one worker it is Caffe's iteration; with more it does not depend
+        on which workers are fast, started late or died.
+        """
+        iteration = steps // self._spec.workers
+        rates = {}
+        for name, part in self._held.parts.items():
+            try:
+                rates[name] = part.spec.schedule.rate(iteration)
+            except OverflowError:  # a growing policy; Caffe's reaches infinity too
+                rates[name] = inf
+        return rates
 
     def _measured(self, arrived: Arrived) -> Arrived:
-        """The push with its norm; if the guard refuses it, counts that and raises BadInput."""
+        """The push with its norm; raises BadInput if the guard refuses it."""
+        message = arrived.message
         try:
-            return pushes.measured(arrived, self._spec.guard)
-        except BadInput:
-            self._ledger.entries[arrived.message.worker].refused += 1
-            raise
+            squares = self._held.measure(arrived.gradients)
+        except BadInput as error:
+            raise BadInput(
+                f"push {message.seq} of worker {message.worker}: {error}"
+                f" (loss {message.loss:g}); is the rate too high?"
+            ) from None
+        return structs.replace(arrived, norm=squares**0.5)
 
     def _note(
         self,
         one: Arrived,
         norm: float,
         before: int,
-        rate: float,
+        rates: dict[str, float],
         scale: float,
         now: float,
         *,
         dropped: bool = False,
     ) -> Applied:
-        """Record a push that was applied to version `before`, with `scale` times `rate`."""
+        """Record a push that was applied to version `before`, with `scale` times `rates`."""
         message = one.message
         clock_gap = self._ledger.record(
             message.worker,
@@ -244,7 +271,7 @@ class Updates:
             version=applied.version,
             staleness=applied.staleness,
             clock_gap=clock_gap,
-            rate=rate,
+            rate=rates[message.parts[0].table] if message.parts else 0.0,
             scale=scale,
             dropped=dropped,
             norm=norm,
@@ -252,3 +279,9 @@ class Updates:
             now=now,
         )
         return applied
+
+
+def _means(pushes: Sequence[Gradients]) -> Gradients:
+    """The mean of each table over the pushes that include it."""
+    tables = {name for push in pushes for name in push}
+    return {name: mean([push[name] for push in pushes if name in push]) for name in tables}

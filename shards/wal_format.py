@@ -51,7 +51,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.checksums import checksum
 from shards.envelopes import Arrival, Outgoing
 from shards.error_codes import changed_nothing
@@ -69,12 +69,11 @@ from shards.messages import (
     Remedy,
 )
 from shards.metrics import Counts
-from shards.parameters import SavedProgress
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.wire_format import Buffer
 
-FORMAT = 5
+FORMAT = 6
 MAGIC = b"\x93DPSWAL\n"
 _EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, whose checks were shorter
 _HEAD = struct.Struct("<8sIQQQ")
@@ -133,13 +132,9 @@ class LogPayload(msgspec.Struct, frozen=True, tag="carried"):
 
 
 class LoggedState(msgspec.Struct, frozen=True, tag="state"):
-    """A shard's state when file `number` was opened.
-
-    Frames: a SavedProgress, the weights, each slot.
-    """
+    """A shard's state when file `number` was opened; its frames are those of shard_state.py."""
 
     number: Count
-    slots: list[Name]
     counts: Counts
 
 
@@ -350,9 +345,7 @@ class Replay:
                 self.shard.expire(entry.workers, entry.at)
 
     def _restore(self, entry: LoggedState, frames: Sequence[Buffer]) -> None:
-        saved = wire_format.decode_state(frames[0], SavedProgress)
-        weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
-        self.shard.restore(saved, weights, dict(zip(entry.slots, slots, strict=True)))
+        self.shard.restore(shard_state.decode(frames)[0])
         self.shard.journal.resume(entry.counts)
         self._from_base = True
 
@@ -391,10 +384,8 @@ def opening(shard: Shard, number: int, *, begins: bool, now: float, after: int =
 
 def state_of(shard: Shard, number: int) -> tuple[LoggedState, Frames]:
     """A shard's state when file `number` is opened; it may be written at any later time."""
-    saved, weights, slots = shard.copy()
     # The ledger is encoded now, because the next request changes it; the arrays never change.
-    frames: Frames = (wire_format.encode_state(saved), weights, *slots.values())
-    return LoggedState(number, list(slots), shard.journal.counts()), frames
+    return LoggedState(number, shard.journal.counts()), shard_state.encode(shard.copy())
 
 
 def carried(shard: Shard, now: float) -> list[tuple[LogPayload, tuple[Buffer, ...]]]:

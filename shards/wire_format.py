@@ -1,6 +1,6 @@
 """Encodes messages to bytes and decodes them.
 
-A header is at most 4 KB of MessagePack: one flat map with exactly the keys of its struct. The
+A header is at most 48 KB of MessagePack: one map with exactly the keys of its struct. The
 decoder checks each length against the bytes present before it allocates, so no header can cost more
 memory than its own size. An invalid header raises an error that names its sender's mistake in one
 line; the connection is not affected. payloads.py defines the frames that follow it.
@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UNDECODABLE, BadMessage
-from shards.messages import Keys, Message, Probe, Reply, Request
-from shards.tables import KeyRange
+from shards.messages import Message, Probe, Reply, Request
 
-MAX_HEADER_BYTES = 4096
+MAX_HEADER_BYTES = 48 << 10
 MAX_STATE_BYTES = 64 << 20
 MAX_TOGETHER = 8  # messages in one envelope
 
@@ -127,13 +126,3 @@ def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, S
 def wrap(frames: Sequence[NDArray[Any] | Buffer]) -> list[Buffer]:
     """Frames as buffers for a socket, without a copy."""
     return [frame.data if isinstance(frame, np.ndarray) else frame for frame in frames]
-
-
-def flatten(ranges: Sequence[KeyRange]) -> list[int]:
-    """Key ranges as a header carries them: [start, stop, start, stop, ...]."""
-    return [bound for keys in ranges for bound in (keys.start, keys.stop)]
-
-
-def show(keys: Keys) -> str:
-    """Flattened key ranges in readable form, for errors."""
-    return " ".join(f"[{a}, {b})" for a, b in zip(keys[::2], keys[1::2], strict=False)) or "no keys"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shards import pushes
 from shards.envelopes import Outgoing, refused
 from shards.errors import BadInput, Resynchronise, WrongBuild
 from shards.gate import Gate
@@ -25,7 +26,6 @@ from shards.messages import (
     Hello,
     Join,
     Joined,
-    Kind,
     Leave,
     Left,
     Parked,
@@ -37,7 +37,7 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.pushes import Arrived, Pushes
+from shards.pushes import Arrived
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
 from shards.updates import Applied
@@ -59,7 +59,9 @@ class WorkerRequests:
         self._spec, self._boot = part.spec, part.boot
         self._held, self._ledger = part.held, part.ledger
         self._updates, self._serving = part.updates, part.serving
-        self._pushes = Pushes(part.spec, part.held)
+        self._guard = min(
+            (table.guard for table in part.spec.tables), key=lambda guard: guard.quarantine_after
+        )
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -167,7 +169,8 @@ class WorkerRequests:
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Make a request wait here, unchecked by the ledger, because it waits at another copy."""
         if isinstance(message, Push):
-            self._updates.add_to_round(self._pushes.examine(b"", message, frames, now))
+            held, shard = self._held, self._spec.shard
+            self._updates.add_to_round(pushes.examine(b"", message, frames, held, shard))
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 
@@ -233,7 +236,7 @@ class WorkerRequests:
         self._ledger.identify(message, now + self._spec.lease_s)
         if message.epoch != self._spec.map.epoch:
             raise self._wrong_epoch(message.epoch)
-        if message.kind is not Kind.F4 or message.zstd:
+        if message.parts != self._serving.plain:
             self._serving.check(message)
         may_wait = self.gate.bound is not None or self._updates.round
         if may_wait and not self.may_answer(message, self._ledger.min_clock):
@@ -268,8 +271,8 @@ class WorkerRequests:
                 *self._open(now),
             ]
         if refused := self._ledger.entries[message.worker].refused:
-            self._spec.guard.check(message.worker, refused)
-        run.append(self._pushes.examine(sender, message, frames, now))
+            self._guard.check(message.worker, refused)
+        run.append(pushes.examine(sender, message, frames, self._held, self._spec.shard))
         return []
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:

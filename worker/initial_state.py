@@ -17,7 +17,7 @@ from ps.snapshots.object_store import open_store
 from ps.wal.catalog import is_job, load_logs, newest_logs
 from shards.errors import BadInput
 from shards.repartition import repartition
-from shards.tables import DenseTable, cut_evenly
+from shards.tables import DenseTable, Layout, cut_evenly
 from worker.job import Job
 from worker.model import Model, check_start
 
@@ -73,7 +73,8 @@ def beginning(
     check_fit(resume.place, manifest, model.table, job)
     versions = [state.saved.version for state in states]
     if manifest.map.shards != job.runtime.shards:
-        states = repartition(states, manifest.map, cut_evenly(model.table, job.runtime.shards))
+        after = cut_evenly(manifest.layout, job.runtime.shards)
+        states = repartition(states, manifest.layout, manifest.map, after)
     return InitialState(states, versions)
 
 
@@ -81,8 +82,8 @@ def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> No
     """Raise BadInput when the snapshot at `where` is another job's."""
     for what, expected, got in (
         ("workers", manifest.workers, job.workers),
-        ("rule", manifest.rule, job.rule_name),
-        ("tensors", _shapes(manifest.table), _shapes(table)),
+        ("rule", ", ".join(manifest.rules), job.rule_name),
+        ("tensors", _shapes(manifest.layout), _shapes(Layout((table,)))),
     ):
         if expected != got:
             raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")
@@ -111,5 +112,6 @@ def first_incarnation(begin: Beginning) -> int:
     return max(lives, default=-1) + 1
 
 
-def _shapes(table: DenseTable) -> str:
-    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in table.tensors)
+def _shapes(layout: Layout) -> str:
+    tensors = (tensor for table in layout.tables for tensor in table.tensors)
+    return " ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in tensors)

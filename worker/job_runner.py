@@ -33,6 +33,7 @@ from ps.wal.catalog import drop_logs
 from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
+from shards.repartition import whole_weights
 from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
@@ -514,7 +515,7 @@ def _snapshotter(
     return SnapshotScheduler(
         cluster,
         catalog,
-        rule=job.rule_name,
+        rules=(job.rule_name,),
         workers=job.workers,
         every=every,
         every_s=every_s,
@@ -581,7 +582,7 @@ def _patience_s(job: Job, table: DenseTable) -> float:
         return _ANSWER_S + runtime.silence_s
     if runtime.autosave_s:
         return _BACK_S
-    return recovery_s(table.size, job.rule) if runtime.durability.keeps_log else _ANSWER_S
+    return recovery_s(table.size, [job.rule]) if runtime.durability.keeps_log else _ANSWER_S
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
@@ -592,6 +593,4 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
 
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:
-    arena = cluster.table.empty()
-    cluster.map.join([state.weights for state in states], arena)
-    return arena
+    return whole_weights(states, cluster.layout, cluster.map)

@@ -2,18 +2,19 @@
 
 The machine follows a plan: read batches, pull weights, compute a gradient, push, until the plan is
 done or the data ends. It opens nothing, waits for nothing and reads no clock. It is a generator: it
-yields a want, and whoever drives it sends back the answer, with the seconds that it took. A thin
+yields a want, and the driver sends back the answer, with the seconds that it took. A thin
 driver carries the wants out with a client, a model and batches (training_loop.py); a simulator can
 do the same on a virtual clock, with the same strategies.
 
-    want                       answer
-    Read(batches)              Rows: the rows of that many batches; 0 at the end of the data
-    Pull(clock, prefetch)      Pulled: weights and their versions
-    Compute(weights, step)     Computed: the gradient over the batches read last, and the loss
-    Begin(weights, step)       Begun, on a device: the array that the gradient will be in
-    Finish()                   Finished: the oldest step begun is done
-    Push(...)                  none; a push does not wait
-    Flush()                    none; every push is acknowledged
+    want                             answer
+    ReadBatches(batches)             BatchesRead: the number of rows; 0 at the end of the data
+    PullWeights(clock, prefetch)     WeightsPulled: weights and their versions
+    PrefetchWeights(clock)           none; their answer travels meanwhile
+    ComputeGradient(weights, step)   GradientComputed: over the batches read last, and the loss
+    BeginStep(weights, step)         StepBegun, on a device: the array that the gradient will be in
+    FinishStep()                     StepFinished: the oldest step begun is done
+    PushContribution(...)            none; a push does not wait
+    FlushPushes()                    none; every push is acknowledged
 
 A strategy decides when to pull and push and what happens in between (strategies/base.py). The
 machine keeps the counts: steps and clock, samples and losses not pushed yet, and how far ahead to
@@ -75,38 +76,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 # --- wants ----------------------------------------------------------------------------------------
 
 
-class Read(NamedTuple):
+class ReadBatches(NamedTuple):
     """Read the next batches, this many, which the next step sums over."""
 
     batches: int
 
 
-class Pull(NamedTuple):
+class PullWeights(NamedTuple):
     """Pull the weights for a step at `clock`, then request those of the clocks in `prefetch`."""
 
     clock: int
     prefetch: tuple[int, ...] = ()
 
 
-class Compute(NamedTuple):
+class ComputeGradient(NamedTuple):
     """Compute the gradient of plan step `step` at `weights`, over the batches read last."""
 
     weights: Floats
     step: int
 
 
-class Begin(NamedTuple):
-    """Begin what Compute does, on a device."""
+class BeginStep(NamedTuple):
+    """Begin what ComputeGradient does, on a device."""
 
     weights: Floats
     step: int
 
 
-class Finish(NamedTuple):
+class FinishStep(NamedTuple):
     """Wait for the oldest step begun."""
 
 
-class Push(NamedTuple):
+class PushContribution(NamedTuple):
     """Push a contribution over `steps` steps, which raises the worker's clock by `ticks`.
 
     `versions`, one a shard, are those that it was computed from; `prefetch` is the clock of weights
@@ -122,30 +123,39 @@ class Push(NamedTuple):
     prefetch: int | None = None
 
 
-class Prefetch(NamedTuple):
+class PrefetchWeights(NamedTuple):
     """Request the weights of a later clock."""
 
     clock: int
 
 
-class Flush(NamedTuple):
+class FlushPushes(NamedTuple):
     """Wait until every push is acknowledged by every shard."""
 
 
-Want = Read | Pull | Compute | Begin | Finish | Push | Prefetch | Flush
+Want = (
+    ReadBatches
+    | PullWeights
+    | ComputeGradient
+    | BeginStep
+    | FinishStep
+    | PushContribution
+    | PrefetchWeights
+    | FlushPushes
+)
 
 
 # --- answers --------------------------------------------------------------------------------------
 
 
-class Rows(NamedTuple):
+class BatchesRead(NamedTuple):
     """The number of rows read; 0 at the end of the data."""
 
     rows: int
     seconds: float = 0.0
 
 
-class Pulled(NamedTuple):
+class WeightsPulled(NamedTuple):
     """Weights, which nobody writes to, and their versions; `ahead` is how early the link needs to
     be asked, in steps."""
 
@@ -154,7 +164,7 @@ class Pulled(NamedTuple):
     ahead: int = 1
 
 
-class Computed(NamedTuple):
+class GradientComputed(NamedTuple):
     """A gradient in an array of its own, and the loss."""
 
     gradient: Floats
@@ -162,21 +172,21 @@ class Computed(NamedTuple):
     seconds: float = 0.0
 
 
-class Begun(NamedTuple):
+class StepBegun(NamedTuple):
     """A step under way: `gradient` is its array."""
 
     gradient: Floats
     seconds: float = 0.0
 
 
-class Finished(NamedTuple):
+class StepFinished(NamedTuple):
     """The oldest step begun is done."""
 
     loss: float
     seconds: float = 0.0
 
 
-Answer = Rows | Pulled | Computed | Begun | Finished | None
+Answer = BatchesRead | WeightsPulled | GradientComputed | StepBegun | StepFinished | None
 Wants = Generator[Want, Answer, None]
 
 
@@ -217,7 +227,7 @@ class StepMachine:
         self.compute_s = self.data_s = 0.0
         self._bound = bound
         self._link_ahead = ahead
-        self._segments = segments(table, (KeyRange(0, table.size),))
+        self._segments = segments(table, KeyRange(0, table.size))
         self._multipliers = rate_multipliers(table)
         if local is not None:
             self._prepare(local)
@@ -227,7 +237,7 @@ class StepMachine:
     def wants(self) -> Wants:
         """The wants, in order; each is answered by `send`."""
         yield from self._run_ahead() if self._runs_ahead else self._run_in_turn()
-        yield Flush()
+        yield FlushPushes()
 
     def drive(self, carry_out: Callable[[Want], Answer]) -> None:
         """Carry out every want with a function that returns its answer."""
@@ -245,16 +255,16 @@ class StepMachine:
         plan, strategy = self.plan, self.strategy
         taken = self.local.steps if self.local is not None else 0
         for step in range(self.step + taken, plan.steps):
-            rows = yield Read(plan.iter_size)
-            assert isinstance(rows, Rows)
+            rows = yield ReadBatches(plan.iter_size)
+            assert isinstance(rows, BatchesRead)
             self.data_s += rows.seconds
             if not rows.rows:
                 break
             if self.local is None or strategy.fetches(step):
                 yield from self._pull(step)
             assert self.local is not None
-            computed = yield Compute(self.local.weights, step)
-            assert isinstance(computed, Computed)
+            computed = yield ComputeGradient(self.local.weights, step)
+            assert isinstance(computed, GradientComputed)
             self._take(computed, rows.rows, step)
             if strategy.pushes(step):
                 yield from self._push(self._further(step))
@@ -269,8 +279,8 @@ class StepMachine:
             clock += (local.steps if local is not None else 0) + self._more_steps(step)
         first = self.clock + (local.steps if local is not None else 0)
         later = min(self._ahead(), self.plan.steps - 1 - step) if self.plan.prefetch else 0
-        pulled = yield Pull(clock, tuple(range(first + 1, first + later + 1)))
-        assert isinstance(pulled, Pulled)
+        pulled = yield PullWeights(clock, tuple(range(first + 1, first + later + 1)))
+        assert isinstance(pulled, WeightsPulled)
         self._link_ahead = pulled.ahead
         if local is None:
             local = self.local = Local(pulled.weights, pulled.weights, pulled.versions)
@@ -282,7 +292,7 @@ class StepMachine:
         """Give a local state what it needs of the table and the plan."""
         local.segments, local.decay = self._segments, self.plan.decay
 
-    def _take(self, computed: Computed, rows: int, step: int) -> None:
+    def _take(self, computed: GradientComputed, rows: int, step: int) -> None:
         """Let the strategy learn from a gradient."""
         local = self.local
         assert local is not None
@@ -307,7 +317,9 @@ class StepMachine:
         ticks = 1 if self.strategy.windowed else steps
         contribution = self.strategy.contribution(local)
         mean_loss = local.loss / steps
-        yield Push(contribution, local.versions, steps, ticks, local.samples, mean_loss, further)
+        yield PushContribution(
+            contribution, local.versions, steps, ticks, local.samples, mean_loss, further
+        )
         self._count(steps, ticks, local.samples)
         local.settle()
 
@@ -346,38 +358,40 @@ class StepMachine:
     def _run_ahead(self) -> Wants:
         under_way: _Ahead | None = None
         for step in range(self.step, self.plan.steps):
-            rows = yield Read(1)
-            assert isinstance(rows, Rows)
+            rows = yield ReadBatches(1)
+            assert isinstance(rows, BatchesRead)
             self.data_s += rows.seconds
             if not rows.rows:
                 break
             unpushed = 1 if under_way is not None else 0
-            pulled = yield Pull(self.clock + unpushed)
-            assert isinstance(pulled, Pulled)
-            begun = yield Begin(pulled.weights, step)
-            assert isinstance(begun, Begun)
+            pulled = yield PullWeights(self.clock + unpushed)
+            assert isinstance(pulled, WeightsPulled)
+            begun = yield BeginStep(pulled.weights, step)
+            assert isinstance(begun, StepBegun)
             self.compute_s += begun.seconds
             further = self.clock + unpushed + 1 if step + 1 < self.plan.steps else None
             if under_way is not None:
                 yield from self._finish(under_way, further)
             elif further is not None:
-                yield Prefetch(further)
+                yield PrefetchWeights(further)
             under_way = _Ahead(begun.gradient, pulled.versions, rows.rows)
         if under_way is not None:
             yield from self._finish(under_way)
 
     def _finish(self, done: _Ahead, further: int | None = None) -> Wants:
         """Push the oldest step under way, and request the weights of clock `further` with it."""
-        finished = yield Finish()
-        assert isinstance(finished, Finished)
+        finished = yield FinishStep()
+        assert isinstance(finished, StepFinished)
         self.compute_s += finished.seconds
-        yield Push(done.gradient, done.versions, 1, 1, done.samples, finished.loss, further)
+        yield PushContribution(
+            done.gradient, done.versions, 1, 1, done.samples, finished.loss, further
+        )
         self._count(1, 1, done.samples)
 
 
 def rate_multipliers(table: DenseTable) -> Floats:
     """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
     multipliers = table.empty()
-    for segment in segments(table, (KeyRange(0, table.size),)):
+    for segment in segments(table, KeyRange(0, table.size)):
         multipliers[segment.start : segment.stop] = segment.lr_mult
     return multipliers

@@ -103,37 +103,39 @@ class _Driver:
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""
         match want:  # the usual wants come first: each case that is tried costs time
-            case machine.Read():
+            case machine.ReadBatches():
                 return self._read(want.batches)
-            case machine.Pull():
+            case machine.PullWeights():
                 return self._pull(want)
-            case machine.Compute():
+            case machine.ComputeGradient():
                 return self._compute(want)
-            case machine.Push():
+            case machine.PushContribution():
                 self._push(want)
-            case machine.Begin():
+            case machine.BeginStep():
                 return self._begin(want)
-            case machine.Finish():
+            case machine.FinishStep():
                 return self._finish()
-            case machine.Prefetch():
+            case machine.PrefetchWeights():
                 self.client.prefetch(want.clock)
-            case machine.Flush():
+            case machine.FlushPushes():
                 self.client.flush()
         return None
 
-    def _read(self, count: int) -> machine.Rows:
+    def _read(self, count: int) -> machine.BatchesRead:
         started = time.monotonic()
         self._inputs = list(islice(self.batches, count))
         rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
-        return machine.Rows(rows, time.monotonic() - started)
+        return machine.BatchesRead(rows, time.monotonic() - started)
 
-    def _pull(self, want: machine.Pull) -> machine.Pulled:
+    def _pull(self, want: machine.PullWeights) -> machine.WeightsPulled:
         pulled = self.client.pull(want.clock)
         for clock in want.prefetch:
             self.client.prefetch(clock)
-        return machine.Pulled(pulled.weights, pulled.versions, self.client.recommended_prefetch)
+        return machine.WeightsPulled(
+            pulled.weights, pulled.versions, self.client.recommended_prefetch
+        )
 
-    def _push(self, want: machine.Push) -> None:
+    def _push(self, want: machine.PushContribution) -> None:
         self.client.push(
             want.contribution,
             read_versions=want.versions,
@@ -144,22 +146,22 @@ class _Driver:
             prefetch=want.prefetch,
         )
 
-    def _compute(self, want: machine.Compute) -> machine.Computed:
+    def _compute(self, want: machine.ComputeGradient) -> machine.GradientComputed:
         started = time.monotonic()
         gradient, loss = self._gradient(want.weights, self._inputs, want.step)
-        return machine.Computed(gradient, loss, time.monotonic() - started)
+        return machine.GradientComputed(gradient, loss, time.monotonic() - started)
 
-    def _begin(self, want: machine.Begin) -> machine.Begun:
+    def _begin(self, want: machine.BeginStep) -> machine.StepBegun:
         started, model = time.monotonic(), self.model
         assert isinstance(model, Ahead)
         out = self.client.new_gradient(zeroed=False)
         model.begin(want.weights, self._inputs[0], out, step=want.step, seed=self.plan.seed)
-        return machine.Begun(out, time.monotonic() - started)
+        return machine.StepBegun(out, time.monotonic() - started)
 
-    def _finish(self) -> machine.Finished:
+    def _finish(self) -> machine.StepFinished:
         started, model = time.monotonic(), self.model
         assert isinstance(model, Ahead)
-        return machine.Finished(model.finish(), time.monotonic() - started)
+        return machine.StepFinished(model.finish(), time.monotonic() - started)
 
     def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
         """The gradient of one step, in a new array, and the mean loss."""

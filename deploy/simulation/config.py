@@ -9,6 +9,9 @@ from ps.durability import Durability
 from shards.aggregation import EACH, Buffer, Merge, Round
 from shards.rules import RULES
 
+FIRST, SECOND = "sim", "more"
+"""The names of the tables."""
+
 
 class SimulationConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
@@ -20,8 +23,9 @@ class SimulationConfig(
     seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
     takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
-    shards/rules.py, with its default constants. `backups` are those of a round, `buffer` is the
-    size of a buffer.
+    shards/rules.py, with its default constants. With a `second` rule the job has a second table,
+    and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
+    the size of a buffer.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -36,6 +40,7 @@ class SimulationConfig(
     backups: int = 0
     buffer: int = 2
     rule: str = "sgd"
+    second: str = ""
     warm_steps: int = 0
     lease_s: float = 3.0
     step_s: float = 0.4
@@ -49,8 +54,14 @@ class SimulationConfig(
     log_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule {self.rule!r}: expected one of {', '.join(RULES)}")
+        for rule in self.rules.values():
+            if rule not in RULES:
+                raise ValueError(f"rule {rule!r}: expected one of {', '.join(RULES)}")
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The rule of each table."""
+        return {FIRST: self.rule} | ({SECOND: self.second} if self.second else {})
 
     @property
     def merging(self) -> Merge:
@@ -66,6 +77,14 @@ class SimulationConfig(
     def slots(self) -> bool:
         """Whether weights alone do not show which pushes they hold.
 
-        So it is if the rule keeps slots, if pushes wait in a buffer, and if a round drops some.
+        So it is if a rule keeps slots, if a push may leave a table out, if pushes wait in a buffer,
+        and if a round drops some.
         """
-        return bool(RULES[self.rule].slot_names or self.backups) or self.merge == "buffer"
+        return bool(
+            RULES[self.rule].slot_names or self.backups or self.second or self.merge == "buffer"
+        )
+
+    def pushed(self, seq: int) -> tuple[str, ...]:
+        """The tables in push `seq` of any worker."""
+        tables = tuple(self.rules)
+        return tables[seq % 3 - 1 : seq % 3] if len(tables) > 1 and seq % 3 else tables

@@ -24,6 +24,7 @@ Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 RESHARDED = 0.25  # the share of seeds in which the job is resharded
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
+TABLES = 0.4  # the share of seeds with a second table, among those with lossless pushes
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 FIRST_S = 0.3
@@ -63,6 +64,9 @@ def swarm(
     if draw.random() < SLOTS and setting.push not in SPARSE:
         rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
+    if draw.random() < TABLES and setting.push not in SPARSE:
+        others = [rule for rule in ("sgd", *RULES_WITH_SLOTS) if rule != setting.rule]
+        setting = msgspec.structs.replace(setting, second=draw.choice(others))
     if _may_burst(setting) and draw.random() < BURSTS:
         setting = msgspec.structs.replace(setting, burst=draw.choice([2, 3]))
     setting = _merging(draw, setting)

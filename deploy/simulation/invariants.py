@@ -19,12 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation.config import SimulationConfig
+from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
 from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.shard import Shard
+from shards.shard_state import array_name
 from shards.tables import SHARD_ALIGNMENT
 
 SCALE = 12  # divisible by every size of a round up to four
@@ -213,7 +214,7 @@ class PullWatch:
 
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, for comparing two states."""
-    arrays = (shard.held._weights, *shard.held._slots, *shard.held._past)
+    arrays = {} if shard.held.empty else shard.held.copy()
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
     return (
@@ -221,12 +222,15 @@ def image(shard: Shard) -> tuple[object, ...]:
         shard.held.buffered,
         shard.updates.steps,
         shard.ledger.floor,
-        tuple(array.tobytes() for array in arrays if array is not None),
+        tuple((name, array.tobytes()) for name, array in arrays.items()),
         tuple(
             (n, e.incarnation, e.seq, e.clock, e.step, e.standing, e.takeovers, e.admitted)
             for n, e in entries
         ),
-        tuple((n, one.message.seq, one.gradient.tobytes()) for n, one in waiting),
+        tuple(
+            (n, one.message.seq, [(t, g.tobytes()) for t, g in one.gradients.items()])
+            for n, one in waiting
+        ),
     )
 
 
@@ -295,7 +299,7 @@ def residual(session: Session, number: int) -> Array:
     block = slice(BLOCK * number, BLOCK * number + BLOCK)
     if session.cargo.feedback is None:
         return np.zeros(BLOCK, np.float32)
-    return session.cargo.feedback.state()[ERROR][block]
+    return session.cargo.feedback.state()[array_name(FIRST, ERROR)][block]
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:

@@ -39,12 +39,12 @@ class Operator(SimulatedProcess):
         self._world = world
         self._old: Sequence[ShardHost] = world.hosts
         before = self._old[0].map
-        after = cut_evenly(world.table, wanted.shards, before.epoch + 1)
+        after = cut_evenly(world.layout, wanted.shards, before.epoch + 1)
         generation, self._new = world.add_generation(after)
         self.address = f"operator/{generation}".encode()
         self._sides = {
-            Side(world.job, before, PATIENCE_S): self._old,
-            Side(world.job, after, PATIENCE_S): self._new,
+            Side(world.job, world.layout, before, PATIENCE_S): self._old,
+            Side(world.job, world.layout, after, PATIENCE_S): self._new,
         }
         old, new = self._sides
         self._plan: Plan[None] = reshard(old, new, address_of(generation))

@@ -1,11 +1,11 @@
 """The second oracle: recomputes weights and slots from the records, one update after another.
 
 Under plain SGD, two sums show which pushes were applied (invariants.py). A rule with slots depends
-on more: momentum on the order of all pushes, Adam also on their number. So for rules with slots,
-the rule alone replays the records of a shard's pushes, which are checked separately: without
-versions, spare slots, copies, logs or resharding. At the end the shard's weights and slots must be
-equal to the bit, whatever happened to it. A push that is lost, torn, applied twice or delayed
-changes everything after it.
+on more: momentum on the order of all pushes, Adam also on their number. With two tables a push may
+leave one out. So for such jobs the rules alone replay the records of a shard's pushes, which are
+checked separately: without versions, spare slots, copies, logs or resharding. At the end the
+shard's weights and slots must be equal to the bit, whatever happened to it. A push that is lost,
+torn, applied twice or delayed changes everything after it.
 
 A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
 that a round has dropped changes nothing.
@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.updates import mean
+from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
 from shards.aggregation import Buffer
-from shards.rules import Decay
+from shards.rules import RULES, Decay, Rule
 from shards.shard import Shard
+from shards.shard_state import WEIGHTS, of_table
 from shards.tables import RateRun
 
 _WHOLE = (RateRun(0, BLOCK, 1.0, 1.0),)
@@ -50,28 +52,37 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
         )
 
 
-def check_state(rows: NDArray[np.void], shard: Shard, place: int, block: int, where: str) -> None:
-    """Check the weights and slots of block `block`, at `place` in a shard, against its records."""
-    held = shard.held
-    assert held._weights is not None, "its weights were installed"
-    part = slice(BLOCK * place, BLOCK * (place + 1))
-    for name, found, wanted in zip(
-        ("weights", *shard.spec.slot_names),
-        (held._weights, *held._slots),
-        _replayed(shard, block, rows),
-        strict=True,
+def check_state(
+    rows: NDArray[np.void], shard: Shard, setting: SimulationConfig, block: int, where: str
+) -> None:
+    """Check the weights and slots of a block of the arena against the records of its pushes."""
+    start = BLOCK * block
+    section = next(
+        one
+        for one in shard.spec.layout.sections(shard.spec.keys)
+        if one.start <= start < one.start + len(one.keys)
+    )
+    part = slice(start - section.start, start - section.start + BLOCK)
+    rule = RULES[setting.rules[section.table]]()
+    seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.pushed(seq)}
+    pushed = rows[np.isin(rows["seq"], list(seqs))]
+    arrays = of_table(shard.held.copy(), section.table)
+    buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
+    for name, wanted in zip(
+        (WEIGHTS, *rule.slot_names, *buffer), _replayed(shard, rule, block, pushed), strict=True
     ):
-        if found[part].tobytes() != wanted.tobytes():
+        found = arrays[name][part]
+        if found.tobytes() != wanted.tobytes():
             raise Violation(
                 Promise.SERIAL,
                 f"{where} at version {shard.version} has other {name} than its"
-                f" {len(rows)} pushes make, {_first(found[part], wanted)}",
+                f" {len(pushed)} pushes make, {_first(found, wanted)}",
             )
 
 
-def _replayed(shard: Shard, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
-    """A block's weights and slots, a buffer included, after all these pushes."""
-    rule, merge = shard.spec.rule, shard.spec.merge
+def _replayed(shard: Shard, rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
+    """A block's weights and slots, a buffer included, after all these pushes of its table."""
+    merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     buffer = np.zeros(BLOCK, np.float32)
     for version, parts in _updates(block, rows[rows["dropped"] == 0]):
@@ -83,8 +94,9 @@ def _replayed(shard: Shard, block: int, rows: NDArray[np.void]) -> Sequence[Arra
             total /= np.float32(merge.size)
         else:
             total = parts[0] if len(parts) == 1 else mean(parts)
+        count += 1
         rule.apply(
-            *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=version
+            *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=count
         )
         weights, out = out, weights
     return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))

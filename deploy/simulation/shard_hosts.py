@@ -16,14 +16,14 @@ from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
 from deploy.simulation.reference_model import check_state, check_versions, held_rows
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import Ack, Install
-from shards.parameters import SavedProgress
 from shards.shard import Shard
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class ShardHost:
         """`fresh`: the shard receives its state from an operator that reshards the job."""
         self.number = number
         self.map = world.map
-        ranges = self.map.ranges[number]
-        self.blocks = [n for keys in ranges for n in range(keys.start // BLOCK, keys.stop // BLOCK)]
-        self.views: dict[tuple[int, int], bytes] = {}
+        keys = self.map.ranges[number]
+        self.blocks = list(range(keys.start // BLOCK, keys.stop // BLOCK))
+        self.views: dict[tuple[str, int, int], bytes] = {}
         self.ambushes: list[Ambush] = []
         self._world = world
         self._fresh = fresh
@@ -170,11 +170,14 @@ class ShardHost:
             header = wire_format.encode(answer.message)
             self._world.network.carry(process.name, client.name, header, answer.frames, deliver)
 
-    def blank(self) -> tuple[Install, tuple[bytes, bytes]]:
+    def blank(self) -> tuple[Install, list[bytes]]:
         """The first state that an operator installs: no pushes, and zeros everywhere."""
-        saved = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
-        install = Install(1, self._world.job, self._world.table.name, [])
-        return install, (saved, bytes(4 * BLOCK * len(self.blocks)))
+        arrays = {
+            array_name(one.table, WEIGHTS): np.zeros(len(one.keys), np.float32)
+            for one in self._world.layout.sections(self.map.ranges[self.number])
+        }
+        state = ShardState(SavedProgress(0, 0, 0, Ledger()), arrays)
+        return Install(1, self._world.job), [bytes(frame) for frame in shard_state.encode(state)]
 
     # --- the state --------------------------------------------------------------------------------
 
@@ -278,9 +281,9 @@ class ShardHost:
         rows = process.records()
         if setting.slots:
             check_versions(rows, self._began, shard)
-            for place, block in enumerate(self.blocks):
+            for block in self.blocks:
                 before = self._earlier(block)
-                check_state(np.concatenate([before, rows]), shard, place, block, where)
+                check_state(np.concatenate([before, rows]), shard, setting, block, where)
         if not self._world.durable:
             invariants.check_begun(rows, where)
             if exact(setting, "none"):

@@ -14,7 +14,14 @@ from deploy.simulation.faults import AnyFault
 from deploy.simulation.scenarios import Scenario
 
 TRIES = 400
-_PLAIN = {"rule": "sgd", "prefetch": False, "warm_steps": 0, "busy_s": 0.0, "state_s": 0.0}
+_PLAIN = {
+    "second": "",
+    "rule": "sgd",
+    "prefetch": False,
+    "warm_steps": 0,
+    "busy_s": 0.0,
+    "state_s": 0.0,
+}
 
 Fails = Callable[[Scenario], bool]
 

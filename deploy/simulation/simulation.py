@@ -12,6 +12,7 @@ import msgspec
 
 from deploy.simulation.addresses import generation_of
 from deploy.simulation.clock import Clock, SimulatedProcess
+from deploy.simulation.config import SimulationConfig
 from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
@@ -28,10 +29,10 @@ from ps.session.compression import Compression
 from ps.session.events import Send
 from shards import wire_format
 from shards.errors import BadMessage, DownpourError, Fenced
-from shards.rules import RULES, Decay
+from shards.rules import RULES
 from shards.schedules import Fixed
-from shards.spec import ShardSpec
-from shards.tables import DenseTable, ShardMap, TensorSpec, cut_evenly
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import DenseTable, Layout, ShardMap, TensorSpec, cut_evenly
 
 HORIZON_S = 200.0  # longer than two quiesces of a minute, as a death can restart one near its end
 BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
@@ -72,8 +73,9 @@ class Simulation:
         )
         moves = [fault.shards for fault in scenario.faults if isinstance(fault, ReshardFault)]
         self.blocks = max([setting.shards, *moves])
-        self.table = DenseTable("sim", (TensorSpec("w", (BLOCK * self.blocks,)),))
-        self.map = cut_evenly(self.table, setting.shards)
+        self.layout = _layout(setting, self.blocks)
+        self.blocks = self.layout.size // BLOCK
+        self.map = cut_evenly(self.layout, setting.shards)
         self.durable = scenario.profile is Profile.WITHIN
         self.lossy = any(getattr(fault, "lost_s", 0.0) for fault in scenario.faults)
         self.ordered = not self.lossy and not _forgetful(scenario)
@@ -130,11 +132,11 @@ class Simulation:
         return ShardSpec(
             job=self.job,
             shard=shard,
-            table=self.table,
+            tables=tuple(
+                TableSpec(table, RULES[setting.rules[table.name]](), Fixed(base_rate=1.0))
+                for table in self.layout.tables
+            ),
             map=shard_map,
-            rule=RULES[setting.rule](),
-            schedule=Fixed(base_rate=1.0),
-            decay=Decay(),
             bound=setting.bound,
             workers=setting.workers,
             build=self.build,
@@ -266,6 +268,18 @@ class Simulation:
         """Stop the coordinators, if any, for `back_s` seconds."""
         for coordinator in self._coordinators:
             coordinator.crash(back_s)
+
+
+def _layout(setting: SimulationConfig, blocks: int) -> Layout:
+    """The tables: all blocks in one, or a third of them, rounded up, in the second."""
+    second = -(-blocks // 3) if setting.second else 0
+    sizes = (blocks + bool(setting.second) - second, second)
+    return Layout(
+        tuple(
+            DenseTable(name, (TensorSpec("w", (BLOCK * size,)),))
+            for name, size in zip(setting.rules, sizes, strict=False)
+        )
+    )
 
 
 def _successors(hosts: Sequence[ShardHost]) -> int | None:

@@ -13,7 +13,9 @@ from deploy.simulation.reference_model import held_rows
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
+from shards import shard_state
 from shards.delta_pulls import Change, DeltaViews
+from shards.dense_part import DensePart
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError, GiveUp
 from shards.messages import Export, Install, State
@@ -28,20 +30,20 @@ BACK_S = 0.3  # until a killed process is restarted, and between attempts on a f
 LONGEST_DEFERRAL_S = 0.5  # the longest time until a base is written
 
 Image = tuple[object, ...]
-Saving = tuple[float, list[str], list[bytes]]
-"""A saved state: its time, the names of its slots, and the frames of an Install."""
+Saving = tuple[float, list[bytes]]
+"""A saved state: its time, and the frames of an Install."""
 
 
 class WatchedViews(DeltaViews):
-    """Records each view that a worker receives from a shard, by boot and number."""
+    """Records each view of a table that a worker receives from a shard, by boot and number."""
 
-    def __init__(self, shard: Shard, seen: dict[tuple[int, int], bytes]) -> None:
-        super().__init__(shard.spec.map.ranges[shard.spec.shard])
-        self._boot, self._seen = shard.boot, seen
+    def __init__(self, boot: int, table: str, seen: dict[tuple[str, int, int], bytes]) -> None:
+        super().__init__()
+        self._place, self._seen = (table, boot), seen
 
     def serve(self, worker: str, *arguments: Any) -> Change:
         change = super().serve(worker, *arguments)
-        self._seen[self._boot, change.number] = self._views[worker].weights.tobytes()
+        self._seen[*self._place, change.number] = self._views[worker].weights.tobytes()
         return change
 
 
@@ -76,7 +78,9 @@ class SingleShardHost(ShardHost):
         """Start the process without any state."""
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
-        shard.part.serving._views = WatchedViews(shard, self.views)
+        for table, part in shard.held.parts.items():
+            assert isinstance(part, DensePart)
+            part._views = WatchedViews(shard.boot, table, self.views)
         self._process.shard = self._log_or_shard = shard
 
     def route(self, client: "Client") -> tuple[str, Deliver]:
@@ -121,7 +125,7 @@ class SingleShardHost(ShardHost):
         self._save()
         wanted = self._world.clock.now - lost_s
         self._savings = [s for s in self._savings if s[0] <= wanted] or self._savings[:1]
-        _, slots, frames = self._savings[-1]
+        _, frames = self._savings[-1]
         self._world.calm = False
         self._world.note(f"shard {self.number} restarts")
         self._waiting.clear()
@@ -129,11 +133,11 @@ class SingleShardHost(ShardHost):
         again = self.shard.part.rolled_back
         self._start()
         if reported and (lost_s or again):
-            self.shard.restore(*self.shard.held.read(slots, frames))
+            self.shard.restore(shard_state.decode(frames)[0])
             self.shard.roll_back(self._process.now)
         else:
             self._pulls.whole &= not lost_s
-            self._operate(Install(3, self._world.job, self._world.table.name, slots), frames)
+            self._operate(Install(3, self._world.job), frames)
         self._forget()
 
     def kill_serving(self) -> None:
@@ -149,10 +153,10 @@ class SingleShardHost(ShardHost):
         self._pulls.exact &= not lost.any()
 
     def _save(self) -> None:
-        answer = self._operate(Export(2, self._world.job, self._world.table.name))
+        answer = self._operate(Export(2, self._world.job))
         assert isinstance(answer.message, State)
         frames = [bytes(frame) for frame in answer.frames]
-        self._savings.append((self._world.clock.now, answer.message.slots, frames))
+        self._savings.append((self._world.clock.now, frames))
 
     def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
         arrival = Arrival(b"operator", message, frames)

@@ -11,6 +11,7 @@ from deploy.simulation.leases import renewal_s
 from deploy.simulation.reads import Due
 from ps.session import reshard_client
 from ps.session.events import Departed, Event, Pulled, Pushed, Ready, Relocated, RolledBack, Send
+from ps.session.payload_encoder import Gradients
 from ps.session.session import Session
 from shards import wire_format
 from shards.errors import BadMessage, DownpourError
@@ -60,7 +61,7 @@ class SimulatedWorker(SimulatedProcess):
             worker=self.name,
             incarnation=self.incarnation,
             build=world.build,
-            table=world.table,
+            layout=world.layout,
             shard_map=hosts[0].map,
             retry_s=0.5,
             patience_s=PATIENCE_S,
@@ -184,9 +185,8 @@ class SimulatedWorker(SimulatedProcess):
                 if version < former and self._read > self._turned.get(shard, -1):
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
-        for number, view in self.session.cargo.views.items():
-            kept = self.hosts[number].views[view.boot, view.number]
-            if b"".join(map(bytes, view.frames)) != kept:
+        for (number, table), view in self.session.cargo.views.items():
+            if view.weights.tobytes() != self.hosts[number].views[table, view.boot, view.number]:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 
     def _continue(self) -> None:
@@ -262,7 +262,7 @@ class SimulatedWorker(SimulatedProcess):
             if host.number in self.session._registration.joined:
                 due.check(seq, clock, f"shard {host.number}")
         _, sends = self.session.push(
-            invariants.gradient(self._world.blocks, self.number, self.session.seq + 1),
+            self._gradient(seq),
             reshard_client.versions(self._versions, self.session.map.shards),
             clock=self._reached,
             step=self._step,
@@ -275,3 +275,10 @@ class SimulatedWorker(SimulatedProcess):
         )
         self._send(sends)
         self._continue()
+
+    def _gradient(self, seq: int) -> Gradients:
+        """The gradient of push `seq`, for the tables that it is for."""
+        world = self._world
+        arena = invariants.gradient(world.blocks, self.number, seq)
+        tables = world.layout.split(arena)
+        return {table: tables[table] for table in world.setting.pushed(seq)}

@@ -135,9 +135,10 @@ def place_of(device: ShardDevice) -> Backend:
     return GPU if device is ShardDevice.GPU else HOST
 
 
-def recovery_s(values: int, rule: Rule) -> float:
-    """How many seconds a restart from the WAL may take, for a shard of `values` under `rule`.
+def recovery_s(values: int, rules: Sequence[Rule]) -> float:
+    """How many seconds a restart from the WAL may take, for a shard of `values` under `rules`.
 
     The shard reads a few times the size of its state (docs/explanation/durability.md).
     """
-    return START_S + 4 * values * (1 + len(rule.slot_names)) / _RECOVERED_BYTES_S
+    arrays = 1 + max(len(rule.slot_names) for rule in rules)
+    return START_S + 4 * values * arrays / _RECOVERED_BYTES_S

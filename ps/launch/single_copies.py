@@ -156,8 +156,7 @@ def _restarting(
 ) -> RestartingProcess:
     again = replace(order, bind=bind_again(order.bind, endpoint))
     spec = order.spec
-    values = sum(map(len, spec.map.ranges[spec.shard]))
-    start_s = recovery_s(values, spec.rule)
+    start_s = recovery_s(len(spec.keys), [table.rule for table in spec.tables])
     log = logger(__name__, job=spec.job, shard=spec.shard)
     return RestartingProcess(
         child, lambda: start(again, child), start_s, log, restart_enabled=order.restarts

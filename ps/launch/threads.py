@@ -31,15 +31,15 @@ def local_shards(
 ) -> Iterator[Cluster]:
     """Serve `specs` on loopback while the context lasts.
 
-    `weights`, float32 of shape (table.size,), are installed first (default: zeros). Workers are
+    `weights`, float32 of shape (layout.size,), are installed first (default: zeros). Workers are
     offered `transport` as well as TCP (local_sockets.py). `device` holds the weights. `secure`
     makes TCP use CURVE, as it does beyond loopback.
     """
     plan = LaunchPlan(specs=specs, secure=secure)
     offered = transport_named(transport)
     if weights is not None:
-        table = specs[0].table
-        weights = arguments.array(f"weights of table {table.name}", weights, table.size)
+        layout = specs[0].layout
+        weights = arguments.array(f"weights of {', '.join(layout.names)}", weights, layout.size)
     place = place_of(arguments.choice("device", device, ShardDevice))
     access, admission = plan.issue_keys()
     with ExitStack() as stack:
@@ -51,5 +51,5 @@ def local_shards(
         ]
         cluster = make_cluster(specs, [server.endpoint for server in servers], access)
         with AdminClient(cluster) as admin:
-            admin.install(cluster.table.empty() if weights is None else weights)
+            admin.install(cluster.layout.empty() if weights is None else weights)
         yield cluster

@@ -210,7 +210,7 @@ class _Prober:
 
     def _send(self, number: int, asked: int, frames: tuple[bytes, ...]) -> int:
         self._request += 1
-        probe = Probe(self._request, self._cluster.job, self._cluster.table.name, asked)
+        probe = Probe(self._request, self._cluster.job, asked)
         self._sent[self._request] = number % self._connections, probe, frames
         self._links.send(*self._sent[self._request])
         return self._request

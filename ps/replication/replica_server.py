@@ -64,7 +64,7 @@ class ReplicaServer(ServerThread):
             keys=keys,
         )
         drop_with(self, context, self._shard_endpoint.owned)
-        floats = sum(map(len, spec.map.ranges[spec.shard]))
+        floats = len(spec.keys)
         pinned = address_of(coordinator).key
         self._peers = PeerLink(spec.job, boot, floats, bind, keys, pinned, spec.workers)
         super().__init__(f"copy-{boot}", context, logger(__name__, job=spec.job, shard=spec.shard))

@@ -60,7 +60,7 @@ class ShardEndpoint:
         memory is shared.
         """
         tune_malloc()
-        floats = sum(map(len, spec.map.ranges[spec.shard]))
+        floats = len(spec.keys)
         self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
         self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))

@@ -59,7 +59,7 @@ class ShardSockets:
         cannot be read; the context is closed then.
         """
         self._context, self._options = context, options
-        self._arrays_bytes = most_arrays_bytes(sum(map(len, spec.map.ranges[spec.shard])))
+        self._arrays_bytes = most_arrays_bytes(len(spec.keys))
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
         self._store = store

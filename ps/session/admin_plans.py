@@ -22,13 +22,12 @@ then does no harm: workers ask all shards, and one answer is enough.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.events import Unreachable
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.errors import DownpourError, GiveUp
 from shards.messages import (
     Cut,
@@ -41,16 +40,16 @@ from shards.messages import (
     Reply,
     State,
 )
-from shards.parameters import SavedProgress, ShardState
 from shards.repartition import repartition
-from shards.tables import ShardMap
+from shards.shard_state import ShardState
+from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
 LOOK_S = 0.02
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 
-Frames = tuple[NDArray[np.float32] | bytes, ...]
+Frames = tuple[NDArray[Any] | bytes, ...]
 Answer = tuple[Reply, Sequence[Buffer]]
 Question = Callable[[int], FromOperator]
 """Makes a message from its request number."""
@@ -67,6 +66,7 @@ class Side(NamedTuple):
     """The shards of one job that are asked together; `patience_s` bounds the silence of each."""
 
     job: str
+    layout: Layout
     map: ShardMap
     patience_s: float
 
@@ -140,8 +140,8 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
     yield Ask(
         side,
         (shard,),
-        lambda request: Install(request, side.job, side.map.table, list(state.slots), goes_on),
-        (wire_format.encode_state(state.saved), state.weights, *state.slots.values()),
+        lambda request: Install(request, side.job, goes_on),
+        shard_state.encode(state),
     )
 
 
@@ -179,7 +179,7 @@ def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
     return Ask(
         side,
         (shard,),
-        lambda request: HandOver(request, side.job, side.map.table, len(successors)),
+        lambda request: HandOver(request, side.job, len(successors)),
         (successors,),
     )
 
@@ -193,7 +193,7 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
     cut = yield from quiesce(old, QUIESCE_S)
     try:
         states = yield from _held_at(old, cut)
-        for shard, state in enumerate(repartition(states, old.map, new.map)):
+        for shard, state in enumerate(repartition(states, old.layout, old.map, new.map)):
             yield from restore(new, shard, state, goes_on=True)
     except GeneratorExit:
         raise  # the driver has gone, so nothing more can be asked
@@ -233,22 +233,18 @@ def hold(
     """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
     asked = side.shards if shards is None else shards
-    return Ask(
-        side, asked, lambda request: Quiesce(request, side.job, side.map.table, seconds), frames
-    )
+    return Ask(side, asked, lambda request: Quiesce(request, side.job, seconds), frames)
 
 
 def export(side: Side) -> Question:
     """The question for a shard's whole state."""
-    return lambda request: Export(request, side.job, side.map.table)
+    return lambda request: Export(request, side.job)
 
 
 def state_in(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
     """The state in an answer to `export`; arrays are views of its frames."""
     assert isinstance(reply, State)
-    weights, *slots = (np.frombuffer(frame, np.float32) for frame in frames[1:])
-    saved = wire_format.decode_state(frames[0], SavedProgress)
-    return ShardState(saved, weights, dict(zip(reply.slots, slots, strict=True)))
+    return shard_state.decode(frames)[0]
 
 
 def furthest(heard: Answers) -> dict[str, int]:

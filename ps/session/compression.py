@@ -7,6 +7,7 @@ Each worker chooses the encoding of its own pushes and pulls; a shard reads all 
 """
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -17,6 +18,7 @@ from shards.errors import BadInput
 from shards.messages import Kind
 from shards.payloads import ROUNDED
 from shards.pull_encodings import KINDS, MOST_SHARE
+from shards.tables import Layout
 
 NONE = "none"
 
@@ -161,6 +163,20 @@ def compression_of(what: str, value: object) -> Compression:
     if isinstance(value, str):
         return Compression.parse(value)
     return arguments.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
+
+
+def by_table(
+    value: Compression | str | Mapping[str, Compression | str] | None, layout: Layout
+) -> dict[str, Compression]:
+    """The Compression of each table: one for all, or one for each that is named.
+
+    Raises BadInput for a table that `layout` does not have.
+    """
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(layout.names, compression_of("compression", value))
+    for name in value:
+        layout.section(name)
+    return {name: compression_of("compression", value.get(name)) for name in layout.names}
 
 
 def _writing(name: str, options: list[str]) -> Writing | None:

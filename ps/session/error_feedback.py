@@ -2,7 +2,7 @@
 
 What a codec does not send of a gradient is not lost: it is the residual, which is added to the next
 gradient. So over all pushes of one life, what the shards received and the residual add up to the
-gradients (docs/how-to/compression.md gives the details). The session calls `encode` once per push
+gradients (docs/how-to/compression.md gives the details). The session encodes each push once
 and repeats the same frames as often as needed; a push that is refused for its content leaves the
 residual unchanged.
 
@@ -11,18 +11,19 @@ its content would be sent twice or never. `state` and `restore` carry it; the ca
 number with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import codecs
 from cupy_kernels.updates import squared_norm
-from ps.session.compression import Compression, Rounded, Sparse, TopK
+from ps.session.compression import Compression, Rounded, Sparse, TopK, Writing
 from shards import payloads, zstd_frames
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
-from shards.tables import KeyRange
+from shards.shard_state import array_name
+from shards.tables import KeyRange, Layout
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -30,53 +31,82 @@ Bytes = NDArray[np.uint8]
 ERROR, VELOCITY = "error", "velocity"
 
 
-class ErrorFeedback:
-    """The residual of one worker's pushes to one table, encoded as `compression.push` configures.
+class _Residual:
+    """What the pushes to one table have left behind."""
 
-    Its payloads are of one `kind`, and cut at the key ranges that `encode` is given.
+    def __init__(self, writing: Writing, size: int) -> None:
+        self.writing = writing
+        self.error = np.zeros(size, np.float32)
+        momentum = 0.0 if isinstance(writing, Rounded) else writing.momentum
+        self.velocity = np.zeros(size, np.float32) if momentum else None
+        self.norm = 0.0  # of the gradient that is being encoded
+
+    def encode(self, g: Floats, keys: KeyRange, seq: int) -> Bytes:
+        part = slice(keys.start, keys.stop)
+        error = self.error[part]
+        if isinstance(self.writing, Rounded):
+            return payloads.rounded(self.writing.kind, g, error)
+        velocity = self.velocity[part] if self.velocity is not None else None
+        return _sparse(self.writing, seq, self.norm, g, velocity, error)
+
+
+class ErrorFeedback:
+    """The residuals of one worker's compressed pushes, by table.
+
+    For each push call `begin`, then `encode` for each section of the tables in it.
     """
 
-    def __init__(self, compression: Compression, size: int) -> None:
-        assert compression.push is not None, "plain floats leave nothing behind"
-        if compression.zstd:
-            zstd_frames.require()
-        self.kind = compression.pushed
-        self._writing = compression.push
-        self._zstd = compression.zstd
-        self._error = np.zeros(size, np.float32)
-        momentum = 0.0 if isinstance(self._writing, Rounded) else self._writing.momentum
-        self._velocity = np.zeros(size, np.float32) if momentum else None
+    def __init__(self, tables: Mapping[str, _Residual]) -> None:
+        self.tables = tables
+        self._seq = 0
 
-    def encode(
-        self, gradient: Floats, seq: int, ranges: Sequence[Sequence[KeyRange]]
-    ) -> list[tuple[Bytes, ...]]:
-        """The frames of push `seq`: for each shard one payload per key range.
+    @staticmethod
+    def of(layout: Layout, compression: Mapping[str, Compression]) -> "ErrorFeedback | None":
+        """The feedback of a new worker; None if the pushes to every table are plain floats.
 
-        `gradient` may be reused on return. Raises BadInput when it is not finite.
+        Raises BadInput where zstd is wanted and not installed.
         """
-        squares = squared_norm(gradient)
-        if not np.isfinite(squares):
-            fault = Guard().describe(squares, finite=bool(np.isfinite(gradient).all()))
-            raise BadInput(f"push {seq} {fault}; is the rate too high?")
-        return [
-            tuple(self._frame(gradient, seq, squares**0.5, keys) for keys in owned)
-            for owned in ranges
-        ]
+        for one in compression.values():
+            if one.zstd:
+                zstd_frames.require()
+        residuals = {}
+        for table in layout.tables:
+            writing = compression[table.name].push
+            if writing is not None:
+                residuals[table.name] = _Residual(writing, table.size)
+        return ErrorFeedback(residuals) if residuals else None
 
-    def _frame(self, gradient: Floats, seq: int, norm: float, keys: KeyRange) -> Bytes:
-        part = slice(keys.start, keys.stop)
-        g, error = gradient[part], self._error[part]
-        if isinstance(self._writing, Rounded):
-            payload = payloads.rounded(self._writing.kind, g, error)
-        else:
-            velocity = self._velocity[part] if self._velocity is not None else None
-            payload = _sparse(self._writing, seq, norm, g, velocity, error)
-        return zstd_frames.pack(payload) if self._zstd else payload
+    def begin(self, gradients: Mapping[str, Floats], seq: int) -> None:
+        """Begin push `seq` of these gradients; raises BadInput if one is not finite.
+
+        A push that is refused here has changed no residual of any table.
+        """
+        self._seq = seq
+        for name, residual in self.tables.items():
+            if name not in gradients:
+                continue
+            squares = squared_norm(gradients[name])
+            if not np.isfinite(squares):
+                finite = bool(np.isfinite(gradients[name]).all())
+                fault = Guard().describe(squares, finite=finite)
+                raise BadInput(f"push {seq}: table {name} {fault}; is the rate too high?")
+            residual.norm = squares**0.5
+
+    def encode(self, table: str, gradient: Floats, keys: KeyRange) -> Bytes:
+        """The payload of a section of a table, of which `gradient` has only these `keys`.
+
+        `gradient` may be reused on return.
+        """
+        return self.tables[table].encode(gradient, keys, self._seq)
 
     def state(self) -> dict[str, Floats]:
-        """The residual's arrays by name, not copied: copy what must outlive the next push."""
-        arrays = {ERROR: self._error}
-        return arrays if self._velocity is None else arrays | {VELOCITY: self._velocity}
+        """The residuals' arrays by name, not copied: copy what must outlive the next push."""
+        arrays = {}
+        for name, residual in self.tables.items():
+            arrays[array_name(name, ERROR)] = residual.error
+            if residual.velocity is not None:
+                arrays[array_name(name, VELOCITY)] = residual.velocity
+        return arrays
 
     def restore(self, arrays: Mapping[str, Floats]) -> None:
         """Continue with the arrays that `state` returned; raises BadInput when another codec wrote

@@ -3,6 +3,7 @@
 session.py creates them; a driver only sends each `Send` and reads each `Event`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,16 +38,18 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """Pull `request` is complete, with one version and the frames of each shard.
+    """Pull `request` of `tables` is complete, with one version and the frames of each shard.
 
-    The frames are payloads of `kind` (payloads.py), checked and unpacked, one per key range.
+    The frames are payloads, checked and unpacked, one for each section of these tables that the
+    shard holds; `kinds` has the kind of each table (payloads.py).
     """
 
     request: int
     versions: tuple[int, ...]
     frames: tuple[tuple[Buffer, ...], ...]
     waited_s: float
-    kind: Kind = Kind.F4
+    tables: tuple[str, ...]
+    kinds: Mapping[str, Kind]
 
 
 class Pushed(msgspec.Struct, frozen=True):

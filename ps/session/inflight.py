@@ -1,6 +1,6 @@
 """The requests in flight: one message to each shard, complete when every shard has answered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer", bound=Reply)
 
 
 class InflightRequest(msgspec.Struct):
-    """One request: its kind, its time and driver's clock, and the answers so far.
+    """One request: its kind, its time and driver's clock, a pull's tables, and the answers so far.
 
     `spoilt` are the parts that shards refused; late copies of those messages may still refer to
     their memory.
@@ -26,6 +26,7 @@ class InflightRequest(msgspec.Struct):
     kind: type[FromWorker]
     since: float
     clock: int
+    tables: tuple[str, ...]
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
     spoilt: tuple[Frames, ...] = ()
 
@@ -46,11 +47,13 @@ class InflightRequests:
         self._shards = range(shards)
         self._asked: dict[int, InflightRequest] = {}
 
-    def begin(self, kind: type[FromWorker], now: float, clock: int) -> int:
+    def begin(
+        self, kind: type[FromWorker], now: float, clock: int, tables: tuple[str, ...] = ()
+    ) -> int:
         """Open a request and return its number."""
         assert self._registration.ready is not None, "the driver waits for Ready first"
         request = self._outstanding.count()
-        self._asked[request] = InflightRequest(kind, now, clock, {})
+        self._asked[request] = InflightRequest(kind, now, clock, tables, {})
         return request
 
     def record_answer(
@@ -71,7 +74,8 @@ class InflightRequests:
         if asked.kind is Pull:
             own = self._registration
             own.reached = max(own.reached, asked.clock + own.ahead + 1)
-            return [_pulled(request, _all(Weights, replies), payloads, self._cargo.arrives)]
+            weights, kinds = _all(Weights, replies), self._cargo.arrives
+            return [_pulled(request, weights, payloads, asked.tables, kinds)]
         if asked.kind is Push:
             took_s = now - asked.since
             self._outstanding.record_push_time(took_s)
@@ -87,12 +91,12 @@ class InflightRequests:
         asked.spoilt += (part,)
         return len(asked.spoilt) == 1
 
-    def repeat_pulls(self) -> list[tuple[int, int]]:
-        """Discard the answers of every pull; returns the request number and clock of each."""
+    def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...]]]:
+        """Discard the answers of every pull; returns the number, clock and tables of each."""
         pulls = [(number, asked) for number, asked in self._asked.items() if asked.kind is Pull]
         for _, asked in pulls:
             asked.answers.clear()
-        return [(number, asked.clock) for number, asked in pulls]
+        return [(number, asked.clock, asked.tables) for number, asked in pulls]
 
     @property
     def unacknowledged(self) -> int:
@@ -104,14 +108,19 @@ class InflightRequests:
 
 
 def _pulled(
-    request: int, weights: Sequence[Weights], frames: Sequence[Sequence[Buffer]], arrives: Kind
+    request: int,
+    weights: Sequence[Weights],
+    frames: Sequence[Sequence[Buffer]],
+    tables: tuple[str, ...],
+    kinds: Mapping[str, Kind],
 ) -> Pulled:
     return Pulled(
         request,
         tuple([reply.version for reply in weights]),
         tuple([tuple(of_shard) for of_shard in frames]),
         max([reply.waited_s for reply in weights]),
-        arrives,
+        tables,
+        kinds,
     )
 
 

@@ -1,11 +1,13 @@
-"""Encodes gradients and decodes weights for a session's messages, as the job compresses them.
+"""Encodes gradients and decodes weights for a session's messages, each table as configured.
 
+A shard holds sections of some tables; a message to it has one part and one frame for each of them.
 A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
 (error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
-per shard: the other end of shards/delta_pulls.py.
+per shard and table: the other end of shards/delta_pulls.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,34 +18,32 @@ from ps.session.error_feedback import ErrorFeedback
 from ps.session.events import Frames
 from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
-from shards.messages import Kind, Weights
-from shards.tables import DenseTable, ShardMap
+from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
+from shards.tables import KeyRange, Layout, ShardMap
 from shards.wire_format import Buffer
+
+Floats = NDArray[np.float32]
+
+Gradients = Mapping[str, Floats]
+"""A gradient for each table that is pushed: flat float32 of the table's size."""
 
 
 class PulledView(msgspec.Struct, frozen=True):
-    """View `number` of the shard's life `boot`; its weights are those of `version`, or close to
-    them.
-
-    Its `parts` are plain floats, one array per key range. They are never changed, because the
-    caller may still read earlier answers.
+    """View `number` of a section of a table in the shard's life `boot`; `weights` are those of
+    `version`, or close to them, as plain floats. They are never changed, because the caller may
+    still read earlier answers.
     """
 
     boot: int
     number: int
     version: int
-    parts: tuple[NDArray[np.float32], ...]
-
-    @property
-    def frames(self) -> list[Buffer]:
-        """The floats as the frames of a plain answer."""
-        return [part.view(np.uint8).data for part in self.parts]
+    weights: NDArray[np.float32]
 
 
 def advanced(
-    view: PulledView | None, reply: Weights, changes: Sequence[NDArray[np.uint8]]
+    view: PulledView | None, reply: Weights, part: PulledPart, payload: NDArray[np.uint8]
 ) -> PulledView | None:
-    """The view after an answer with checked `changes`; None if the answer cannot be applied.
+    """The view after a part of an answer, with its checked payload; None if it cannot be applied.
 
     An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
     to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
@@ -52,86 +52,169 @@ def advanced(
     """
     if view is not None and view.boot != reply.boot:
         view = None
-    if view is not None and view.number > reply.number:
+    if view is not None and view.number > part.number:
         return view
-    if reply.base == 0:
-        # Copied, because the frames are the network's memory and the view outlives them.
-        whole = tuple(np.frombuffer(payload, np.float32).copy() for payload in changes)
-        return PulledView(reply.boot, reply.number, reply.version, whole)
-    if view is None or reply.base != view.number:
+    if part.base == 0:
+        # Copied, because the frame is the network's memory and the view outlives it.
+        whole = np.frombuffer(payload, np.float32).copy()
+        return PulledView(reply.boot, part.number, reply.version, whole)
+    if view is None or part.base != view.number:
         return None
-    parts = tuple(np.empty_like(part) for part in view.parts)
-    for payload, part, out in zip(changes, view.parts, parts, strict=True):
-        delta_pulls.add(reply.kind, payload, part, out)
-    return PulledView(reply.boot, reply.number, reply.version, parts)
+    weights = np.empty_like(view.weights)
+    delta_pulls.add(part.kind, payload, view.weights, weights)
+    return PulledView(reply.boot, part.number, reply.version, weights)
+
+
+class _Section(NamedTuple):
+    """A shard's section of a table, and its parts in the messages to that shard."""
+
+    table: str
+    keys: KeyRange
+    where: slice
+    plain: Part
+    encoded: Part
+    ask: AskedPart
 
 
 class PayloadEncoder:
-    """The payloads of one worker's messages; `feedback` is set where its pushes are compressed."""
+    """The payloads of one worker's messages; `feedback` is set where pushes are compressed.
 
-    def __init__(self, table: DenseTable, shard_map: ShardMap, compression: Compression) -> None:
+    `arrives` is the kind of each table's payloads that `read` returns.
+    """
+
+    def __init__(
+        self, layout: Layout, shard_map: ShardMap, compression: Mapping[str, Compression]
+    ) -> None:
         self.compression = compression
-        self.feedback = (
-            ErrorFeedback(compression, table.size) if compression.push is not None else None
-        )
-        self.views: dict[int, PulledView] = {}
-        self._map = shard_map
-        self._name = table.name
-        self._shape = (table.size,)  # kept, because `size` sums over the tensors at each access
+        self.feedback = ErrorFeedback.of(layout, compression)
+        self.views: dict[tuple[int, str], PulledView] = {}
+        self.arrives = {name: _arrives(one) for name, one in compression.items()}
+        self._layout = layout
+        self._shape = (layout.size,)  # kept, because `size` sums over the tensors at each access
+        self._sizes = {table.name: table.size for table in layout.tables}
+        self._packs = any(one.zstd for one in compression.values())
+        self._views_are_kept = any(one.pulls_changes for one in compression.values())
+        self._sections = [
+            [_section(one.table, one.keys, compression[one.table]) for one in layout.sections(keys)]
+            for keys in shard_map.ranges
+        ]
+        self._keys = [{one.table: one.keys for one in sections} for sections in self._sections]
 
-    def check(self, gradient: NDArray[np.float32]) -> None:
-        """Raise BadInput unless `gradient` is contiguous float32 of the table's shape."""
-        what = f"push to table {self._name}"
-        if gradient.shape != self._shape or gradient.dtype != np.float32:
-            raise BadInput(
-                f"{what}: expected float32 of shape {self._shape},"
-                f" got {gradient.dtype} of shape {gradient.shape}"
-            )
-        if not gradient.flags.c_contiguous:
-            raise BadInput(f"{what}: expected a contiguous array, got strides {gradient.strides}")
+    def tables(self, gradient: Floats | Gradients) -> Gradients:
+        """The gradient of each table; raises BadInput unless it is contiguous float32 that fits.
+
+        `gradient` is one arena of all tables, or a flat array for each of some tables.
+        """
+        if isinstance(gradient, np.ndarray):
+            what = f"push to table{'s' * (len(self._sizes) > 1)} {', '.join(self._sizes)}"
+            if gradient.shape != self._shape or gradient.dtype != np.float32:
+                raise BadInput(
+                    f"{what}: expected float32 of shape {self._shape},"
+                    f" got {gradient.dtype} of shape {gradient.shape}"
+                )
+            if not gradient.flags.c_contiguous:
+                strides = gradient.strides
+                raise BadInput(f"{what}: expected a contiguous array, got strides {strides}")
+            if len(self._sizes) > 1:
+                return self._layout.split(gradient)
+            return dict.fromkeys(self._sizes, gradient)
+        for name, array in gradient.items():
+            if name not in self._sizes:
+                raise BadInput(f"push: expected tables {', '.join(self._sizes)}, got {name}")
+            fits = array.shape == (self._sizes[name],) and array.dtype == np.float32
+            if not (fits and array.flags.c_contiguous):
+                raise BadInput(
+                    f"push to table {name}: expected contiguous float32 of shape"
+                    f" ({self._sizes[name]},), got {array.dtype} of shape {array.shape}"
+                )
+        return gradient
 
     def write(
-        self, gradient: NDArray[np.float32], seq: int, *, plain: bool
-    ) -> tuple[Kind, bool, list[Frames]]:
-        """Encode push `seq`: its kind, whether it is compressed by zstd, and the frames for each
-        shard.
-        """
-        packed = self.compression.zstd and not plain
-        if self.feedback is not None and not plain:
-            frames = self.feedback.encode(gradient, seq, self._map.ranges)
-            return self.feedback.kind, packed, frames
-        cut: list[Frames] = [self._map.cut(gradient, shard) for shard in range(self._map.shards)]
-        if packed:
-            cut = [tuple(zstd_frames.pack(part) for part in parts) for parts in cut]
-        return Kind.F4, packed, cut
+        self, gradients: Gradients, seq: int, *, plain: bool
+    ) -> list[tuple[list[Part], Frames]]:
+        """Encode push `seq`: for each shard its parts, and a frame for each."""
+        feedback = None if plain else self.feedback
+        if feedback is not None:
+            feedback.begin(gradients, seq)
+        packs = self._packs and not plain
+        written: list[tuple[list[Part], Frames]] = []
+        for sections in self._sections:
+            parts: list[Part] = []
+            frames: list[NDArray[Any]] = []
+            for one in sections:
+                if one.table not in gradients:
+                    continue
+                own: NDArray[Any] = gradients[one.table][one.where]
+                if feedback is not None and one.table in feedback.tables:
+                    own = feedback.encode(one.table, own, one.keys)
+                if packs and one.encoded.zstd:
+                    own = zstd_frames.pack(own)
+                parts.append(one.plain if plain else one.encoded)
+                frames.append(own)
+            written.append((parts, tuple(frames)))
+        return written
 
-    def base(self, shard: int) -> int:
-        """The number of the view that `shard` may send changes to; 0 for none."""
-        return self.views[shard].number if shard in self.views else 0
-
-    @property
-    def arrives(self) -> Kind:
-        """The kind of the payloads that `read` returns."""
-        pull = self.compression.pull
-        return Kind.F4 if pull is Kind.F4 or self.compression.pulls_changes else pull
+    def asks(self, shard: int, tables: Sequence[str]) -> list[AskedPart]:
+        """The parts of a pull of these tables from a shard."""
+        asks = []
+        for one in self._sections[shard]:
+            if one.table in tables:
+                ask = one.ask
+                view = self.views.get((shard, one.table)) if self._views_are_kept else None
+                asks.append(msgspec.structs.replace(ask, base=view.number) if view else ask)
+        return asks
 
     def read(
-        self, reply: Weights, frames: Sequence[Buffer]
+        self, reply: Weights, asks: Sequence[AskedPart], frames: Sequence[Buffer]
     ) -> tuple[Weights, Sequence[Buffer]] | None:
         """The payloads in an answer, checked; changes are applied and returned as whole weights.
 
         None if they are changes to a view that this worker lacks because that answer was lost.
         Raises BadMessage.
         """
-        ranges, wanted = self._map.ranges[reply.shard], self.compression.pull
-        changes = wanted is not Kind.F4 and self.compression.pulls_changes
-        if reply.kind is not wanted and not (changes and reply.kind is Kind.F4):
-            raise BadMessage(f"weights: expected them as {wanted}, got {reply.kind}")
-        parts = payloads.checked("weights", reply.kind, reply.zstd, ranges, frames)
-        if not changes:
-            return reply, [part.data for part in parts]
-        view = advanced(self.views.get(reply.shard), reply, parts)
-        if view is None:
-            return None
-        self.views[reply.shard] = view
-        return msgspec.structs.replace(reply, version=view.version), view.frames
+        found: list[Buffer] = []
+        version = reply.version
+        if len(reply.parts) != len(asks) or len(frames) != len(asks):
+            raise BadMessage(
+                f"weights: expected {len(asks)} parts and frames,"
+                f" got {len(reply.parts)} and {len(frames)}"
+            )
+        for ask, part, frame in zip(asks, reply.parts, frames, strict=True):
+            keys = self._keys[reply.shard][ask.table]
+            if part.table != ask.table or part.start != keys.start or part.stop != keys.stop:
+                raise BadMessage(
+                    f"weights: expected keys {keys} of table {ask.table},"
+                    f" got [{part.start}, {part.stop}) of {part.table}"
+                )
+            changes = self._views_are_kept and self.compression[ask.table].pulls_changes
+            if part.kind is not ask.kind and not (changes and part.kind is Kind.F4):
+                raise BadMessage(f"weights: expected them as {ask.kind}, got {part.kind}")
+            payload = payloads.checked("weights", part.kind, part.zstd, keys, frame)
+            if changes:
+                place = reply.shard, ask.table
+                view = advanced(self.views.get(place), reply, part, payload)
+                if view is None:
+                    return None
+                self.views[place] = view
+                payload, version = view.weights.view(np.uint8), min(version, view.version)
+            found.append(payload.data)
+        if version != reply.version:
+            reply = msgspec.structs.replace(reply, version=version)
+        return reply, found
+
+
+def _section(table: str, keys: KeyRange, compression: Compression) -> _Section:
+    edges = keys.start, keys.stop
+    return _Section(
+        table,
+        keys,
+        slice(*edges),
+        Part(table, Kind.F4, *edges),
+        Part(table, compression.pushed, *edges, compression.zstd),
+        AskedPart(table, compression.pull, compression.zstd, 0, compression.pull_share),
+    )
+
+
+def _arrives(compression: Compression) -> Kind:
+    """The kind of payloads that `read` returns: changes become plain floats."""
+    return Kind.F4 if compression.pulls_changes else compression.pull

@@ -16,15 +16,16 @@ from ps.session.events import Frames, Send
 from ps.session.session import Session
 from shards import payloads
 from shards.messages import Push
+from shards.tables import KeyRange
 
 Floats = NDArray[np.float32]
 
 
 class CarriedPush(msgspec.Struct, frozen=True):
-    """A push to repeat: its message, and the gradient as the shards would have decoded it."""
+    """A push to repeat: its message, and the gradients as the shards would have decoded them."""
 
     message: Push
-    gradient: Floats
+    gradients: dict[str, Floats]
     read_versions: tuple[int, ...]
 
 
@@ -55,7 +56,7 @@ def versions(read: Sequence[int], shards: int) -> Sequence[int]:
 def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> Asked:
     message = push.message
     return session.push(
-        push.gradient,
+        push.gradients,
         versions(push.read_versions, session.map.shards),
         clock=message.clock - ahead,
         step=message.step,
@@ -81,13 +82,13 @@ def carried(former: Session, after: int) -> list[CarriedPush]:
 
 
 def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> CarriedPush:
-    gradient = former.table.empty()
-    for shard, (message, frames) in parts.items():
-        ranges, sent = former.map.ranges[shard], [frame.data for frame in frames]
-        written = payloads.checked("push", message.kind, message.zstd, ranges, sent)
-        for payload, part in zip(written, former.map.cut(gradient, shard), strict=True):
-            payloads.decode(message.kind, payload, part)
-    read = {shard: message.read_version for shard, (message, _) in parts.items()}
-    oldest = min(read.values())
-    versions = tuple(read.get(shard, oldest) for shard in range(former.map.shards))
-    return CarriedPush(next(iter(parts.values()))[0], gradient, versions)
+    sizes = {table.name: table.size for table in former.layout.tables}
+    gradients: dict[str, Floats] = {}
+    for message, frames in parts.values():
+        for part, frame in zip(message.parts, frames, strict=True):
+            keys = KeyRange(part.start, part.stop)
+            payload = payloads.checked("push", part.kind, part.zstd, keys, frame.data)
+            whole = gradients.setdefault(part.table, np.zeros(sizes[part.table], np.float32))
+            payloads.decode(part.kind, payload, whole[part.start : part.stop])
+    versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))
+    return CarriedPush(parts[0][0], gradients, versions)

@@ -11,13 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import msgspec
-import numpy as np
 
 from ps.session.events import Frames, NotReady, Send, Unreachable
-from shards.messages import FromWorker, Hello, Join, Kind, Push, Registered
+from shards.messages import FromWorker, Hello, Join, Push, Registered
 
 _TRIES = 3  # at least, before patience ends
-_NOTHING = np.empty(0, np.uint8)
 _LONGEST = 8  # times the first wait: the longest interval between repetitions
 
 
@@ -96,10 +94,10 @@ class RetransmitTable:
         return iter([(to, one) for to, owed in self._pending.items() for one in owed.values()])
 
     def empty(self, pending: UnansweredMessage, now: float) -> None:
-        """A push that its shard refuses to apply: from now on it carries no values and is `due`."""
+        """A push that its shard refuses to apply: from now on it has no parts, and is `due`."""
         assert isinstance(pending.message, Push), "only a push carries values"
-        bare = msgspec.structs.replace(pending.message, kind=Kind.SPARSE, zstd=False)
-        pending.message, pending.frames = bare, (_NOTHING,) * len(pending.frames)
+        pending.message = msgspec.structs.replace(pending.message, parts=[])
+        pending.frames = ()
         pending.resend_at = now
 
     # --- sending again ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ always safe. Reliability is therefore a table of outstanding messages with a dea
   answer to a lease renewal: say hello again, join, then resend everything outstanding to that
   shard;
 - a gradient that a shard refuses to apply (it holds NaN, or its norm is above the cap): send that
-  shard an empty part instead, so that the push counts everywhere and later pushes can follow, and
+  shard no values instead, so that the push counts everywhere and later pushes can follow, and
   report it to the driver once per push. The session does not scan every float before sending: that
   would add half the cost of a whole push in shared memory;
 - silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
@@ -28,19 +28,18 @@ it, their memory must not change. A compressed push is encoded once, into arrays
 repeated unchanged: encoding it again would add the residual a second time (error_feedback.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.session.compression import Compression
+from ps.session.compression import Compression, by_table
 from ps.session.events import Event, Frames, Ready, Relocated, Send, Usurped
 from ps.session.inflight import InflightRequests
 from ps.session.membership import Membership
-from ps.session.payload_encoder import PayloadEncoder
+from ps.session.payload_encoder import Gradients, PayloadEncoder
 from ps.session.retransmit import RetransmitTable, UnansweredMessage
-from shards import wire_format
 from shards.error_codes import error_of
 from shards.errors import BadInput, BadMessage
 from shards.messages import (
@@ -61,7 +60,7 @@ from shards.messages import (
     Weights,
     Welcome,
 )
-from shards.tables import DenseTable, ShardMap
+from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
 _NEW_COPY_S = 0.1  # the wait for the first answer of a copy that has just taken over
@@ -77,22 +76,23 @@ class Session:
         worker: str,
         incarnation: int,
         build: str,
-        table: DenseTable,
+        layout: Layout,
         shard_map: ShardMap,
         retry_s: float = 1.0,
         patience_s: float = 30.0,
-        compression: Compression | None = None,
+        compression: Compression | Mapping[str, Compression] | None = None,
     ) -> None:
+        """`compression` is that of all tables, or of each by name; those not named have none."""
         self.job = job
         self.worker = worker
         self.incarnation = incarnation
-        self.table = table
+        self.layout = layout
         self.map = shard_map
         self.seq = 0
         self.slowest_clock: int | None = None  # at the last pull that waited for it
-        self.cargo = PayloadEncoder(table, shard_map, compression or Compression())
+        self.cargo = PayloadEncoder(layout, shard_map, by_table(compression, layout))
         self._shards = range(shard_map.shards)
-        self._keys = [wire_format.flatten(ranges) for ranges in shard_map.ranges]
+        self._tables = layout.names
         self._outstanding = RetransmitTable(worker, retry_s, patience_s)
         self._registration = Membership(
             self._outstanding,
@@ -120,19 +120,22 @@ class Session:
         """
         return [self._greet(shard, now) for shard in self._shards]
 
-    def pull(self, clock: int, now: float) -> tuple[int, list[Send]]:
-        """Request the weights of a step at `clock`; `Pulled` follows once the staleness bound
-        allows it.
+    def pull(
+        self, clock: int, now: float, tables: tuple[str, ...] | None = None
+    ) -> tuple[int, list[Send]]:
+        """Request the weights of a step at `clock`, of all or some tables; `Pulled` follows once
+        the staleness bound allows it.
 
         Several pulls may be in flight; each is answered under its own request number.
         """
         self._registration.reads_at(clock)
-        request = self._requests.begin(Pull, now, clock)
-        return request, self._ask_weights(request, clock, now)
+        wanted = self._tables if tables is None else tables
+        request = self._requests.begin(Pull, now, clock, wanted)
+        return request, self._ask_weights(request, clock, wanted, now)
 
     def push(
         self,
-        gradient: NDArray[np.float32],
+        gradient: NDArray[np.float32] | Gradients,
         read_versions: Sequence[int],
         *,
         clock: int,
@@ -145,17 +148,24 @@ class Session:
         now: float,
         plain: bool = False,
     ) -> tuple[int, list[Send]]:
-        """Send a gradient of shape (table.size,) float32; `Pushed` follows.
+        """Send a gradient; `Pushed` follows.
+
+        It is one float32 array of all tables, of shape (layout.size,), or one of shape
+        (table.size,) for each of some tables; the others then do not change.
 
         `read_versions` are the versions, one per shard, of the weights that it was computed from.
-        `clock` and `step` are the worker's once it is applied. The array must not change until
+        `clock` and `step` are the worker's once it is applied. The arrays must not change until
         `Pushed`, unless the push is compressed; `plain` sends it uncompressed. Raises BadInput when
-        the gradient does not fit the table, or cannot be compressed.
+        the gradient does not fit the tables, or cannot be compressed.
         """
-        self.cargo.check(gradient)
-        self._check_versions(read_versions)
+        gradients = self.cargo.tables(gradient)
+        if len(read_versions) != len(self._shards):
+            raise BadInput(
+                f"push: expected {len(self._shards)} read versions, one a shard,"
+                f" got {len(read_versions)}"
+            )
         seq, acknowledged = self.seq + 1, self.seq - self.unacknowledged
-        kind, zstd, written = self.cargo.write(gradient, seq, plain=plain)
+        written = self.cargo.write(gradients, seq, plain=plain)
         self.seq = seq
         own = self._registration
         wire_clock = clock + own.ahead
@@ -169,24 +179,21 @@ class Session:
                 self.incarnation,
                 own.boots[shard],
                 self.map.epoch,
-                self.table.name,
                 seq,
                 wire_clock,
                 step,
                 steps,
                 samples,
                 read_versions[shard],
-                kind,
-                self._keys[shard],
+                written[shard][0],
                 loss,
                 rtt_s,
                 wait_s,
-                zstd,
                 max(0, acknowledged),
             )
             for shard in self._shards
         ]
-        return request, self._to_all(request, messages, now, written)
+        return request, self._to_all(request, messages, now, [frames for _, frames in written])
 
     def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
         """The unanswered messages: shard, message, frames."""
@@ -270,15 +277,16 @@ class Session:
             case Weights():
                 if reply.boot != self._boots[shard]:
                     return [], []
-                read = self.cargo.read(reply, frames)
-                asks: list[Send] = []
+                asks = pending.message.parts if isinstance(pending.message, Pull) else ()
+                read = self.cargo.read(reply, asks, frames)
+                sends: list[Send] = []
                 events: list[Event] = []
                 if read is None:
-                    asks = self._ask_whole(shard, pending, now)
+                    sends = self._ask_whole(shard, pending, now)
                 else:
                     events = self._requests.record_answer(shard, pending.asked, *read, now)
                 self._outstanding.remove(shard, reply.request)
-                return asks, events
+                return sends, events
             case Refusal(remedy=Remedy.MOVED):
                 return [], [self._relocated(frames)]
             case Refusal():
@@ -383,8 +391,8 @@ class Session:
                 self._outstanding.remove(shard, message.request)
         return [
             send
-            for request, clock in self._requests.repeat_pulls()
-            for send in self._ask_weights(request, clock, now)
+            for request, clock, tables in self._requests.repeat_pulls()
+            for send in self._ask_weights(request, clock, tables, now)
         ]
 
     def _relocated(self, frames: Sequence[Buffer]) -> Event:
@@ -468,10 +476,11 @@ class Session:
 
     # --- requests and answers ---------------------------------------------------------------------
 
-    def _ask_weights(self, asked: int, clock: int, now: float) -> list[Send]:
+    def _ask_weights(
+        self, asked: int, clock: int, tables: tuple[str, ...], now: float
+    ) -> list[Send]:
         """Request the weights of pull `asked` from every shard, under a fresh request number."""
         request, own = self._outstanding.count(), self._registration
-        compression = self.cargo.compression
         messages = [
             Pull(
                 request,
@@ -480,23 +489,12 @@ class Session:
                 self.incarnation,
                 own.boots[shard],
                 self.map.epoch,
-                self.table.name,
                 clock + own.ahead,
-                compression.pull,
-                compression.zstd,
-                self.cargo.base(shard),
-                compression.pull_share,
+                self.cargo.asks(shard, tables),
             )
             for shard in self._shards
         ]
         return self._to_all(asked, messages, now)
-
-    def _check_versions(self, read: Sequence[int]) -> None:
-        if len(read) != len(self._shards):
-            raise BadInput(
-                f"push to table {self.table.name}: expected {self.map.shards} read versions,"
-                f" one a shard, got {len(read)}"
-            )
 
     def _to_all(
         self,
@@ -517,6 +515,8 @@ class Session:
     def _ask_whole(self, shard: int, pending: UnansweredMessage, now: float) -> list[Send]:
         """Request the same weights again, in full instead of as changes."""
         assert isinstance(pending.message, Pull)
-        pull = msgspec.structs.replace(pending.message, request=self._outstanding.count(), base=0)
+        parts = [msgspec.structs.replace(ask, base=0) for ask in pending.message.parts]
+        replaced = {"request": self._outstanding.count(), "parts": parts}
+        pull = msgspec.structs.replace(pending.message, **replaced)
         send = self._outstanding.add(shard, pending.asked, pull, (), now)
         return [send] if shard in self._registration.joined else []

@@ -239,15 +239,21 @@ class Window:
             return None
         return np.frombuffer(self._memory, np.uint8, length, PAGE + slot * self.stride + offset)
 
-    def tile(self, frame: NDArray[np.uint8]) -> "MappedPiece | None":
-        """The piece of the file that holds `frame`, for a contiguous mapping.
+    def tile(self, frames: Sequence[NDArray[np.uint8]]) -> "MappedPiece | None":
+        """The piece of the file that holds `frames`, for a contiguous mapping.
 
-        None if it does not start at the beginning of a slot.
+        None if they are not one after another from the beginning of a slot.
         """
-        place = _address(frame) - self._start
+        if not frames:
+            return None
+        place = reached = _address(frames[0]) - self._start
         if self._fd < 0 or not 0 <= place < self.slots * self.stride or place % self.stride:
             return None
-        return MappedPiece(self.name, self._fd, PAGE + place, frame.nbytes)
+        for frame in frames:
+            if _address(frame) - self._start != reached:
+                return None
+            reached += frame.nbytes
+        return MappedPiece(self.name, self._fd, PAGE + place, reached - place)
 
     def owner_is_gone(self) -> bool:
         """Whether the process that owns the segment has ended."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.session.payload_encoder import Gradients
 from ps.shared_memory import handshake, references, shm_files
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
 from ps.shared_memory.references import Borrowed, Parts, Together
@@ -18,6 +19,7 @@ from ps.shared_memory.segment import MAX_SLOTS, ContiguousMapping, SharedBuffers
 from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import Hello
+from shards.tables import Layout
 from shards.wire_format import Buffer
 
 
@@ -53,24 +55,39 @@ class WorkerSide:
         copy[:] = array
         return copy
 
+    def placed_tables(self, gradients: Gradients, layout: Layout) -> Gradients:
+        """A gradient for each of some tables; copied into one array unless all are in the segment.
+
+        Returns `gradients` itself where `placed` returns its argument.
+        """
+        if not self._lenders or all(array in self._segment for array in gradients.values()):
+            return gradients
+        copy = self.buffers.take()
+        if copy not in self._segment:
+            return gradients
+        parts = layout.split(copy)
+        for name, array in gradients.items():
+            parts[name][:] = array
+        return {name: parts[name] for name in gradients}
+
     def whole(self, frames: Sequence[Sequence[Buffer]]) -> NDArray[np.float32] | None:
         """All shards' floats as one read-only array without a copy; None if that is impossible.
 
         `frames` are those of each shard, of plain floats and in the order of the arena.
         """
-        parts = [np.frombuffer(frame, np.uint8) for of_shard in frames for frame in of_shard]
-        if len(parts) != len(frames) or len(self._lenders) < len(frames):
+        if len(self._lenders) < len(frames):
             return None
-        places = [self._lenders[shard][0].tile(part) for shard, part in enumerate(parts)]
+        parts = [[np.frombuffer(frame, np.uint8) for frame in of_shard] for of_shard in frames]
+        places = [self._lenders[shard][0].tile(own) for shard, own in enumerate(parts)]
         tiles = [place for place in places if place is not None]
         if len(tiles) < len(places):
             return None
-        if len(parts) == 1:
-            return parts[0].view(np.float32)
+        if len(parts) == 1 and len(parts[0]) == 1:
+            return parts[0][0].view(np.float32)
         memory = self._mapping.lay(tiles)
         if memory is None:
             return None
-        whole = np.frombuffer(memory, np.float32, sum(part.size for part in parts) // 4)
+        whole = np.frombuffer(memory, np.float32, sum(tile.length for tile in tiles) // 4)
         whole.flags.writeable = False
         weakref.finalize(whole, references.let_go, parts).atexit = False
         return whole

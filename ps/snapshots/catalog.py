@@ -25,8 +25,8 @@ from ps.snapshots.manifest import (
 from ps.snapshots.object_store import LocalStore, Place, Store, open_store
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput, DownpourError, GiveUp
-from shards.parameters import ShardState
-from shards.tables import DenseTable, ShardMap
+from shards.shard_state import ShardState
+from shards.tables import Layout, ShardMap
 
 _PROBE = "probe"
 _TICK_S = 1e-3  # between two snapshots' times, whatever the clock does
@@ -156,9 +156,9 @@ class SnapshotCatalog:
         number: int,
         states: Sequence[ShardState],
         *,
-        table: DenseTable,
+        layout: Layout,
         shard_map: ShardMap,
-        rule: str,
+        rules: tuple[str, ...],
         workers: int,
         residuals: Sequence[tuple[str, SavedWorkerState]] = (),
     ) -> str:
@@ -172,9 +172,9 @@ class SnapshotCatalog:
         save_snapshot(
             store,
             states,
-            table=table,
+            layout=layout,
             shard_map=shard_map,
-            rule=rule,
+            rules=rules,
             workers=workers,
             taken_at=taken_at,
             residuals=residuals,

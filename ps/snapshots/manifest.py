@@ -25,10 +25,10 @@ from ps.snapshots.shard_file import StateFile, read_state, write_state
 from ps.snapshots.worker_state import SavedWorkerState, read_kept
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count
-from shards.parameters import ShardState
-from shards.tables import DenseTable, ShardMap
+from shards.shard_state import ShardState
+from shards.tables import Layout, ShardMap
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 << 20
 _VALUE_BYTES = 4
@@ -38,15 +38,16 @@ _OURS = re.compile(rf"(shard|worker)-\d+(\.\d+)?\.safetensors|{re.escape(MANIFES
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a snapshot.
 
-    `workers` is the number of workers of the job, `taken_at` a Unix time. `aligned` says whether
+    `rules` are the names of the update rules, in the order of the tables. `workers` is the number
+    of workers of the job, `taken_at` a Unix time. `aligned` says whether
     all shards had applied exactly the same pushes of every worker. `residuals` are those of workers
     that compress their pushes.
     """
 
     format: int = FORMAT
-    table: DenseTable
+    layout: Layout
     map: ShardMap
-    rule: str
+    rules: tuple[str, ...]
     workers: int
     steps: Count
     taken_at: float
@@ -75,9 +76,9 @@ def save_snapshot(
     place: Place | Store,
     states: Sequence[ShardState],
     *,
-    table: DenseTable,
+    layout: Layout,
     shard_map: ShardMap,
-    rule: str,
+    rules: tuple[str, ...],
     workers: int,
     taken_at: float | None = None,
     residuals: Sequence[tuple[str, SavedWorkerState]] = (),
@@ -102,9 +103,9 @@ def save_snapshot(
             for number, residual in enumerate(residuals)
         )
         manifest = Manifest(
-            table=table,
+            layout=layout,
             map=shard_map,
-            rule=rule,
+            rules=rules,
             workers=workers,
             steps=states[0].saved.steps,
             taken_at=time.time() if taken_at is None else taken_at,
@@ -130,7 +131,7 @@ def load_snapshot(place: Place | Store) -> tuple[Manifest, list[ShardState]]:
     store = _store(place)
     manifest = load_manifest(store)
     parts = zip(manifest.parts, manifest.map.ranges, strict=True)
-    return manifest, [read_state(store, part, ranges) for part, ranges in parts]
+    return manifest, [read_state(store, part, manifest.layout, keys) for part, keys in parts]
 
 
 def load_manifest(place: Place | Store) -> Manifest:
@@ -156,8 +157,8 @@ def _check_parts(manifest: Manifest) -> None:
     shards = manifest.map.shards
     if len(manifest.parts) != shards:
         raise BadInput(f"expected {shards} parts, one a shard, got {len(manifest.parts)}")
-    for part, ranges in zip(manifest.parts, manifest.map.ranges, strict=True):
-        least = _VALUE_BYTES * sum(map(len, ranges))
+    for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True):
+        least = _VALUE_BYTES * len(keys)
         if part.bytes < least:
             raise BadInput(
                 f"{quoted(part.file)}: expected at least {least} bytes, got {part.bytes}"
@@ -173,8 +174,8 @@ def damage(place: Place | Store) -> Iterator[str]:
         yield str(error)
         return
     reads: list[Callable[[], object]] = [
-        partial(read_state, store, part, ranges)
-        for part, ranges in zip(manifest.parts, manifest.map.ranges, strict=True)
+        partial(read_state, store, part, manifest.layout, keys)
+        for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True)
     ]
     reads += [partial(read_kept, store, kept) for kept in manifest.residuals]
     for read in reads:

@@ -35,7 +35,7 @@ from ps.snapshots.manifest import load_manifest
 from ps.snapshots.object_store import Place, Store, content_of, open_store
 from ps.snapshots.worker_state import Arrays, SavedWorkerState, WorkerState, read_kept, write_kept
 from shards.errors import UNDECODABLE, BadInput
-from shards.parameters import ShardState
+from shards.shard_state import ShardState
 
 FOLDER = "workers"
 _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"

@@ -22,14 +22,12 @@ def feedback_of(session: Session, what: str) -> ErrorFeedback:
 
 def state_of(session: Session, step: int, clock: int) -> WorkerState:
     """The worker state of this session, at its driver's `step` and `clock`."""
-    push = session.cargo.compression.push
-    assert push is not None, "a residual implies compressed pushes"
+    pushes = {name: one.push for name, one in session.cargo.compression.items()}
     return WorkerState(
         worker=session.worker,
         incarnation=session.incarnation,
-        table=session.table.name,
-        floats=session.table.size,
-        push=push,
+        floats={table.name: table.size for table in session.layout.tables},
+        push={name: push for name, push in pushes.items() if push is not None},
         seq=session.seq,
         step=step,
         clock=clock,

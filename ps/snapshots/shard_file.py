@@ -25,16 +25,26 @@ from ps.snapshots.object_store import OpenFile, Store
 from shards.checksums import HEX_DIGITS, hex_checksum
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count
-from shards.parameters import SavedProgress, ShardState
-from shards.tables import KeyRange
+from shards.shard_state import SavedProgress, ShardState, array_name, of_table
+from shards.tables import KeyRange, Layout
 
 CHUNK_BYTES = 4 << 20
-_WEIGHTS, _SLOT, _SAVED, _METADATA = "weights", "slot.", "saved", "__metadata__"
+_SAVED, _METADATA = "saved", "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _HELPERS = 2  # threads that compute checksums in parallel with the reading thread
 
-Floats = NDArray[np.float32]
+_DTYPES = {
+    "<f2": "F16",
+    "<f4": "F32",
+    "<f8": "F64",
+    "|b1": "BOOL",
+    **{f"{'|' if size == 1 else '<'}i{size}": f"I{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"{'|' if size == 1 else '<'}u{size}": f"U{8 * size}" for size in (1, 2, 4, 8)},
+}
+_STRINGS = {named: dtype for dtype, named in _DTYPES.items()}
+
+Arrays = dict[str, NDArray[Any]]
 Check = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{HEX_DIGITS}}}$")]
 
 
@@ -57,29 +67,24 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class _Owned(msgspec.Struct, frozen=True):
-    """The metadata of a shard's file: its key ranges, and its state other than arrays."""
+    """The metadata of a shard's file: its keys of the arena, and its state other than arrays."""
 
-    ranges: tuple[KeyRange, ...]
+    keys: KeyRange
     saved: SavedProgress
 
 
-def write_state(
-    store: Store, name: str, state: ShardState, ranges: tuple[KeyRange, ...]
-) -> StateFile:
-    """Write the state of the shard that owns `ranges` as the file `name`.
+def write_state(store: Store, name: str, state: ShardState, keys: KeyRange) -> StateFile:
+    """Write the state of the shard that owns `keys` of the arena as the file `name`.
 
     Returns the `StateFile` for `read_state`. The arrays are not copied, and must not change
     meanwhile. Raises OSError if the store fails.
     """
-    arrays = {_WEIGHTS: state.weights} | {
-        _SLOT + slot: values for slot, values in state.slots.items()
-    }
-    owned = msgspec.json.encode(_Owned(ranges, state.saved)).decode()
-    return write_arrays(store, name, arrays, owned, state.saved.version)
+    owned = msgspec.json.encode(_Owned(keys, state.saved)).decode()
+    return write_arrays(store, name, state.arrays, owned, state.saved.version)
 
 
 def write_arrays(
-    store: Store, name: str, arrays: Mapping[str, Floats], metadata: str, version: int
+    store: Store, name: str, arrays: Mapping[str, NDArray[Any]], metadata: str, version: int
 ) -> StateFile:
     """Write arrays of `version` and a metadata text, as `write_state` does."""
     content = _Checked(_chunks([_header(metadata, arrays), *map(_bytes, arrays.values())]))
@@ -87,29 +92,29 @@ def write_arrays(
     return StateFile(name, content.bytes, version, tuple(content.sums), CHUNK_BYTES)
 
 
-def read_state(store: Store, part: StateFile, ranges: tuple[KeyRange, ...]) -> ShardState:
-    """Read the state of the shard that owns `ranges`; its arrays are read-only.
+def read_state(store: Store, part: StateFile, layout: Layout, keys: KeyRange) -> ShardState:
+    """Read the state of the shard that owns `keys` of `layout`; its arrays are read-only.
 
     Raises BadInput naming the file if it is damaged or another shard's, and the chunk if its
     checksum is wrong.
     """
-    values = sum(map(len, ranges))
     with _expected(store, part):
         metadata, arrays = read_arrays(store, part)
         owned = msgspec.json.decode(metadata, type=_Owned)
-        if owned.ranges != ranges or owned.saved.version != part.version:
+        if owned.keys != keys or owned.saved.version != part.version:
             raise ValueError(
-                f"that of keys {_keys(owned.ranges)} at version {owned.saved.version} where the"
-                f" manifest has keys {_keys(ranges)} at version {part.version}"
+                f"that of keys {owned.keys} at version {owned.saved.version} where the"
+                f" manifest has keys {keys} at version {part.version}"
             )
-        for name, array in arrays.items():
-            if len(array) != values:
-                raise ValueError(f"{name} of {len(array)} values for {values} keys")
-        weights = arrays.pop(_WEIGHTS)
-    return ShardState(owned.saved, weights, {k.removeprefix(_SLOT): a for k, a in arrays.items()})
+        for one in layout.sections(keys):
+            for what, array in of_table(arrays, one.table).items():
+                if len(array) != len(one.keys):
+                    name = array_name(one.table, what)
+                    raise ValueError(f"{name} of {len(array)} values for {len(one.keys)} keys")
+    return ShardState(owned.saved, arrays)
 
 
-def read_arrays(store: Store, part: StateFile) -> tuple[str, dict[str, Floats]]:
+def read_arrays(store: Store, part: StateFile) -> tuple[str, Arrays]:
     """Read the metadata text and the arrays of `write_arrays`. Raises as `read_state` does."""
     content = _read(store, part).data.toreadonly()
     size = int.from_bytes(content[:_LENGTH_BYTES], "little")
@@ -118,7 +123,7 @@ def read_arrays(store: Store, part: StateFile) -> tuple[str, dict[str, Floats]]:
         metadata = msgspec.json.decode(header.pop(_METADATA), type=dict[str, str])
         data = content[_LENGTH_BYTES + size :]
         arrays = {
-            key: _floats(data, msgspec.json.decode(entry, type=_Tensor))
+            key: _array(data, msgspec.json.decode(entry, type=_Tensor))
             for key, entry in header.items()
         }
         return metadata[_SAVED], arrays
@@ -134,11 +139,6 @@ def _expected(store: Store, part: StateFile) -> Iterator[None]:
     except (*UNDECODABLE, KeyError) as error:
         detail = " ".join(str(error).split())
         raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
-
-
-def _keys(ranges: tuple[KeyRange, ...]) -> str:
-    more = f" and {len(ranges) - 1} more ranges" if len(ranges) > 1 else ""
-    return f"{ranges[0]}{more}" if ranges else "none"
 
 
 def tensors_check(arrays: Mapping[str, NDArray[Any]], metadata: str) -> str:
@@ -157,30 +157,35 @@ def tensors_check(arrays: Mapping[str, NDArray[Any]], metadata: str) -> str:
 # --- the format -----------------------------------------------------------------------------------
 
 
-def _header(metadata: str, arrays: Mapping[str, Floats]) -> bytes:
+def _header(metadata: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     # One metadata value: the library writes several in random order, and files would differ.
     header: dict[str, object] = {_METADATA: {_SAVED: metadata}}
     start = 0
     for name, array in arrays.items():
         stop = start + array.nbytes
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, stop]}
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.str],
+            "shape": list(array.shape),
+            "data_offsets": [start, stop],
+        }
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _floats(data: memoryview, tensor: _Tensor) -> Floats:
+def _array(data: memoryview, tensor: _Tensor) -> NDArray[Any]:
     start, stop = tensor.data_offsets
-    if tensor.dtype != "F32" or len(tensor.shape) != 1:
+    if tensor.dtype not in _STRINGS or len(tensor.shape) != 1:
         raise ValueError(f"a tensor of {tensor.dtype} and shape {list(tensor.shape)}")
-    if not start <= stop <= len(data) or stop - start != 4 * tensor.shape[0]:
-        raise ValueError(f"a tensor of {tensor.shape[0]} floats at [{start}, {stop})")
-    return np.frombuffer(data[start:stop], "<f4")
+    dtype = np.dtype(_STRINGS[tensor.dtype])
+    if not start <= stop <= len(data) or stop - start != dtype.itemsize * tensor.shape[0]:
+        raise ValueError(f"a tensor of {tensor.shape[0]} values at [{start}, {stop})")
+    return np.frombuffer(data[start:stop], dtype)
 
 
-def _bytes(array: Floats) -> memoryview:
-    return np.ascontiguousarray(array, "<f4").data.cast("B")
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 # --- chunks and their checksums -------------------------------------------------------------------

@@ -33,23 +33,23 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker of a residual, how its pushes are encoded, and the push after which it was taken.
+    """The worker of a residual, the tables' sizes and encodings, and the push after which it was
+    taken.
 
     `step` and `clock` are only informative: a restored worker takes its own from the shards.
     """
 
     worker: Name
     incarnation: Count = 0
-    table: Name
-    floats: Count
-    push: Writing
+    floats: dict[Name, Count]
+    push: dict[Name, Writing]
     seq: Count
     step: Count
     clock: Count
 
     def check(self, own: "WorkerState", what: str) -> None:
         """Raise BadInput naming `what` unless this is a state of the worker that has `own` now."""
-        for field in ("worker", "table", "floats", "push"):
+        for field in ("worker", "floats", "push"):
             expected, got = getattr(own, field), getattr(self, field)
             if expected != got:
                 raise BadInput(f"{what}: {field}: expected {expected}, got {got}")

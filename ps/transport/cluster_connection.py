@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ps.cluster import Cluster
 from ps.session.compression import Compression
@@ -52,7 +52,7 @@ class ClusterConnection:
         incarnation: int,
         retry_s: float,
         patience_s: float,
-        compression: Compression | None,
+        compression: Mapping[str, Compression],
         transport: Transport,
         link: LinkModel | None,
         gradients: int,
@@ -72,7 +72,7 @@ class ClusterConnection:
             worker=worker,
             incarnation=incarnation,
             build=cluster.build,
-            table=cluster.table,
+            layout=cluster.layout,
             shard_map=cluster.map,
             retry_s=retry_s,
             patience_s=patience_s,

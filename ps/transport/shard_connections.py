@@ -122,7 +122,7 @@ class ShardConnections:
         """
         for shard, endpoint in enumerate(self.endpoints):
             if endpoint.startswith(("tcp:", "curve:")):
-                size = 4 * sum(map(len, self._cluster.map.ranges[shard]))
+                size = 4 * len(self._cluster.map.ranges[shard])
                 stripes = wanted or self._stripes_for(shard, size, patience_s)
                 self.links.stripe(shard, stripes, size)
         self.links.await_connections(patience_s)
@@ -131,7 +131,7 @@ class ShardConnections:
         """The number of connections for the quickest of a few round trips."""
         if stripes_for(math.inf, size) == 1:
             return 1
-        probe = Probe(0, self._cluster.job, self._cluster.table.name, 0)
+        probe = Probe(0, self._cluster.job, 0)
         trips = (self.links.round_trip_s(shard, probe, patience_s) for _ in range(_LOOKS))
         return stripes_for(min(trips), size)
 
@@ -143,7 +143,7 @@ class ShardConnections:
         if not self._transport.shares or not near:
             return None
         try:
-            return WorkerSide(self._cluster.job, self._cluster.table.size, gradients)
+            return WorkerSide(self._cluster.job, self._cluster.layout.size, gradients)
         except OSError as error:
             if self._transport is Transport.AUTO:
                 return None

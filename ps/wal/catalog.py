@@ -20,7 +20,7 @@ from ps.snapshots.object_store import LocalStore
 from ps.wal.recovery import has_begun, recovered
 from shards.errors import BadInput, Retry
 from shards.job_ids import short_id
-from shards.parameters import ShardState
+from shards.shard_state import ShardState
 from shards.spec import ShardSpec
 
 
@@ -67,9 +67,9 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(
-        table=spec.table,
+        layout=spec.layout,
         map=spec.map,
-        rule=str(spec.rule.__struct_config__.tag),
+        rules=tuple(str(table.rule.__struct_config__.tag) for table in spec.tables),
         workers=spec.workers,
         steps=states[0].saved.steps,
         taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),

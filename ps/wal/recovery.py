@@ -23,8 +23,8 @@ from typing import NamedTuple
 from ps import paths
 from ps.snapshots.log_storage import LogFolder, LogStorage
 from shards.errors import BadInput
-from shards.parameters import ShardState
 from shards.shard import Shard
+from shards.shard_state import ShardState
 from shards.spec import ShardSpec
 from shards.wal_format import (
     FORMAT,
@@ -229,7 +229,7 @@ def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:
     try:
         spec = logged_spec(folder)
         spec.prepare()
-        return spec, ShardState(*looked_at(disk, spec).copy())
+        return spec, looked_at(disk, spec).copy()
     finally:
         disk.close()
 

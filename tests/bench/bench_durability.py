@@ -67,14 +67,14 @@ def update(level: Durability, floats: int, seconds: float, folder: Path) -> Figu
 
 def measured(hosts: SingleCopies, seconds: float) -> Figures:
     """What updates cost a fresh shard and its one worker."""
-    shard, floats = psutil.Process(hosts.pids[0]), hosts.cluster.table.size
+    shard, floats = psutil.Process(hosts.pids[0]), hosts.cluster.layout.size
 
     def cpu_s() -> float:
         times = shard.cpu_times()
         return times.user + times.system + time.process_time()
 
     with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
-        console.install(hosts.cluster.table.empty())
+        console.install(hosts.cluster.layout.empty())
     told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
     with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
         gradient = np.ones(floats, np.float32)
@@ -117,10 +117,10 @@ def pushed(floats: int, seconds: float, folder: Path) -> float:
     told = {"worker": "w", "transport": "tcp", "patience_s": PATIENCE_S}
     with process_shards(specs_of(floats), durability=Durability.LOGGED, logs=folder) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
-            console.install(hosts.cluster.table.empty())
+            console.install(hosts.cluster.layout.empty())
         with Client(hosts.cluster, **told) as client:  # type: ignore[arg-type]
             client.pull()
-            gradient = np.ones(hosts.cluster.table.size, np.float32)
+            gradient = np.ones(hosts.cluster.layout.size, np.float32)
             for _ in range(UNCOUNTED):
                 client.push(gradient)
             client.flush()
@@ -137,11 +137,11 @@ def recovery_s(megabytes: int, folder: Path) -> float:
     specs = specs_of(megabytes * 250_000)
     with process_shards(specs, durability=Durability.LOGGED, logs=folder) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
-            console.install(hosts.cluster.table.empty())
+            console.install(hosts.cluster.layout.empty())
         with Client(hosts.cluster, worker="w", patience_s=PATIENCE_S) as client:
             for _ in range(2):
                 client.pull()
-                client.push(np.ones(hosts.cluster.table.size, np.float32))
+                client.push(np.ones(hosts.cluster.layout.size, np.float32))
                 client.flush()
         os.kill(hosts.pids[0], signal.SIGSTOP)  # its host is to start no successor
     started = time.monotonic()

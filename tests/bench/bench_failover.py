@@ -58,7 +58,7 @@ class Worker(threading.Thread):
             client.pull()
             while not self._ended.is_set():
                 begun_at = time.monotonic()
-                client.push(np.ones(client.table.size, np.float32))
+                client.push(np.ones(client.layout.size, np.float32))
                 client.flush()
                 self.begun_at, self.acknowledged = begun_at, client.seq
 
@@ -155,9 +155,9 @@ def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
 def cpu_seconds_a_gb(shards: AbstractContextManager[Any]) -> float:
     """Of this process, which is the worker, and its children: the shards."""
     with shards as hosts, ps.AdminClient(hosts.cluster) as console:
-        console.install(hosts.cluster.table.empty())
+        console.install(hosts.cluster.layout.empty())
         with ps.Client(hosts.cluster, worker="w", transport=Transport.TCP) as client:
-            gradient = np.ones(client.table.size, np.float32)
+            gradient = np.ones(client.layout.size, np.float32)
             for _ in range(4):
                 update(client, gradient)
             before = spent()

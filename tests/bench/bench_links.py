@@ -124,7 +124,7 @@ def work(path: Path, in_flight: Sequence[int], stripes: int | None, seconds: flo
             transport=Transport.TCP,
             stripes=stripes,
         ) as client:
-            gradient = np.zeros(cluster.table.size, np.float32)
+            gradient = np.zeros(cluster.layout.size, np.float32)
             begun, counted, until = 0.0, 0, time.monotonic() + _WARM_S
             while True:
                 client.pull()

@@ -42,9 +42,9 @@ def deaths(floats: int, kills: int, dice: random.Random) -> list[Death]:
     found = []
     with process_shards(specs_of(floats), rollback_s=ROLLBACK_S) as hosts:
         with AdminClient(hosts.cluster, patience_s=PATIENCE_S) as console:
-            console.install(hosts.cluster.table.empty())
+            console.install(hosts.cluster.layout.empty())
         with Client(hosts.cluster, worker="w", transport="tcp", patience_s=PATIENCE_S) as client:
-            gradient = np.ones(hosts.cluster.table.size, np.float32)
+            gradient = np.ones(hosts.cluster.layout.size, np.float32)
             made = {0: time.monotonic()}  # when each version was acknowledged
 
             def once() -> None:

@@ -147,7 +147,7 @@ def stuck(secure: bool) -> float:
                 _update(client)
             before = most = shard.memory_info().rss
             for asked in range(1, _ASKED + 1):
-                read = Read(asked, hosts.cluster.job, hosts.cluster.table.name)
+                read = Read(asked, hosts.cluster.job)
                 for socket in readers:
                     socket.send_multipart(wire_format.enclose([(read, ())]))
                 _update(client)

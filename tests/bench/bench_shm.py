@@ -25,15 +25,13 @@ import psutil
 
 import ps
 from ps.transport.local_sockets import Transport
-from shards import wire_format
-from shards.ledger import Ledger
-from shards.messages import PROTOCOL, Hello, Install, Join, Kind, Push
-from shards.parameters import SavedProgress
+from shards.messages import PROTOCOL, Hello, Join, Kind, Part, Push
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save
+from tests.support.shard_dsl import blank
 
 ALONE, AHEAD = "shards alone", "shm, prefetch"
 CARRIED = [Transport.SHM, Transport.IPC, Transport.TCP]
@@ -94,7 +92,7 @@ def alone(specs: list[ShardSpec]) -> Iterator[Contender]:
     for spec in specs:
         ours, theirs = spawn.Pipe()
         spawn.Process(
-            target=_apply_on, args=(spec.table.size, len(specs), spec.shard, theirs)
+            target=_apply_on, args=(spec.layout.size, len(specs), spec.shard, theirs)
         ).start()
         ours.recv()
         pipes.append(ours)
@@ -111,13 +109,11 @@ def alone(specs: list[ShardSpec]) -> Iterator[Contender]:
 
 def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
     spec = specs_of(floats, shards)[number]
-    spec.rule.prepare()
+    spec.prepare()
     shard, push = Shard(spec, boot=1), _register(spec)
     gradient = np.full(shard.size, 1e-3, np.float32)
-    job, table = spec.job, spec.table.name
-    zeros = np.zeros(shard.size, np.float32)
-    state = wire_format.encode_state(SavedProgress(0, 0, 0, Ledger()))
-    shard.handle(b"", Install(1, job, table, []), [state, zeros.data], 0.0)
+    job = spec.job
+    shard.restore(blank(spec=spec))
     shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, spec.build), (), 0.0)
     shard.handle(b"", Join(3, job, "w", 0, 1, 0), (), 0.0)
     pipe.send("ready")
@@ -132,7 +128,10 @@ def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
 
 
 def _register(spec: ShardSpec) -> Callable[[int], Push]:
-    keys = wire_format.flatten(spec.map.ranges[spec.shard])
+    parts = [
+        Part(one.table, Kind.F4, one.keys.start, one.keys.stop)
+        for one in spec.layout.sections(spec.keys)
+    ]
 
     def push(seq: int) -> Push:
         return Push(
@@ -142,15 +141,13 @@ def _register(spec: ShardSpec) -> Callable[[int], Push]:
             incarnation=0,
             boot=1,
             epoch=spec.map.epoch,
-            table=spec.table.name,
             seq=seq,
             clock=seq,
             step=seq,
             steps=1,
             samples=1,
             read_version=0,
-            kind=Kind.F4,
-            keys=keys,
+            parts=parts,
             loss=0.0,
             rtt_s=0.0,
             wait_s=0.0,
@@ -168,7 +165,7 @@ def measure(floats: int, shards: int, rounds: int, seconds: float) -> dict[str, 
     with ExitStack() as stack:
         cluster = stack.enter_context(ps.process_shards(specs)).cluster
         with ps.AdminClient(cluster) as console:
-            console.install(cluster.table.empty())
+            console.install(cluster.layout.empty())
         contenders = {str(kind): worker(cluster, kind, stack) for kind in CARRIED}
         contenders[AHEAD] = worker(cluster, Transport.SHM, stack, ahead=True)
         contenders[ALONE] = stack.enter_context(alone(specs))

@@ -37,12 +37,12 @@ import ps
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
-from shards.parameters import SavedProgress, ShardState
 from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
-from shards.tables import cut_evenly
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.tables import Layout, cut_evenly
 from tests.bench.report import Goal, goals, save
-from tests.support.shard_dsl import hello, join, push
+from tests.support.shard_dsl import blank, hello, join, push
 from tests.support.shard_dsl import spec as spec_of
 
 RULES: dict[str, Rule] = {"sgd": SGD(), "adam": Adam()}
@@ -67,11 +67,10 @@ def held_up(
 ) -> list[float]:
     """Seconds that pushes waited for a snapshot, each round, once there were buffers for one."""
     table = table_of(floats)
-    spec = spec_of(table=table, map=cut_evenly(table, 1), rule=rule, bound=None)
+    spec = spec_of(table=table, rule=rule, bound=None)
     rule.prepare()
     shard = Shard(spec, boot=1)
-    zeros = np.zeros(floats, np.float32)
-    shard.restore(SavedProgress(0, 0, 0, Ledger()), zeros, dict.fromkeys(rule.slot_names, zeros))
+    shard.restore(blank(spec=spec))
     for message in (hello("w"), join("w")):
         shard.handle(b"w", message, (), 0.0)
     gradient, seq, waited = np.ones(floats, np.float32), 0, []
@@ -89,7 +88,7 @@ def held_up(
     for _ in range(rounds + 1):
         usual = statistics.median(one() for _ in range(7))
         started = clock()
-        held = shard.handle(b"o", Export(3, "job", "net"), (), 0.0)
+        held = shard.handle(b"o", Export(3, "job"), (), 0.0)
         asked = clock() - started
         moment = 0.0 if at_once else longest_moment(shard, clock)
         waited.append(asked + moment + max(0.0, one() - usual))
@@ -145,7 +144,7 @@ def take(cluster_file: Path, folder: Path) -> None:
     """In another process: for each line a snapshot; answers with its seconds."""
     cluster = ps.Cluster.load(cluster_file)
     shelf = SnapshotCatalog(folder, Retention(count=1))
-    told = {"table": cluster.table, "shard_map": cluster.map, "rule": "any", "workers": 1}
+    told = {"layout": cluster.layout, "shard_map": cluster.map, "rules": ("any",), "workers": 1}
     with ps.AdminClient(cluster, patience_s=60) as console:
         for number, _ in enumerate(sys.stdin):
             started = time.perf_counter()
@@ -197,19 +196,24 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
 
 def state_of(floats: int, rule: Rule) -> ShardState:
     rng = np.random.default_rng(1)
-    arrays = [rng.standard_normal(floats, np.float32) for _ in range(1 + len(rule.slot_names))]
-    slots = dict(zip(rule.slot_names, arrays[1:], strict=True))
-    return ShardState(SavedProgress(1, 1, 1, Ledger()), arrays[0], slots)
+    names = [array_name(table_of(floats).name, one) for one in (WEIGHTS, *rule.slot_names)]
+    arrays = {name: rng.standard_normal(floats, np.float32) for name in names}
+    return ShardState(SavedProgress(1, 1, 1, Ledger()), arrays)
 
 
 def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
     """Seconds from arrays to a whole snapshot."""
-    table, state, found = table_of(floats), state_of(floats, rule), []
+    layout, state, found = Layout((table_of(floats),)), state_of(floats, rule), []
     shelf = SnapshotCatalog(folder, Retention(count=1))
     for number in range(rounds):
         started = time.perf_counter()
         shelf.save(
-            number, [state], table=table, shard_map=cut_evenly(table, 1), rule="any", workers=1
+            number,
+            [state],
+            layout=layout,
+            shard_map=cut_evenly(layout, 1),
+            rules=("any",),
+            workers=1,
         )
         found.append(time.perf_counter() - started)
     return found
@@ -218,7 +222,7 @@ def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
 def serve(folder: Path) -> None:
     """In another process: everything from the newest good snapshot, up to a worker's first pull."""
     found = SnapshotCatalog(folder).newest_good()
-    specs = ps.shard_specs(found.manifest.table, rule=Adam())
+    specs = ps.shard_specs(found.manifest.layout.tables[0], rule=Adam())
     with ps.process_shards(specs) as hosts:
         with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             for shard, state in enumerate(found.states):

@@ -60,12 +60,12 @@ def step_us(strategy: Strategy, steps: int) -> float:
 
     def carry_out(want: machine.Want) -> machine.Answer:
         match want:
-            case machine.Read():
-                return machine.Rows(64)
-            case machine.Pull():
-                return machine.Pulled(weights, (0,))
-            case machine.Compute():
-                return machine.Computed(gradients[want.step % 4], 1.0)
+            case machine.ReadBatches():
+                return machine.BatchesRead(64)
+            case machine.PullWeights():
+                return machine.WeightsPulled(weights, (0,))
+            case machine.ComputeGradient():
+                return machine.GradientComputed(gradients[want.step % 4], 1.0)
         return None
 
     steps_of = StepMachine(plan, TABLE)

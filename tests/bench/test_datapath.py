@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.tables import PAGE_FLOATS, DenseTable, TensorSpec, cut_evenly
+from shards.tables import PAGE_FLOATS, DenseTable, Layout, TensorSpec, cut_evenly
 from tests.bench.bench_datapath import Case, Contender, Figures, judged, measure
 from tests.bench.peers.contract import Setting, joined, take_updates
 
@@ -48,7 +48,7 @@ def test_every_contender_cuts_the_parameters_alike() -> None:
     """
     wanted = Setting(1_000_000, 1, 3, 1.0)
     table = DenseTable("weights", (TensorSpec("all", (wanted.floats,)),))
-    ours = [sum(len(keys) for keys in ranges) for ranges in cut_evenly(table, 3).ranges]
+    ours = [len(keys) for keys in cut_evenly(Layout((table,)), 3).ranges]
     theirs = [part.stop - part.start for part in wanted.parts()]
     assert sum(theirs) == wanted.floats
     assert all(abs(a - b) < 2 * PAGE_FLOATS for a, b in zip(ours, theirs, strict=True))

@@ -179,8 +179,8 @@ def _snapshot(party: Party, folder: Path) -> None:
     save_snapshot(
         folder,
         party.states(),
-        table=told.table,
+        layout=told.layout,
         shard_map=told.map,
-        rule="sgd",
+        rules=("sgd",),
         workers=party.plan.workers,
     )

@@ -20,7 +20,7 @@ from ps.security.enrolment import join
 from ps.security.keys import KeyPair, address_of, expect
 from ps.transport.primary_resolver import as_led
 from shards import wire_format
-from shards.messages import PROTOCOL, Hello, Join, Message, Pull, Push, Welcome
+from shards.messages import PROTOCOL, AskedPart, Hello, Join, Message, Part, Pull, Push, Welcome
 from shards.messages import Kind as Payload
 from tests.chaos.schedule import Kind
 
@@ -90,15 +90,16 @@ def _push(cluster: Cluster, shard: int) -> Push:
         incarnation=1,
         boot=1,
         epoch=cluster.map.epoch,
-        table=cluster.table.name,
         seq=1,
         clock=1,
         step=1,
         steps=1,
         samples=1,
         read_version=0,
-        kind=Payload.F4,
-        keys=wire_format.flatten(cluster.map.ranges[shard]),
+        parts=[
+            Part(one.table, Payload.F4, one.keys.start, one.keys.stop)
+            for one in cluster.layout.sections(cluster.map.ranges[shard])
+        ],
         loss=0.0,
         rtt_s=0.0,
         wait_s=0.0,
@@ -145,8 +146,8 @@ def _join(
     welcome = wire_format.decode_reply(header)
     assert isinstance(welcome, Welcome), f"expected to be welcomed, got {welcome}"
     dealer.send_multipart(_enclosed(Join(2, cluster.job, name, life, welcome.boot, 0)))
-    table = cluster.table.name
-    return dealer, Pull(3, cluster.job, name, life, welcome.boot, cluster.map.epoch, table, 0)
+    asks = [AskedPart(one.table) for one in cluster.layout.sections(cluster.map.ranges[shard])]
+    return dealer, Pull(3, cluster.job, name, life, welcome.boot, cluster.map.epoch, 0, asks)
 
 
 def _enrolled(cluster: Cluster, name: str, life: int, shard: int | None = None) -> KeyPair | None:

@@ -125,11 +125,11 @@ def _content(
 ) -> Content:
     period = 2 * workers
     lows, highs = np.full(period, np.inf), np.full(period, -np.inf)
-    for keys in shard_map.ranges[shard]:
-        for start in range(keys.start, min(keys.start + period, keys.stop)):
-            column, place = weights[start : keys.stop : period], start % period
-            lows[place] = min(lows[place], column.min())
-            highs[place] = max(highs[place], column.max())
+    keys = shard_map.ranges[shard]
+    for start in range(keys.start, min(keys.start + period, keys.stop)):
+        column, place = weights[start : keys.stop : period], start % period
+        lows[place] = min(lows[place], column.min())
+        highs[place] = max(highs[place], column.max())
     counts, marks = lows[::2], lows[1::2]
     torn = bool((lows != highs).any())
     return Content(version, tuple(map(int, counts)), tuple(map(int, marks)), torn)

@@ -115,13 +115,14 @@ def judge(
 
     `lacking` is what deaths took back for good, by shard and worker: pushes, and their marks.
     """
-    keys = np.concatenate([np.arange(own.start, own.stop) for own in shard_map.ranges[shard]])
+    own = shard_map.ranges[shard]
+    keys, weights = np.arange(own.start, own.stop), state.arrays["chaos/weights"]
     found = []
     for number, name in enumerate(names):
         record = Record(records, name)
         entry = state.saved.ledger.entries.get(name)
         places = keys % (2 * len(names))
-        counts, marks = (np.unique(state.weights[places == 2 * number + at]) for at in (0, 1))
+        counts, marks = (np.unique(weights[places == 2 * number + at]) for at in (0, 1))
         pushes, taken = lacking.get((shard, number), (0, 0))
         applied = int(counts[0]) + pushes
         found.append(

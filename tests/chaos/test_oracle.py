@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.chaos.journal import (
     Acked,
     Began,
@@ -263,7 +263,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_weights_show_what_each_shard_holds(shards: int) -> None:
     """Counts and marks by worker, whatever key a shard begins at; one odd float is a torn shard."""
     table = table_for(3, 1000)
-    shard_map = cut_evenly(table, shards)
+    shard_map = cut_evenly(Layout((table,)), shards)
     weights, push = np.zeros(table.size, np.float32), table.empty()
     for worker, seq in [(0, 1), (0, 2), (2, 1)]:
         gradient(push, worker, 3, seq)

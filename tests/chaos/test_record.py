@@ -9,13 +9,13 @@ import pytest
 
 from ps import ShardState
 from shards.ledger import Ledger, LedgerEntry
-from shards.parameters import SavedProgress
-from shards.tables import cut_evenly
+from shards.shard_state import SavedProgress
+from shards.tables import Layout, cut_evenly
 from tests.chaos.record import Record, Verdict, gradient, judge, mark, marks_to, table_for
 
 NAMES = ("w0", "w1")
 TABLE = table_for(2, 1024)
-MAP = cut_evenly(TABLE, 2)
+MAP = cut_evenly(Layout((TABLE,)), 2)
 
 
 def shard_after(applied: dict[str, list[int]], counted: dict[str, int]) -> ShardState:
@@ -27,8 +27,8 @@ def shard_after(applied: dict[str, list[int]], counted: dict[str, int]) -> Shard
             gradient(push, NAMES.index(name), len(NAMES), seq)
             weights -= push
     ledger = Ledger({name: LedgerEntry(1, seq=seq) for name, seq in counted.items()})
-    (own,) = MAP.cut(weights, 1)
-    return ShardState(SavedProgress(0, 0, 0, ledger), own.copy(), {})
+    own = MAP.cut(weights, 1).copy()
+    return ShardState(SavedProgress(0, 0, 0, ledger), {f"{TABLE.name}/weights": own})
 
 
 def verdicts(
@@ -85,7 +85,7 @@ def test_what_a_death_took_back_is_counted_as_applied(folder: Path) -> None:
 def test_a_torn_update_is_seen(folder: Path) -> None:
     """One weight that lacks what its neighbours have."""
     state = shard_after({"w0": [1, 2, 3, 4]}, {"w0": 4})
-    state.weights[400] -= 1.0
+    state.arrays[f"{TABLE.name}/weights"][400] -= 1.0
     assert not verdicts(folder, state)[0].kept
 
 

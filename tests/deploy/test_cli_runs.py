@@ -35,9 +35,9 @@ def earlier(job: Path) -> Path:
         save_snapshot(
             folder.snapshots / "7",
             console.export(),
-            table=cluster.table,
+            layout=cluster.layout,
             shard_map=cluster.map,
-            rule="sgd",
+            rules=("sgd",),
             workers=2,
         )
         return folder.path

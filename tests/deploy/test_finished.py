@@ -69,9 +69,9 @@ def ended(job: Path) -> Path:
         save_snapshot(
             folder.snapshots / str(STEPS),
             states,
-            table=cluster.table,
+            layout=cluster.layout,
             shard_map=cluster.map,
-            rule="sgd",
+            rules=("sgd",),
             workers=WORKERS,
         )
         folder.write_summary(SUMMARY)

@@ -43,8 +43,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, version in ((40, 5), (80, 9)):
         states = states_of(version)
         if number == 80:
-            states[0].weights[3] += 2
-            states[1].slots["history"][7] -= 3
+            states[0].arrays["net/weights"][3] += 2
+            states[1].arrays["net/history"][7] -= 3
             for state in states:
                 state.saved.ledger.entries["w7"].seq += 1
                 state.saved.ledger.entries["w999"] = LedgerEntry(0)
@@ -99,7 +99,7 @@ def test_a_bad_file_is_named_with_its_chunk(place: Path) -> None:
 def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:
     """The requested snapshot, or the newest good one, skipping bad ones."""
     out = tmp_path / "w.safetensors"
-    before = np.concatenate([state.weights for state in states_of()])[:700]
+    before = np.concatenate([state.arrays["net/weights"] for state in states_of()])[:700]
     after = before.copy()
     after[3] += 2
     for origin, wanted in ((f"{place}@40", before), (place, after)):

@@ -45,17 +45,18 @@ from shards.envelopes import Arrival
 from shards.errors import DownpourError
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Install
-from shards.parameters import SavedProgress, ShardState
 from shards.replication_messages import Configuration
 from shards.rules import Momentum
 from shards.shard import Shard
-from shards.tables import DenseTable, TensorSpec, cut_evenly
+from shards.shard_state import SavedProgress, ShardState
+from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from shards.update_records import RECORD
 from tests.support import shard_dsl
 from worker.inference import read_weights, write_safetensors
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))
-MAP = cut_evenly(TABLE, 2)
+LAYOUT = Layout((TABLE,))
+MAP = cut_evenly(LAYOUT, 2)
 
 
 class Kind(NamedTuple):
@@ -144,9 +145,9 @@ def _snapshots(place: Path) -> list[Kind]:
         shelf.save(
             12,
             _states(),
-            table=TABLE,
+            layout=LAYOUT,
             shard_map=MAP,
-            rule="momentum",
+            rules=("momentum",),
             workers=2,
             residuals=found,
         )
@@ -185,16 +186,17 @@ def _states() -> list[ShardState]:
     return [
         ShardState(
             SavedProgress(5, 10, 80, Ledger(dict(entries), floor=1)),
-            _floats(sum(map(len, ranges)), shard),
-            {"history": _floats(sum(map(len, ranges)), 10 + shard)},
+            {
+                "net/weights": _floats(len(keys), shard),
+                "net/history": _floats(len(keys), 10 + shard),
+            },
         )
-        for shard, ranges in enumerate(MAP.ranges)
+        for shard, keys in enumerate(MAP.ranges)
     ]
 
 
 def _plain(state: ShardState) -> object:
-    slots = {name: slot.tobytes() for name, slot in state.slots.items()}
-    return state.saved, state.weights.tobytes(), slots
+    return state.saved, {name: array.tobytes() for name, array in state.arrays.items()}
 
 
 def _worker_state() -> WorkerState:
@@ -202,9 +204,8 @@ def _worker_state() -> WorkerState:
     assert push is not None
     return WorkerState(
         worker="w0",
-        table=TABLE.name,
-        floats=TABLE.size,
-        push=push,
+        floats={TABLE.name: TABLE.size},
+        push={TABLE.name: push},
         seq=1,
         step=1,
         clock=1,
@@ -239,7 +240,7 @@ def _logs(folder: Path) -> list[Kind]:
             kept.recover(shard, 0.0)
         finally:
             kept.close()
-        return _plain(ShardState(*shard.copy()))
+        return _plain(shard.copy())
 
     # What an older base and older logs hold is there twice: without them, each bit counts.
     bases = sorted(own.glob("base-*"))
@@ -262,7 +263,7 @@ def _shard(boot: int) -> Shard:
 
 
 def _installed() -> Arrival:
-    return Arrival(b"o", Install(1, "job", "net", []), shard_dsl.fresh())
+    return Arrival(b"o", Install(1, "job"), shard_dsl.fresh())
 
 
 def _live(folder: Path, boot: int) -> None:
@@ -289,7 +290,7 @@ def _small(folder: Path) -> list[Kind]:
     cluster, settings = folder / "cluster.json", folder / "settings.json"
     ps.Cluster(
         job="mnist-0123456789abcdef",
-        table=TABLE,
+        layout=LAYOUT,
         map=MAP,
         endpoints=("tcp://10.0.0.5:7400", "tcp://10.0.0.6:7401"),
         bound=4,

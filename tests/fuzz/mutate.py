@@ -16,9 +16,10 @@ import numpy as np
 from ps.security.enrolment import Enrol
 from ps.shared_memory import handshake
 from ps.transport.striping import Cutter
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.messages import (
     PROTOCOL,
+    AskedPart,
     AskRecords,
     AskStatus,
     Cut,
@@ -30,6 +31,7 @@ from shards.messages import (
     Kind,
     Leave,
     Message,
+    Part,
     Probe,
     Pull,
     Push,
@@ -60,17 +62,20 @@ EXTREMES: tuple[Any, ...] = (
 
 def valid(shard: Shard) -> list[Frames]:
     """One of each message that `shard` would answer from a joined worker "w", and an operator."""
-    job, table, boot = shard.spec.job, shard.spec.table.name, shard.boot
+    job, boot = shard.spec.job, shard.boot
     floats = shard.size
     who = (job, "w", 0)
-    keys = wire_format.flatten(shard.spec.map.ranges[shard.spec.shard])
+    (table,) = shard.held.parts
+    keys = shard.spec.keys
+    part = Part(table, Kind.F4, keys.start, keys.stop)
     push = Push(
-        *(7, *who, boot, shard.spec.map.epoch, table, 1, 1, 1, 1, 8, 0, Kind.F4, keys),
+        *(7, *who, boot, shard.spec.map.epoch, 1, 1, 1, 1, 8, 0),
+        [part],
         *(0.5, 0.01, 0.0),
     )
-    pull = Pull(8, *who, boot, shard.spec.map.epoch, table, 0)
-    half = msgspec.structs.replace(push, kind=Kind.FP16)
-    few = msgspec.structs.replace(push, kind=Kind.SPARSE)
+    pull = Pull(8, *who, boot, shard.spec.map.epoch, 0, [AskedPart(table)])
+    half = msgspec.structs.replace(push, parts=[msgspec.structs.replace(part, kind=Kind.FP16)])
+    few = msgspec.structs.replace(push, parts=[msgspec.structs.replace(part, kind=Kind.SPARSE)])
     pairs = np.arange(4, dtype=np.uint32).tobytes() + np.ones(4, np.float32).tobytes()
     gradient = np.ones(floats, np.float32).tobytes()
     said: list[tuple[Message, list[bytes]]] = [
@@ -80,18 +85,18 @@ def valid(shard: Shard) -> list[Frames]:
         (half, [np.ones(floats, np.float16).tobytes()]),
         (few, [pairs]),
         (pull, []),
-        (msgspec.structs.replace(pull, kind=Kind.SPARSE, share=0.1), []),
-        (msgspec.structs.replace(pull, kind=Kind.INT8, base=3), []),
+        (msgspec.structs.replace(pull, parts=[AskedPart(table, Kind.SPARSE, False, 0, 0.1)]), []),
+        (msgspec.structs.replace(pull, parts=[AskedPart(table, Kind.INT8, False, 3)]), []),
         (Renew(9, *who, boot), []),
         (Leave(10, *who, boot), []),
-        (Install(11, job, table, []), [wire_format.encode_state(shard.copy()[0]), gradient]),
-        (Export(12, job, table), []),
-        (Read(13, job, table), []),
-        (AskStatus(14, job, table), []),
-        (AskRecords(15, job, table, 0), []),
-        (Quiesce(16, job, table, 0.0), [wire_format.encode_state(Cut({"w": 1}))]),
-        (HandOver(17, job, table, 2), [b"{}"]),
-        (Probe(18, job, table, 100), [b"x" * 100]),
+        (Install(11, job), list(map(bytes, shard_state.encode(shard.copy())))),
+        (Export(12, job), []),
+        (Read(13, job), []),
+        (AskStatus(14, job), []),
+        (AskRecords(15, job, 0), []),
+        (Quiesce(16, job, 0.0), [wire_format.encode_state(Cut({"w": 1}))]),
+        (HandOver(17, job, 2), [b"{}"]),
+        (Probe(18, job, 100), [b"x" * 100]),
     ]
     alone = [list(map(bytes, wire_format.enclose([one]))) for one in said]
     together = list(map(bytes, wire_format.enclose([(push, [gradient]), (pull, [])])))

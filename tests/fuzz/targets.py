@@ -4,8 +4,6 @@ import math
 import random
 from typing import NamedTuple
 
-import numpy as np
-
 import ps
 from ps.security import enrolment
 from ps.security.authorization import Admission, Invitation, KeyRegistry
@@ -14,11 +12,11 @@ from ps.shared_memory.shard_side import ShardSide
 from ps.transport.striping import Gatherer
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.ledger import Ledger
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
-from shards.parameters import SavedProgress
 from shards.shard import Shard
+from shards.shard_state import SavedProgress
 from tests.fuzz.mutate import Frames, spoiled, valid
+from tests.support.shard_dsl import blank
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (64,)),))
 _ANEW = 2_000  # messages after which a shard is made anew, for some spoil it lawfully
@@ -35,7 +33,7 @@ def a_shard() -> Shard:
     """One that has weights, and a worker "w" that has joined."""
     (spec,) = ps.shard_specs(TABLE)
     shard = Shard(spec, 1)
-    shard.restore(SavedProgress(0, 0, 0, Ledger()), np.zeros(shard.size, np.float32), {})
+    shard.restore(blank(spec=spec))
     for message in (
         Hello(1, spec.job, "w", 0, PROTOCOL, spec.build),
         Join(2, spec.job, "w", 0, 1, 0),
@@ -96,7 +94,7 @@ class Reception:
             answers = self.shard.handle(b"peer", message, frames, now)  # type: ignore[arg-type]
         for answer in answers:
             wire_format.enclose([(answer.message, answer.frames)])
-        weights, _ = self.shard.held.copy()
+        weights = self.shard.held.weights()
         assert math.isfinite(float(weights.sum())), f"{message} spoiled the weights"
         assert self.shard.version - before <= 1 or type(message).__name__ == "Install"
 

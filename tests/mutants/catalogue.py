@@ -11,7 +11,9 @@ of them breaks. For every promise there is at least one:
 - bound: `the_gate_opens_a_step_early`
 - versions: `a_pull_reports_an_older_version`
 - serial: `a_repeated_push_advances_the_slots`, `a_dropped_push_is_applied`,
-  `a_buffer_keeps_what_it_has_applied`
+  `a_buffer_keeps_what_it_has_applied`, `a_push_counts_for_every_table`,
+  `a_table_that_is_left_out_keeps_an_older_version`, `one_table_of_a_push_is_applied_alone`,
+  `a_move_forgets_how_often_each_table_was_updated`
 - untorn: `a_version_is_overwritten_while_it_is_sent`, `a_view_differs_from_what_was_sent`
 - one cut: `a_cut_ignores_pushes_that_other_shards_have`
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
@@ -45,10 +47,14 @@ from tests.mutants import (
     sessions,
     shards,
     slots,
+    tables,
 )
 from tests.mutants.patching import Mutant, Patch
 
-_FILES = (shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots)
+_FILES = (
+    *(shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots),
+    tables,
+)
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()
 }

@@ -30,7 +30,8 @@ def a_view_differs_from_what_was_sent(patch: Patch) -> None:
 def a_residual_is_dropped(patch: Patch) -> None:
     def encode(self: ErrorFeedback, *arguments: Any) -> Any:
         frames = original(self, *arguments)
-        self._error[:] = 0
+        for residual in self.tables.values():
+            residual.error[:] = 0
         return frames
 
     original = ErrorFeedback.encode

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
+from shards.dense_part import DensePart
 from shards.parameters import ParameterStore
 from shards.pushes import Arrived
+from shards.shard_state import SavedProgress
 from shards.updates import Applied, Updates
 from tests.mutants.patching import Mutants, Patch
 
@@ -17,7 +21,7 @@ def a_dropped_push_is_applied(patch: Patch) -> None:
     def drop(self: Updates, one: Arrived, now: float) -> Applied:
         applied = original(self, one, now)
         version = self._held.version
-        self._held.apply(one.gradient, 1.0)
+        self._held.apply([one.gradients], dict.fromkeys(self._held.parts, 1.0))
         self._held.version = version
         return applied
 
@@ -27,19 +31,20 @@ def a_dropped_push_is_applied(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
 def a_buffer_keeps_what_it_has_applied(patch: Patch) -> None:
-    def apply_buffer(self: ParameterStore, size: int, rate: float) -> None:
+    def take_buffer(self: DensePart, size: int) -> Any:
         kept = self._slots[-1].copy()
-        original(self, size, rate)
+        gradient = original(self, size)
         self._slots[-1][:] = kept
+        return gradient
 
-    original = ParameterStore.apply_buffer
-    patch.setattr(ParameterStore, "apply_buffer", apply_buffer)
+    original = DensePart.take_buffer
+    patch.setattr(DensePart, "take_buffer", take_buffer)
 
 
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)
 def a_restored_buffer_counts_from_zero(patch: Patch) -> None:
-    def restore(self: ParameterStore, version: int, weights: Any, slots: Any, *_: Any) -> None:
-        original(self, version, weights, slots)
+    def restore(self: ParameterStore, saved: SavedProgress, arrays: Any) -> None:
+        original(self, replace(saved, buffered=0), arrays)
 
     original = ParameterStore.restore
     patch.setattr(ParameterStore, "restore", restore)

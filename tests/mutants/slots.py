@@ -3,16 +3,15 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
-from shards import parameters, wal_format
+from shards import dense_part, pushes, shard_state, wal_format
 from shards.shard import Shard
+from shards.shard_state import WEIGHTS
 from shards.worker_requests import WorkerRequests
 from tests.mutants.patching import Mutants, Patch
-
-Slots = dict[str, NDArray[np.float32]]
 
 MUTANTS = Mutants()
 
@@ -27,7 +26,8 @@ def a_repeated_push_advances_the_slots(patch: Patch) -> None:
         answers = real(self, sender, message, frames, *rest)
         if again and frames and not held.empty:
             weights, version = held.weights(), held.version
-            held.apply(np.frombuffer(frames[0], np.float32), 1.0)
+            arrived = pushes.examine(sender, message, frames, held, 0)
+            held.apply([arrived.gradients], dict.fromkeys(held.parts, 1.0))
             held._become(version, weights)
         return answers
 
@@ -38,8 +38,12 @@ def a_repeated_push_advances_the_slots(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.LOGGED, Promise.RECOVERY)
 def a_base_lacks_the_slots(patch: Patch) -> None:
     def state_of(shard: Shard, number: int) -> Any:
-        state, (saved, weights, *slots) = real(shard, number)
-        return state, (saved, weights, *map(np.zeros_like, slots))
+        copy = shard.copy()
+        arrays = {
+            name: array if name.endswith(f"/{WEIGHTS}") else np.zeros_like(array)
+            for name, array in copy.arrays.items()
+        }
+        return real(shard, number)[0], shard_state.encode(replace(copy, arrays=arrays))
 
     real = wal_format.state_of
     patch.setattr(wal_format, "state_of", state_of)
@@ -47,4 +51,4 @@ def a_base_lacks_the_slots(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.SAME_COPY)
 def slots_change_while_a_backup_copies_them(patch: Patch) -> None:
-    patch.setattr(parameters, "unshared", lambda _: True)
+    patch.setattr(dense_part, "unshared", lambda _: True)

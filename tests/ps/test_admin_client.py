@@ -13,9 +13,10 @@ from ps.server.server import ShardServer
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
 from shards.messages import Standing
-from shards.parameters import SavedProgress
 from shards.rules import Momentum
 from shards.schedules import Fixed
+from shards.shard_state import SavedProgress
+from shards.tables import Layout
 from tests.support.ports import free_port
 from tests.support.session_replies import Array
 
@@ -87,12 +88,12 @@ def test_states_are_of_one_version(cluster: Cluster, console: AdminClient) -> No
     """Weights, slots and ledger of an export belong to the same version."""
     train(cluster, 2)
     for shard, state in enumerate(console.export()):
-        (keys,) = cluster.map.ranges[shard]
+        keys = cluster.map.ranges[shard]
         start = np.arange(keys.start, keys.stop, dtype=np.float32)
         real = (start < 500) | ((start >= 512) & (start < 1012))
         # Two steps of one: h = 1, then 1.5; w falls by 1, then by 1.5.
-        np.testing.assert_array_equal(state.weights, start - 2.5 * real)
-        np.testing.assert_array_equal(state.slots["history"], 1.5 * real)
+        np.testing.assert_array_equal(state.arrays["net/weights"], start - 2.5 * real)
+        np.testing.assert_array_equal(state.arrays["net/history"], 1.5 * real)
         assert (state.saved.version, state.saved.ledger.entries["w"].seq) == (2, 2)
 
 
@@ -110,10 +111,10 @@ def test_weights_of_another_shape(console: AdminClient, arena: Array) -> None:
 def test_a_state_that_does_not_fit(console: AdminClient) -> None:
     """A shard's refusal is raised as the error that it stands for."""
     saved, right = SavedProgress(0, 0, 0, Ledger()), np.zeros(512, np.float32)
-    with pytest.raises(BadInput, match=r"expected the slots \['history'\] of rule Momentum"):
-        console.restore(0, ShardState(saved, right, {"mean": right}))
-    with pytest.raises(BadMessage, match="install: shard 1 has 2048 bytes of weights, got 36"):
-        console.restore(1, ShardState(saved, np.zeros(9, np.float32), {}))
+    with pytest.raises(BadInput, match=r"the slots \['history'\] of rule Momentum"):
+        console.restore(0, ShardState(saved, {"net/weights": right, "net/mean": right}))
+    with pytest.raises(BadInput, match="table net: weights: expected 512 float32 for keys"):
+        console.restore(1, ShardState(saved, {"net/weights": np.zeros(9, np.float32)}))
     assert console.read()[3] == 3.0, "nothing has changed"
 
 
@@ -143,12 +144,13 @@ def test_another_job_and_another_table(cluster: Cluster) -> None:
     shown = "another job than other-[0-9a-f]{16}"
     with AdminClient(other) as console, pytest.raises(BadMessage, match=shown):
         console.read()
-    renamed = msgspec.structs.replace(cluster, table=msgspec.structs.replace(TABLE, name="ten"))
-    with (
-        AdminClient(renamed) as console,
-        pytest.raises(BadMessage, match=r"shard [01] holds net, not ten"),
-    ):
-        console.status()
+    (table,) = cluster.layout.tables
+    ten = msgspec.structs.replace(table, name="ten")
+    renamed = msgspec.structs.replace(cluster, layout=Layout((ten,)))
+    client = Client(renamed, worker="w")
+    with pytest.raises(BadMessage, match="pull: expected tables among net of shard 0, got ten"):
+        client.pull()
+    client.abort()
 
 
 def test_a_question_that_no_shard_can_read(cluster: Cluster) -> None:

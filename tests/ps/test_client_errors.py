@@ -16,12 +16,11 @@ from ps import AdminClient, Client, Cluster
 from ps.server.server import ShardServer
 from ps.transport.cluster_connection import LeaseKeepAlive
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
-from shards.ledger import Ledger
 from shards.messages import Standing
-from shards.parameters import SavedProgress
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
+from tests.support.shard_dsl import blank
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 
@@ -73,8 +72,7 @@ def test_weights_that_nobody_installs(having: int) -> None:
         empty = ps.make_cluster(specs, [server.endpoint for server in servers])
         with AdminClient(empty) as console:
             for shard in range(having):
-                own = np.zeros(servers[shard].shard.size, np.float32)
-                console.restore(shard, ps.ShardState(SavedProgress(0, 0, 0, Ledger()), own, {}))
+                console.restore(shard, blank(spec=servers[shard].shard.spec))
             names = "shard 1" if having else "shards 0, 1"
             with pytest.raises(ps.NotReady) as caught:
                 Client(empty, worker="w", patience_s=1.0)
@@ -149,7 +147,7 @@ def test_something_else_that_listens(nowhere: Cluster) -> None:
         (
             {"build": "0123"},
             WrongBuild,
-            "runs protocol 1 build {build}, worker w runs protocol 1 b",
+            "runs protocol 2 build {build}, worker w runs protocol 2 b",
         ),
         ({"job": "other-77"}, BadMessage, "serves another job than other-[0-9a-f]{{16}}"),
     ],
@@ -231,7 +229,7 @@ def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) 
     with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
         client.pull()
         client.push(gradient, loss=float("nan"))
-        told = "shard [01]: push 1 of worker w holds NaN or infinity"
+        told = "shard [01]: push 1 of worker w: table net holds NaN or infinity"
         with pytest.raises(BadInput, match=told) as caught:
             client.flush()
         one_line(caught.value)

@@ -169,7 +169,7 @@ def begin_next_life(server: ShardServer) -> None:
     """Start the shard's next life from this one's state, while no requests arrive."""
     former = server.shard
     shard = Shard(former.spec, former.boot + 1)
-    shard.restore(*former.copy())
+    shard.restore(former.copy())
     shard.take_over(time.monotonic())
     server.shard = server._acts = shard
 

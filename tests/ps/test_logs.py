@@ -176,7 +176,7 @@ def test_a_full_disk_in_a_shards_process(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     specs = specs_of(1)
     with process_shards(specs, rollback_s=0.1) as hosts, AdminClient(hosts.cluster) as admin:
-        admin.install(specs[0].table.empty())
+        admin.install(specs[0].layout.empty())
         (save,) = eventually(lambda: list(tmp_path.glob("*/shard-0/save")), because="a save")
         save.unlink()
         save.mkdir()  # which no file can replace

@@ -54,9 +54,9 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             eventually(
                 lambda: not client._current.session._outstanding.to(0), because="shard 0 answers"
             )
-            endpoint, (saved, weights, slots) = first.endpoint, first.shard.copy()
+            endpoint, state = first.endpoint, first.shard.copy()
         with ShardServer(specs[0], boot=2, bind=endpoint) as second:
-            second.shard.restore(saved, weights.copy(), slots)
+            second.shard.restore(state)
             second.shard.ledger.detach_workers()
             second.shard.roll_back(time.monotonic())
             entry = second.shard.ledger.entries["w"]

@@ -145,7 +145,7 @@ def test_a_residual_goes_along(push: str) -> None:
         client.flush()
         feedback = client._current.session.cargo.feedback
         assert feedback is not None
-        views = TABLE.views(gradients.sum(0) - feedback.state()["error"])
+        views = TABLE.views(gradients.sum(0) - feedback.state()["net/error"])
         sent = np.concatenate([view.ravel() for view in views.values()])
         assert home.weights() == pytest.approx(-sent, abs=1e-4)
 

@@ -30,7 +30,7 @@ def train(cluster: ps.Cluster, steps: int, incarnation: int = 0, **options: obje
     with ps.Client(cluster, worker="w", incarnation=incarnation, **options) as client:  # type: ignore[arg-type]
         for _ in range(steps):
             client.pull()
-            client.push(gradient(cluster.table, client.seq))
+            client.push(gradient(cluster.layout.tables[0], client.seq))
         client.flush()
         return client.pull(copy=True).weights
 
@@ -81,7 +81,12 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
         before = train(cluster, 3)
         states = console.export()
     save_snapshot(
-        tmp_path / "3", states, table=table, shard_map=cluster.map, rule="adam", workers=1
+        tmp_path / "3",
+        states,
+        layout=cluster.layout,
+        shard_map=cluster.map,
+        rules=("adam",),
+        workers=1,
     )
     _, states = load_snapshot(tmp_path / "3")
     with (

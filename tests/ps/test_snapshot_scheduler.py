@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
 
 def snapshotter(cluster: Cluster, folder: Path, **options: Any) -> SnapshotScheduler:
     return SnapshotScheduler(
-        cluster, SnapshotCatalog(folder), rule="momentum", workers=1, **options
+        cluster, SnapshotCatalog(folder), rules=("momentum",), workers=1, **options
     )
 
 
@@ -133,7 +133,7 @@ def test_old_snapshots_that_cannot_be_removed(
 ) -> None:
     """It is reported, because they fill the disk; without a receiver the reports are warnings."""
     shelf = SnapshotCatalog(tmp_path, Retention(1))
-    with SnapshotScheduler(cluster, shelf, rule="momentum", workers=1, every=1) as taker:
+    with SnapshotScheduler(cluster, shelf, rules=("momentum",), workers=1, every=1) as taker:
         for iteration in (1, 2):
             push(cluster, 1)
             taker.look(iteration)

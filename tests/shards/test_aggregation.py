@@ -3,20 +3,19 @@
 import numpy as np
 import pytest
 
-from shards import wire_format
+from shards import shard_state
 from shards.aggregation import WEIGHINGS, Buffer, Round, merge_of, weighing_of
 from shards.errors import BadInput
 from shards.messages import Ack, Left
-from shards.parameters import SavedProgress, ShardState
 from shards.repartition import repartition
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.support.shard_dsl import (
     REAL,
-    SIZE,
     TABLE,
     Talk,
+    as_bytes,
     gradient,
     hello,
     join,
@@ -181,10 +180,10 @@ def test_an_export_holds_the_buffer_and_does_not_change() -> None:
     talk = Talk(merge=Buffer(3), bound=None)
     talk.enter("a")
     talk.say(push("a", 1), gradient(3))
-    saved, _, slots = talk.shard.copy()
+    state = talk.shard.copy()
     talk.say(push("a", 2), gradient(3))
-    assert saved.buffered == 1
-    assert set(slots["buffer"][REAL].tolist()) == {3}
+    assert (state.saved.buffered, state.saved.collected) == (1, {"net": 1})
+    assert set(state.arrays["net/buffer"][REAL].tolist()) == {3}
     assert talk.shard.held.buffered == 2
 
 
@@ -194,12 +193,13 @@ def test_a_buffer_is_cut_with_the_weights() -> None:
     talk.enter("a")
     for seq in (1, 2):
         talk.say(push("a", seq), gradient(3))
-    one, two = cut_evenly(TABLE, 1), cut_evenly(TABLE, 2, epoch=2)
-    halves = repartition([ShardState(*talk.shard.copy())], one, two)
+    layout = Layout((TABLE,))
+    one, two = cut_evenly(layout, 1), cut_evenly(layout, 2, epoch=2)
+    halves = repartition([talk.shard.copy()], layout, one, two)
     assert [half.saved.buffered for half in halves] == [2, 2]
-    (whole,) = repartition(halves, two, one)
+    (whole,) = repartition(halves, layout, two, one)
     again = Talk(merge=Buffer(3), bound=None)
-    again.shard.restore(whole.saved, whole.weights, whole.slots)
+    again.shard.restore(whole)
     again.say(hello("a", 1))
     again.say(join("a", incarnation=1))
     again.say(push("a", 3, incarnation=1), gradient(6))
@@ -232,15 +232,14 @@ def test_past_versions_are_part_of_the_state() -> None:
     talk = compensated(versions=2)
     for seq in (1, 2, 3):
         talk.say(push("a", seq, read_version=seq - 1), gradient(seq))
-    saved, weights, slots = talk.shard.copy()
-    assert sorted(slots) == ["past.1", "past.2"]
+    sent = as_bytes(shard_state.encode(talk.shard.copy()))
+    state, _ = shard_state.decode(sent)
+    assert list(state.arrays) == ["net/weights", "net/past.1", "net/past.2"]
     other = compensated(versions=2)
-    sent = wire_format.encode_state(saved)
-    other.shard.restore(wire_format.decode_state(sent, SavedProgress), weights, slots)
+    other.shard.restore(state)
     for one in (talk, other):
         one.say(push("b", 1, read_version=1), gradient(3))
     assert (value(talk), talk.shard.version) == (value(other), 4)
-    assert len(weights) == SIZE
 
 
 def test_without_a_past_the_present_counts() -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from shards import delta_pulls, payloads, wire_format
 from shards.delta_pulls import Change, DeltaViews
-from shards.messages import Kind, Weights
+from shards.dense_part import DensePart
+from shards.messages import Kind, PulledPart, Weights
 from shards.tables import KeyRange
 from tests.support.shard_dsl import Talk, gradient, hello, join, leave, pull, push
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
-RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
-SIZE = 768
+KEYS = KeyRange(256, 1024)
+SIZE = len(KEYS)
 
 
 def drift(steps: int) -> list[Any]:
@@ -30,20 +31,17 @@ def drift(steps: int) -> list[Any]:
 def received(view: Any, change: Change) -> Any:
     """The floats of a worker with `view` after it has applied the change."""
     if change.base == 0:
-        return np.concatenate([frame.view(np.float32) for frame in change.frames])
-    parts = payloads.checked("change", change.kind, False, RANGES, [f.data for f in change.frames])
-    new, base = np.empty_like(view), 0
-    for payload, keys in zip(parts, RANGES, strict=True):
-        part = slice(base, base + len(keys))
-        delta_pulls.add(change.kind, payload, view[part], new[part])
-        base += len(keys)
+        return change.frame.view(np.float32)
+    payload = payloads.checked("change", change.kind, False, KEYS, change.frame.data)
+    new = np.empty_like(view)
+    delta_pulls.add(change.kind, payload, view, new)
     return new
 
 
 @pytest.mark.parametrize("kind", delta_pulls.KINDS)
 def test_both_ends_hold_the_same_view(kind: Kind) -> None:
     """Whole weights first, then changes; views agree bit for bit and approach the weights."""
-    served, number = DeltaViews(RANGES), 0
+    served, number = DeltaViews(), 0
     mine: Any = None
     for weights in drift(12):
         change = served.serve("w", weights, kind, 0.1, number)
@@ -60,17 +58,17 @@ def test_the_first_change_is_small() -> None:
     """int8 is a quarter of the floats, a hundredth of them eight bytes each."""
     first, second = drift(2)
     for kind, share, most in ((Kind.INT8, 0.0, 0.26), (Kind.SPARSE, 0.01, 0.03)):
-        served = DeltaViews(RANGES)
+        served = DeltaViews()
         whole = served.serve("w", first, kind, share, 0)
         change = served.serve("w", second, kind, share, whole.number)
-        assert sum(frame.nbytes for frame in change.frames) <= most * first.nbytes
+        assert change.frame.nbytes <= most * first.nbytes
 
 
 @pytest.mark.parametrize("base", [0, 1, 2**32, 2**62])
 def test_a_view_that_is_not_the_one_kept(base: int) -> None:
     """After a lost answer, or in another life, whole weights are sent as a new view."""
     first, second, third = drift(3)
-    served = DeltaViews(RANGES)
+    served = DeltaViews()
     served.serve("another", first, Kind.INT8, 0.0, 0)
     number = served.serve("w", first, Kind.INT8, 0.0, 0).number
     number = served.serve("w", second, Kind.INT8, 0.0, number).number
@@ -83,7 +81,7 @@ def test_a_view_that_is_not_the_one_kept(base: int) -> None:
 def test_pulls_that_are_on_their_way_together() -> None:
     """Each answer builds on the one before, although all pulls named the same view."""
     weights = drift(4)
-    served = DeltaViews(RANGES)
+    served = DeltaViews()
     whole = served.serve("w", weights[0], Kind.INT8, 0.0, 0)
     mine = received(None, whole)
     for step in (1, 2, 3):
@@ -95,7 +93,7 @@ def test_pulls_that_are_on_their_way_together() -> None:
 
 def test_numbers_are_never_used_twice() -> None:
     """Each view of a life has its own number, whatever the worker, and the numbers rise."""
-    served = DeltaViews(RANGES)
+    served = DeltaViews()
     numbers = [served.serve(worker, drift(1)[0], Kind.INT8, 0.0, 7).number for worker in "aba"]
     assert numbers == [1, 2, 3]
 
@@ -112,14 +110,23 @@ def test_any_life_can_number_its_changes(boot: int) -> None:
         ((_, reply),) = talk.say(pull("a", 0, boot=boot, kind=Kind.INT8, base=base))
         assert isinstance(reply, Weights)
         assert wire_format.decode_reply(wire_format.encode(reply)) == reply
-        assert (reply.kind, reply.base) == (expected, base)
-        base = reply.number
+        (part,) = reply.parts
+        assert (part.kind, part.base) == (expected, base)
+        base = part.number
 
 
-def changes(talk: Talk, worker: str, base: int) -> Weights:
+def changes(talk: Talk, worker: str, base: int) -> PulledPart:
     ((_, reply),) = talk.say(pull(worker, 0, kind=Kind.INT8, base=base))
     assert isinstance(reply, Weights)
-    return reply
+    (part,) = reply.parts
+    return part
+
+
+def views(talk: Talk) -> int:
+    """The number of workers whose view the shard keeps."""
+    part = talk.shard.held.parts["net"]
+    assert isinstance(part, DensePart)
+    return len(part._views)
 
 
 def test_a_shard_serves_changes_and_keeps_the_views_of_active_workers() -> None:
@@ -135,13 +142,13 @@ def test_a_shard_serves_changes_and_keeps_the_views_of_active_workers() -> None:
         Kind.INT8,
         first.number,
     )
-    assert second.version == 1
+    assert talk.shard.version == 1
     assert talk.shard.journal.bytes_out == 4 * talk.shard.size + 260 * talk.shard.size // 256
     changes(talk, "b", 0)
-    assert len(talk.shard.part.serving._views) == 2
+    assert views(talk) == 2
     talk.say(leave("b"))
     talk.enter("a")
-    assert len(talk.shard.part.serving._views) == 0
+    assert views(talk) == 0
     changes(talk, "a", 0)
     talk.tick(1000.0)
-    assert len(talk.shard.part.serving._views) == 0
+    assert views(talk) == 0

@@ -10,7 +10,7 @@ INF = None
 
 
 def pull(worker: str, clock: int, request: int = 1) -> Pull:
-    return Pull(request, "job", worker, 0, 1, 1, "t", clock)
+    return Pull(request, "job", worker, 0, 1, 1, clock, [])
 
 
 @pytest.mark.parametrize(

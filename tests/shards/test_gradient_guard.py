@@ -7,17 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 import ps
-from shards import wire_format
+from shards import shard_state
 from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
-from shards.ledger import Ledger
-from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Push, Refusal, Remedy
-from shards.parameters import SavedProgress
+from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Part, Push, Refusal, Remedy
 from shards.shard import Shard
 from tests.support import shard_dsl
 from tests.support.shard_copies import Copies
 from tests.support.shard_dsl import SIZE
+
+BEYOND = "push 1 of worker a: table net has a norm beyond 1.8e+19: expected at most"
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 
@@ -26,7 +26,7 @@ def shard_of(guard: Guard) -> Shard:
     """A shard of zeros with workers a and b."""
     (spec,) = ps.shard_specs(TABLE, guard=guard)
     shard = Shard(spec, 1)
-    shard.restore(SavedProgress(0, 0, 0, Ledger()), np.zeros(256, np.float32), {})
+    shard.restore(shard_dsl.blank(spec=spec))
     for worker in "ab":
         shard.handle(b"", Hello(1, spec.job, worker, 0, PROTOCOL, spec.build), (), 0.0)
         shard.handle(b"", Join(2, spec.job, worker, 0, 1, 0), (), 0.0)
@@ -35,9 +35,9 @@ def shard_of(guard: Guard) -> Shard:
 
 def push(shard: Shard, worker: str, value: float, seq: int = 1) -> Arrival:
     spec = shard.spec
-    keys = wire_format.flatten(spec.map.ranges[0])
     message = Push(
-        *(9, spec.job, worker, 0, 1, spec.map.epoch, "net", seq, seq, seq, 1, 8, 0, Kind.F4, keys),
+        *(9, spec.job, worker, 0, 1, spec.map.epoch, seq, seq, seq, 1, 8, 0),
+        [Part("net", Kind.F4, 0, 256)],
         *(0.5, 0.0, 0.0),
     )
     return Arrival(worker.encode(), message, [np.full(256, value, np.float32).tobytes()])
@@ -58,9 +58,10 @@ def test_what_is_not_finite_is_refused_alone(value: float) -> None:
     shard = shard_of(Guard())
     answers = answers_to(shard, push(shard, "a", 1.0), push(shard, "b", value))
     assert answers[b"a"] == "ack"
-    assert answers[b"b"].startswith("push 1 of worker b holds NaN or infinity: expected finite")
-    weights, _ = shard.held.copy()
-    np.testing.assert_allclose(weights, -0.01)
+    assert answers[b"b"].startswith(
+        "push 1 of worker b: table net holds NaN or infinity: expected finite"
+    )
+    np.testing.assert_allclose(shard.held.weights(), -0.01)
 
 
 @pytest.mark.filterwarnings("error")
@@ -69,10 +70,14 @@ def test_a_finite_gradient_beyond_what_float32_can_sum(guard: Guard) -> None:
     """The refusal names the limit, or a lower cap, and NumPy warns of nothing."""
     shard = shard_of(guard)
     (text,) = answers_to(shard, push(shard, "a", 2e18)).values()
-    assert text.startswith("push 1 of worker a has a norm beyond 1.8e+19: expected at most 1.8e+19")
+    assert text.startswith(
+        "push 1 of worker a: table net has a norm beyond 1.8e+19: expected at most 1.8e+19"
+    )
     capped = shard_of(Guard(max_norm=5.0))
     (text,) = answers_to(capped, push(capped, "a", 2e18)).values()
-    assert text.startswith("push 1 of worker a has a norm beyond 1.8e+19: expected at most 5 ")
+    assert text.startswith(
+        "push 1 of worker a: table net has a norm beyond 1.8e+19: expected at most 5 "
+    )
 
 
 def test_a_norm_beyond_the_cap_is_refused_alone() -> None:
@@ -80,7 +85,9 @@ def test_a_norm_beyond_the_cap_is_refused_alone() -> None:
     shard = shard_of(Guard(max_norm=16.0))
     answers = answers_to(shard, push(shard, "a", 1.0), push(shard, "b", 2.0))
     assert answers[b"a"] == "ack"
-    assert answers[b"b"].startswith("push 1 of worker b has norm 32: expected at most 16")
+    assert answers[b"b"].startswith(
+        "push 1 of worker b: table net has norm 32: expected at most 16"
+    )
     assert shard.version == 1
 
 
@@ -141,10 +148,9 @@ def test_a_resumed_job_lifts_the_quarantine(goes_on: bool) -> None:
     one with a rate too high for all of its workers could never continue."""
     shard = shard_of(Guard(quarantine_after=1))
     assert "NaN" in answers_to(shard, push(shard, "a", nan))[b"a"]
-    saved, weights, _ = shard.copy()
     other = Shard(shard.spec, 1)
-    install = Install(1, shard.spec.job, "net", [], goes_on)
-    other.handle(b"", install, (wire_format.encode_state(saved), weights.tobytes()), 0.0)
+    install = Install(1, shard.spec.job, goes_on)
+    other.handle(b"", install, shard_dsl.as_bytes(shard_state.encode(shard.copy())), 0.0)
     assert other.ledger.entries["a"].refused == goes_on
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shards.errors import Fenced, Gap, Resynchronise
 from shards.ledger import Ledger, LedgerEntry, Verdict
-from shards.messages import FromWorker, Join, Kind, Leave, Pull, Push, Renew, Standing
+from shards.messages import FromWorker, Join, Leave, Pull, Push, Renew, Standing
 
 
 def ledger_of(**clocks: int) -> Ledger:
@@ -92,8 +92,8 @@ def test_which_messages_a_standing_allows(
     """A late copy of a message from before a departure is refused, and changes nothing."""
     said: dict[type[FromWorker], FromWorker] = {
         Join: Join(1, "job", "w", 0, 1, 0),
-        Pull: Pull(1, "job", "w", 0, 1, 1, "t", 0),
-        Push: Push(1, "job", "w", 0, 1, 1, "t", 1, 1, 1, 1, 1, 0, Kind.F4, [], 0, 0, 0),
+        Pull: Pull(1, "job", "w", 0, 1, 1, 0, []),
+        Push: Push(1, "job", "w", 0, 1, 1, 1, 1, 1, 1, 1, 0, [], 0, 0, 0),
         Leave: Leave(1, "job", "w", 0, 1),
         Renew: renew("w"),
     }
@@ -221,7 +221,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.active)
     @rule(worker=workers, ahead=st.integers(-2, 2))
     def push(self, worker: str, ahead: int) -> None:
-        if not self._may(Pull(1, "job", worker, self.lives[worker], 1, 1, "t", 0)):
+        if not self._may(Pull(1, "job", worker, self.lives[worker], 1, 1, 0, [])):
             return
         entry, seq = self.ledger.entries[worker], max(0, self.applied[worker] + ahead)
         try:

@@ -27,7 +27,7 @@ def test_records_are_numbered_and_kept_until_collected() -> None:
         talk.say(push("w", seq, read_version=seq - 1), gradient(1))
 
     def ask(after: int) -> tuple[int, list[int]]:
-        ((_, reply),) = talk.say(AskRecords(1, "job", "net", after))
+        ((_, reply),) = talk.say(AskRecords(1, "job", after))
         assert isinstance(reply, Records)
         rows = np.frombuffer(as_bytes(talk.frames)[0] if talk.frames else b"", RECORD)
         return reply.first, rows["seq"].tolist()
@@ -48,7 +48,7 @@ def test_what_a_record_says() -> None:
     talk.say(push("b", 1), gradient(1))
     talk.now = 5.0
     talk.say(push("a", 1, steps=2, clock=2, rtt_s=0.25, wait_s=0.125), gradient(3))
-    talk.say(AskRecords(1, "job", "net", 1))
+    talk.say(AskRecords(1, "job", 1))
     (row,) = np.frombuffer(as_bytes(talk.frames)[0], RECORD)
     expected = {
         "worker": b"a",
@@ -81,7 +81,7 @@ def test_records_that_nobody_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     talk.enter("w")
     for seq in range(1, 6):
         talk.say(push("w", seq), gradient(1))
-    ((_, reply),) = talk.say(AskRecords(1, "job", "net", 0))
+    ((_, reply),) = talk.say(AskRecords(1, "job", 0))
     assert reply == Records(1, 0, 1, 2)
     assert np.frombuffer(as_bytes(talk.frames)[0], RECORD)["seq"].tolist() == [3, 4, 5]
 
@@ -95,7 +95,7 @@ def test_the_status() -> None:
     talk.say(push("a", 1), gradient(1))
     talk.say(push("a", 3), gradient(1))
     talk.say(pull("a", 1))
-    assert talk.say(AskStatus(1, "job", "net")) == [("operator", Status(1, 0, 1))]
+    assert talk.say(AskStatus(1, "job")) == [("operator", Status(1, 0, 1))]
     status = wire_format.decode_state(as_bytes(talk.frames)[0], ShardStatus)
     assert status == ShardStatus(
         shard=0,
@@ -124,7 +124,7 @@ def test_a_rate_that_grows_beyond_numbers() -> None:
     talk.enter("w")
     talk.say(push("w", 1, steps=2**32), gradient(0))
     assert talk.shard.updates.rate == float("inf")
-    assert talk.say(AskStatus(1, "job", "net")) == [("operator", Status(1, 0, 1))]
+    assert talk.say(AskStatus(1, "job")) == [("operator", Status(1, 0, 1))]
 
 
 def test_the_schedule_counts_steps_of_the_whole_system() -> None:

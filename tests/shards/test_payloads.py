@@ -17,18 +17,16 @@ from shards.messages import Kind
 from shards.payloads import PAYLOADS, ROUNDED
 from shards.tables import KeyRange
 
-RANGES = (KeyRange(0, 4), KeyRange(6, 8))
+KEYS = KeyRange(6, 10)
 WIDE = (KeyRange(256, 1024), KeyRange(2048, 2305))
-FLOATS = sum(len(keys) for keys in WIDE)
 
 
-def take() -> Any:
-    return np.full(FLOATS, np.nan, np.float32)
-
-
-def read(kind: Kind, frames: Any, zstd: bool = False) -> Any:
-    parts = payloads.checked("push 1", kind, zstd, WIDE, frames)
-    return payloads.values(kind, parts, WIDE, take)
+def read(kind: Kind, frame: Any, zstd: bool = False, keys: KeyRange = WIDE[0]) -> Any:
+    payload = payloads.checked("push 1", kind, zstd, keys, frame)
+    assert payload.ctypes.data % 4 == 0, "compiled loops take it for aligned"
+    floats = np.full(len(keys), np.nan, np.float32)
+    payloads.decode(kind, payload, floats)
+    return floats
 
 
 def written(kind: Kind, part: Any) -> Any:
@@ -45,29 +43,19 @@ def written(kind: Kind, part: Any) -> Any:
 
 
 def test_payloads_of_plain_floats_are_not_copied() -> None:
-    """One aligned frame becomes an array on the same memory."""
+    """An aligned frame becomes an array on the same memory."""
     memory = bytearray(16)
-    parts = payloads.checked("push 1", Kind.F4, False, RANGES[:1], [memory])
-    floats = payloads.values(Kind.F4, parts, RANGES[:1], take)
+    floats = payloads.checked("push 1", Kind.F4, False, KEYS, memory).view(np.float32)
     memory[:4] = b"\x00\x00\x80\x3f"
     assert floats.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "complaint"),
-    [
-        ([], "push 1: expected 2 frames, got 0"),
-        ([16], "push 1: expected 2 frames, got 1"),
-        ([16, 8, 0], "push 1: expected 2 frames, got 3"),
-        ([1] * 1000, "push 1: expected 2 frames, got 1000"),
-        ([16, 9], r"push 1: keys \[6, 8\) as f4 take 8 bytes, got 9"),
-        ([0, 8], r"push 1: keys \[0, 4\) as f4 take 16 bytes, got 0"),
-    ],
-)
-def test_payloads_of_another_shape(sizes: list[int], complaint: str) -> None:
-    """The number of frames and each one's length are checked against the ranges."""
+@pytest.mark.parametrize("size", [0, 1, 15, 17, 32])
+def test_payloads_of_another_size(size: int) -> None:
+    """A frame's length is checked against its keys."""
+    complaint = rf"push 1: keys \[6, 10\) as f4 take 16 bytes, got {size}"
     with pytest.raises(BadMessage, match=complaint):
-        payloads.checked("push 1", Kind.F4, False, RANGES, [bytes(size) for size in sizes])
+        payloads.checked("push 1", Kind.F4, False, KEYS, bytes(size))
 
 
 def test_every_kind_has_its_row() -> None:
@@ -77,74 +65,69 @@ def test_every_kind_has_its_row() -> None:
 
 @pytest.mark.parametrize("zstd", [False, True])
 @pytest.mark.parametrize("kind", Kind)
-def test_several_ranges_are_decoded_consecutively(kind: Kind, zstd: bool) -> None:
-    """Each range's payload is decoded into its place, at odd addresses too."""
-    dice = np.random.default_rng(1)
-    parts = [dice.standard_normal(len(keys)).astype(np.float32) for keys in WIDE]
-    frames = [written(kind, part) for part in parts]
-    wanted = take()
-    for frame, keys, base in zip(frames, WIDE, (0, len(WIDE[0])), strict=True):
-        payloads.decode(kind, frame, wanted[base : base + len(keys)])
-    sent = [zstd_frames.pack(frame) if zstd else frame for frame in frames]
-    shifted = [memoryview(b"\x00" + frame.tobytes())[1:] for frame in sent]
-    np.testing.assert_array_equal(read(kind, shifted, zstd), wanted)
-    for payload in payloads.checked("push 1", kind, zstd, WIDE, shifted):
-        assert payload.ctypes.data % 4 == 0, "compiled loops take it for aligned"
-    assert np.abs(wanted - np.concatenate(parts)).max() < {Kind.SIGN: 4, Kind.SPARSE: 1.01}.get(
-        kind, 0.5
-    )
+@pytest.mark.parametrize("keys", WIDE, ids=str)
+def test_a_payload_is_decoded_at_any_address(kind: Kind, zstd: bool, keys: KeyRange) -> None:
+    """Whatever the kind and the number of keys, at odd addresses too."""
+    part = np.random.default_rng(1).standard_normal(len(keys)).astype(np.float32)
+    frame = written(kind, part)
+    wanted = np.full(len(keys), np.nan, np.float32)
+    payloads.decode(kind, frame, wanted)
+    sent = zstd_frames.pack(frame) if zstd else frame
+    shifted = memoryview(b"\x00" + sent.tobytes())[1:]
+    np.testing.assert_array_equal(read(kind, shifted, zstd, keys), wanted)
+    most = {Kind.SIGN: 4, Kind.SPARSE: 1.01}.get(kind, 0.5)
+    assert np.abs(wanted - part).max() < most
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.SPARSE])
 @pytest.mark.parametrize("excess", [-1, 1, 8])
 def test_a_length_that_the_kind_does_not_have(kind: Kind, excess: int) -> None:
     """Too short, too long: refused by the number alone, naming keys, kind and bytes."""
-    frames = [bytes(PAYLOADS[kind].most_bytes(len(keys))) for keys in WIDE]
-    frames[1] = bytes(len(frames[1]) + excess)
+    frame = bytes(PAYLOADS[kind].most_bytes(len(WIDE[1])) + excess)
     with pytest.raises(BadMessage, match=r"push 1: keys \[2048, 2305\) as"):
-        payloads.checked("push 1", kind, False, WIDE, frames)
+        read(kind, frame, keys=WIDE[1])
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, -1e-30])
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.SIGN])
 def test_an_invalid_scale_is_refused(kind: Kind, scale: float) -> None:
     """Every scale must be finite and not negative."""
-    frames = [bytearray(PAYLOADS[kind].most_bytes(len(keys))) for keys in WIDE]
-    payloads.checked("push 1", kind, False, WIDE, frames)
-    frames[0][-8:-4] = np.float32(scale).tobytes()
+    frame = bytearray(PAYLOADS[kind].most_bytes(len(WIDE[0])))
+    read(kind, frame)
+    frame[-8:-4] = np.float32(scale).tobytes()
     with pytest.raises(BadMessage, match="expected scales that are finite and at least 0"):
-        payloads.checked("push 1", kind, False, WIDE, frames)
+        read(kind, frame)
 
 
-def pairs(*indices: int) -> list[bytes]:
-    return [np.array(indices, np.uint32).tobytes() + bytes(4 * len(indices)), b""]
+def pairs(*indices: int) -> bytes:
+    return np.array(indices, np.uint32).tobytes() + bytes(4 * len(indices))
 
 
 @pytest.mark.parametrize(
-    ("frames", "complaint"),
+    ("frame", "complaint"),
     [
         (pairs(0, 768), "expected indices below 768, got 768"),
         (pairs(5, 2**32 - 1), "expected indices below 768, got 4294967295"),
         (pairs(2**32 - 1, 5), "expected indices that ascend"),
         (pairs(3, 3), "expected indices that ascend"),
         (pairs(0, 4, 2, 7), "expected indices that ascend"),
-        ([bytes(12), b""], "expected indices and values of 4 bytes each, got 12 bytes"),
+        (bytes(12), "expected indices and values of 4 bytes each, got 12 bytes"),
         (pairs(*range(385)), r"as sparse take up to 3072 bytes, got 3080"),
     ],
 )
-def test_invalid_indices_are_refused(frames: list[bytes], complaint: str) -> None:
+def test_invalid_indices_are_refused(frame: bytes, complaint: str) -> None:
     """Sparse indices ascend within the range, and are not more than half of it."""
     with pytest.raises(BadMessage, match=complaint):
-        payloads.checked("push 1", Kind.SPARSE, False, WIDE, frames)
+        read(Kind.SPARSE, frame)
 
 
 def test_a_sparse_payload_may_be_empty_or_half_full() -> None:
     """An empty payload is valid too; values without an index are zero."""
-    assert not read(Kind.SPARSE, [b"", b""]).any()
+    assert not read(Kind.SPARSE, b"").any()
     some = payloads.sparse(np.array([1, 767], np.uint32), np.array([2, -3], np.float32))
-    got = read(Kind.SPARSE, [some, b""])
+    got = read(Kind.SPARSE, some)
     assert {i: got[i] for i in np.flatnonzero(got)} == {1: 2.0, 767: -3.0}
-    payloads.checked("push 1", Kind.SPARSE, False, WIDE, pairs(*range(384)))
+    read(Kind.SPARSE, pairs(*range(384)))
 
 
 def bomb(size: int) -> bytes:
@@ -172,11 +155,10 @@ def unlabelled(size: int) -> bytes:
 )
 def test_a_packed_frame_with_a_false_size_allocates_nothing(frame: bytes) -> None:
     """Its stated size is compared with the kind's limit first, so a bomb costs no memory."""
-    frames = [frame, bomb(1028)]
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage, match=r"push 1: keys"):
-            payloads.checked("push 1", Kind.F4, True, WIDE, frames)
+            read(Kind.F4, frame, zstd=True)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -188,14 +170,14 @@ def test_a_label_that_promises_less_than_follows() -> None:
     assert honest[5:7] == (3072 - 256).to_bytes(2, "little")  # the label, as RFC 8878 has it
     honest[5:7] = (2048 - 256).to_bytes(2, "little")
     with pytest.raises(BadMessage, match="push 1: keys"):
-        payloads.checked("push 1", Kind.F4, True, WIDE, [bytes(honest), bomb(1028)])
+        read(Kind.F4, bytes(honest), zstd=True)
 
 
 def test_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A base install names the missing package."""
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(BadInput, match=r"expected the package zstandard .*got none"):
-        payloads.checked("push 1", Kind.F4, True, WIDE, [b"", b""])
+        read(Kind.F4, b"", zstd=True)
 
 
 MUTATIONS: tuple[Callable[[bytearray, Any], None], ...] = (
@@ -220,17 +202,15 @@ def test_hostile_payloads_are_refused_or_decode(
 ) -> None:
     """A mutated frame either raises BadMessage or decodes to the right number of floats."""
     dice = np.random.default_rng(seed)
-    frames = []
-    for keys in WIDE:
-        payload = written(kind, dice.standard_normal(len(keys)).astype(np.float32))
-        frames.append(bytearray((zstd_frames.pack(payload) if zstd else payload).tobytes()))
-    mutation(frames[int(dice.integers(2))], dice)
+    payload = written(kind, dice.standard_normal(len(WIDE[0])).astype(np.float32))
+    frame = bytearray((zstd_frames.pack(payload) if zstd else payload).tobytes())
+    mutation(frame, dice)
     try:
-        floats = read(kind, frames, zstd)
+        floats = read(kind, frame, zstd)
     except BadMessage as error:
         complaint = str(error)
     else:
         complaint = "push 1: keys"
-        assert (floats.shape, floats.dtype) == ((FLOATS,), np.dtype(np.float32))
+        assert (floats.shape, floats.dtype) == ((len(WIDE[0]),), np.dtype(np.float32))
     assert complaint.startswith("push 1: keys")
     assert len(complaint) < 256

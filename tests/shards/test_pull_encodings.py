@@ -7,43 +7,38 @@ from shards import delta_pulls, pull_encodings
 from shards.errors import BadMessage
 from shards.messages import Kind, Weights
 from shards.pull_encodings import PullEncodings
-from shards.tables import KeyRange
 from tests.support.shard_dsl import Talk, gradient, pull, push, refusal
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
-RANGES = (KeyRange(0, 256), KeyRange(512, 1024))
 WEIGHTS = np.random.default_rng(1).standard_normal(768).astype(np.float32)
 
 
 def test_a_version_is_rounded_once_for_all_workers() -> None:
     """The second worker's frames are the first one's memory, for each kind and with zstd."""
-    forms = PullEncodings(RANGES)
+    forms = PullEncodings()
     for kind in (Kind.FP16, Kind.BF16):
         for zstd in (False, True):
-            first, second = (forms.frames(WEIGHTS, 3, kind, zstd) for _ in range(2))
+            first, second = (forms.frame(WEIGHTS, 3, kind, zstd) for _ in range(2))
             assert first is second
-            assert len(first) == 2
-    assert forms.frames(WEIGHTS, 4, Kind.FP16, False) is not forms.frames(
+    assert forms.frame(WEIGHTS, 4, Kind.FP16, False) is not forms.frame(
         WEIGHTS, 3, Kind.FP16, False
     )
 
 
-def test_plain_floats_are_views_of_the_version() -> None:
+def test_plain_floats_are_the_version() -> None:
     """They cost nothing, and hold no buffer once they are sent."""
-    frames = PullEncodings(RANGES).frames(WEIGHTS, 1, Kind.F4, False)
-    assert [frame.size for frame in frames] == [256, 512]
-    assert all(np.shares_memory(frame, WEIGHTS) for frame in frames)
+    assert PullEncodings().frame(WEIGHTS, 1, Kind.F4, False) is WEIGHTS
 
 
 def test_other_weights_under_an_old_number() -> None:
     """After an Install none of the former weights are served."""
-    forms = PullEncodings(RANGES)
-    before = forms.frames(WEIGHTS, 0, Kind.BF16, False)
+    forms = PullEncodings()
+    before = forms.frame(WEIGHTS, 0, Kind.BF16, False)
     forms.forget()
-    after = forms.frames(np.zeros(768, np.float32), 0, Kind.BF16, False)
-    assert any(part.any() for part in before)
-    assert not any(part.any() for part in after)
+    after = forms.frame(np.zeros(768, np.float32), 0, Kind.BF16, False)
+    assert before.any()
+    assert not after.any()
 
 
 @pytest.mark.parametrize(
@@ -75,4 +70,5 @@ def test_a_parked_pull_keeps_its_kind() -> None:
     assert talk.say(pull("a", 1, kind=Kind.FP16, zstd=True)) == []
     answers = talk.say(push("b", 1), gradient(1.0))
     (weights,) = (message for _, message in answers if isinstance(message, Weights))
-    assert (weights.kind, weights.zstd, weights.version) == (Kind.FP16, True, 2)
+    (part,) = weights.parts
+    assert (part.kind, part.zstd, weights.version) == (Kind.FP16, True, 2)

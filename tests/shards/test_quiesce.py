@@ -13,7 +13,7 @@ GRADIENT = [bytes(4 * SIZE)]
 def standing(**changes: Any) -> Shard:
     """A shard with two workers."""
     shard = Shard(spec(**changes), boot=1)
-    shard.handle(b"operator", Install(1, "job", "net", []), fresh(), 0.0)
+    shard.handle(b"operator", Install(1, "job"), fresh(), 0.0)
     for worker in "ab":
         shard.handle(worker.encode(), hello(worker), (), 0.0)
         shard.handle(worker.encode(), join(worker), (), 0.0)
@@ -23,11 +23,11 @@ def standing(**changes: Any) -> Shard:
 def test_only_the_first_operator_redirects_the_workers() -> None:
     """A repetition is answered as before; another operator's successors are refused."""
     shard = standing()
-    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
     for _ in range(2):
-        (answer,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
+        (answer,) = shard.handle(b"one", HandOver(3, "job", 4), [b"here"], 1.0)
         assert isinstance(answer.message, HandedOver)
-    (refused,) = shard.handle(b"two", HandOver(3, "job", "net", 5), [b"there"], 1.0)
+    (refused,) = shard.handle(b"two", HandOver(3, "job", 5), [b"there"], 1.0)
     assert isinstance(refused.message, Refusal)
     assert "has handed over its part to others" in refused.message.text
     (moved,) = shard.handle(b"a", hello("a"), (), 2.0)
@@ -37,11 +37,11 @@ def test_only_the_first_operator_redirects_the_workers() -> None:
 def test_successors_that_were_cut_short_are_refused() -> None:
     """Workers that were redirected to half an address would be lost."""
     shard = standing()
-    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
-    (refused,) = shard.handle(b"one", HandOver(3, "job", "net", 4), [b"her"], 1.0)
+    shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
+    (refused,) = shard.handle(b"one", HandOver(3, "job", 4), [b"her"], 1.0)
     assert isinstance(refused.message, Refusal)
     assert refused.message.text == "hand over: expected 4 bytes, got 3"
-    shard.handle(b"one", Quiesce(4, "job", "net", 0.0), (), 2.0)
+    shard.handle(b"one", Quiesce(4, "job", 0.0), (), 2.0)
     (welcome,) = shard.handle(b"a", hello("a"), (), 3.0)
     assert isinstance(welcome.message, Welcome)
 
@@ -50,10 +50,10 @@ def test_a_round_beyond_the_cut_stays_open() -> None:
     """It does not close when the other worker leaves, but only after the quiesce."""
     shard = standing(merge=ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
-    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
+    shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
     shard.handle(b"b", leave("b"), (), 1.0)
     assert shard.version == 0
-    shard.handle(b"one", Quiesce(3, "job", "net", 0.0), (), 2.0)
+    shard.handle(b"one", Quiesce(3, "job", 0.0), (), 2.0)
     shard.handle(b"a", push("a", 1), GRADIENT, 2.0)
     assert shard.version == 1
 
@@ -62,7 +62,7 @@ def test_a_shard_that_handed_over_closes_no_round() -> None:
     """Its workers are at the new shards; their leases expire here, and that applies nothing."""
     shard = standing(merge=ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
-    shard.handle(b"one", Quiesce(2, "job", "net", 60.0), (), 0.0)
-    shard.handle(b"one", HandOver(3, "job", "net", 4), [b"here"], 1.0)
+    shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
+    shard.handle(b"one", HandOver(3, "job", 4), [b"here"], 1.0)
     shard.expire(["b"], 1000.0)
     assert shard.version == 0

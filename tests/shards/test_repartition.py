@@ -9,18 +9,39 @@ from msgspec.structs import replace
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Standing
-from shards.parameters import SavedProgress, ShardState
 from shards.repartition import repartition
-from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec, cut_evenly
+from shards.shard_state import SavedProgress, ShardState
+from shards.tables import DenseTable, KeyRange, Layout, ShardMap, TensorSpec, cut_evenly
 
-TABLE = DenseTable("net", (TensorSpec("w", (2000,)),))
+NET = DenseTable("net", (TensorSpec("w", (2000,)),))
+HEAD = DenseTable("head", (TensorSpec("b", (3,)),))
+TABLES = Layout((NET,))
+BOTH = Layout((HEAD, NET))
 
 
-def states(shard_map: ShardMap, saved: SavedProgress) -> list[ShardState]:
-    """A state for each shard: each weight is its own key, each slot's value its negative."""
-    keys = np.arange(TABLE.size, dtype=np.float32)
-    parts = [np.concatenate(shard_map.cut(keys, shard)) for shard in range(shard_map.shards)]
-    return [ShardState(saved, part, {"history": -part}) for part in parts]
+def states(shard_map: ShardMap, saved: SavedProgress, layout: Layout = TABLES) -> list[ShardState]:
+    """A state for each shard: each weight is its own key, each slot's value its negative.
+
+    Table `head` has no slots.
+    """
+    arena = np.arange(layout.size, dtype=np.float32)
+    found = []
+    for keys in shard_map.ranges:
+        arrays = {}
+        for one in layout.sections(keys):
+            part = arena[one.start : one.start + len(one.keys)]
+            arrays[f"{one.table}/weights"] = part
+            if one.table == "net":
+                arrays["net/history"] = -part
+        found.append(ShardState(saved, arrays))
+    return found
+
+
+def same(got: ShardState, expected: ShardState) -> bool:
+    lists = [
+        {name: one.tolist() for name, one in state.arrays.items()} for state in (got, expected)
+    ]
+    return lists[0] == lists[1]
 
 
 def saved(version: int = 7, **seqs: int) -> SavedProgress:
@@ -31,33 +52,34 @@ def saved(version: int = 7, **seqs: int) -> SavedProgress:
     return SavedProgress(version, 5, 320, Ledger(entries, floor=2))
 
 
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_every_float_goes_where_its_key_goes(before: int, after: int) -> None:
+@given(st.integers(1, 8), st.integers(1, 8), st.sampled_from([TABLES, BOTH]))
+def test_every_float_goes_where_its_key_goes(before: int, after: int, layout: Layout) -> None:
     """The parts are those of the new map, and all shards have the same ledger and counts."""
     known = saved(a=3, b=4)
-    old, new = cut_evenly(TABLE, before), cut_evenly(TABLE, after, epoch=2)
-    moved = repartition(states(old, known), old, new)
-    for got, expected in zip(moved, states(new, known), strict=True):
+    old, new = cut_evenly(layout, before), cut_evenly(layout, after, epoch=2)
+    moved = repartition(states(old, known, layout), layout, old, new)
+    for got, expected in zip(moved, states(new, known, layout), strict=True):
         assert got.saved == expected.saved
-        assert got.weights.tolist() == expected.weights.tolist()
-        assert got.slots["history"].tolist() == expected.slots["history"].tolist()
+        assert same(got, expected)
     assert len({id(state.saved.ledger) for state in moved}) == after, "each changes its own"
 
 
-def test_a_shard_may_have_several_ranges() -> None:
-    """Separate ranges are concatenated, in the order of the map."""
-    odd = ShardMap(
-        1, "net", ((KeyRange(0, 256), KeyRange(1024, TABLE.size)), (KeyRange(256, 1024),))
-    )
-    even = cut_evenly(TABLE, 3)
-    back = repartition(repartition(states(odd, saved()), odd, even), even, odd)
-    for got, expected in zip(back, states(odd, saved()), strict=True):
-        assert got.weights.tolist() == expected.weights.tolist()
+def test_the_highest_count_of_updates_is_kept() -> None:
+    """A shard that holds nothing of a table does not count the table's updates."""
+    old, new = cut_evenly(BOTH, 2), cut_evenly(BOTH, 3, epoch=2)
+    parts = [
+        replace(state, saved=replace(state.saved, updates=updates))
+        for state, updates in zip(
+            states(old, saved(), BOTH), ({"head": 2, "net": 5}, {"net": 5}), strict=True
+        )
+    ]
+    moved = repartition(parts, BOTH, old, new)
+    assert [state.saved.updates for state in moved] == [{"head": 2, "net": 5}] * 3
 
 
 def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
     """One shard knows the newer life, another a further push of the older: both are kept."""
-    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
+    old, new = cut_evenly(TABLES, 2), cut_evenly(TABLES, 1, epoch=2)
     first, second = states(old, saved())
     before = LedgerEntry(1, 2, clock=4, step=20, standing=Standing.EXPIRED)
     newer = LedgerEntry(2, 1, clock=3, step=10, standing=Standing.GREETED)
@@ -65,25 +87,25 @@ def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
         replace(state, saved=replace(state.saved, ledger=Ledger({"a": entry}, floor=2)))
         for state, entry in ((first, before), (second, newer))
     ]
-    (moved,) = repartition(known, old, new)
+    (moved,) = repartition(known, TABLES, old, new)
     assert moved.saved.ledger.entries["a"] == replace(newer, seq=2, clock=4, step=20)
 
 
 def test_the_furthest_push_of_a_worker_that_died_counts() -> None:
     """A last push that only some shards have counts as applied: no part is applied twice."""
-    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
+    old, new = cut_evenly(TABLES, 2), cut_evenly(TABLES, 1, epoch=2)
     first, second = states(old, saved(8, a=4, b=4))[0], states(old, saved(7, a=4, b=3))[1]
-    (moved,) = repartition([first, second], old, new)
+    (moved,) = repartition([first, second], TABLES, old, new)
     assert moved.saved.version == 8
     assert moved.saved.ledger.cut == {"a": 4, "b": 4}
 
 
 def test_the_highest_count_of_refusals_is_kept() -> None:
     """A worker may have sent NaN to one shard only, and that need not be the furthest one."""
-    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 3, epoch=2)
+    old, new = cut_evenly(TABLES, 2), cut_evenly(TABLES, 3, epoch=2)
     parts = [states(old, saved(a=seq))[shard] for shard, seq in enumerate((4, 3))]
     parts[1].saved.ledger.entries["a"].refused = 9
-    moved = repartition(parts, old, new)
+    moved = repartition(parts, TABLES, old, new)
     entries = [
         (state.saved.ledger.entries["a"].seq, state.saved.ledger.entries["a"].refused)
         for state in moved
@@ -93,22 +115,22 @@ def test_the_highest_count_of_refusals_is_kept() -> None:
 
 def test_maps_must_hold_the_same_keys() -> None:
     """A gap and another size are both refused."""
-    even = cut_evenly(TABLE, 2)
-    gap = ShardMap(1, "net", ((KeyRange(0, 256),), (KeyRange(512, TABLE.size),)))
+    even = cut_evenly(TABLES, 2)
+    gap = ShardMap(1, (KeyRange(0, 256), KeyRange(512, NET.size)))
     with pytest.raises(BadInput, match=r"expected a range from key 256, got \[512, 2048\)"):
-        repartition(states(even, saved()), even, gap)
-    less = ShardMap(1, "net", ((KeyRange(0, 512),),))
-    with pytest.raises(BadInput, match=r"expected keys \[0, 2048\), got \[0, 512\)"):
-        repartition(states(even, saved()), even, less)
+        repartition(states(even, saved()), TABLES, even, gap)
+    less = ShardMap(1, (KeyRange(0, 512),))
+    with pytest.raises(BadInput, match=r"expected keys \[0, 2048\), got up to 512"):
+        repartition(states(even, saved()), TABLES, even, less)
 
 
 def test_a_state_that_is_not_whole_is_refused() -> None:
     """Neither weights nor a slot may lack floats, as they do in a truncated answer."""
-    old, new = cut_evenly(TABLE, 2), cut_evenly(TABLE, 1, epoch=2)
+    old, new = cut_evenly(TABLES, 2), cut_evenly(TABLES, 1, epoch=2)
     first, second = states(old, saved())
     for short, what in (
-        (replace(second, weights=second.weights[:-1]), "weights"),
-        (replace(second, slots={"history": second.weights[:-1]}), "history"),
+        (replace(second, arrays=second.arrays | {"net/weights": np.zeros(1023)}), "net/weights"),
+        (replace(second, arrays=second.arrays | {"net/history": np.zeros(1023)}), "net/history"),
     ):
-        with pytest.raises(BadInput, match=f"shard 1: expected 1024 floats of {what}, got 1023"):
-            repartition([first, short], old, new)
+        with pytest.raises(BadInput, match=f"shard 1: expected 1024 floats of {what}, got .1023,"):
+            repartition([first, short], TABLES, old, new)

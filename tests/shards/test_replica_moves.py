@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from shards import wire_format
+from shards import shard_state, wire_format
 from shards.aggregation import ROUND
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
@@ -21,9 +22,9 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.parameters import SavedProgress
+from shards.shard_state import SavedProgress
 from tests.support.shard_copies import GRADIENT, Copies
-from tests.support.shard_dsl import SIZE, fresh, hello, leave, push
+from tests.support.shard_dsl import SIZE, as_bytes, blank, hello, leave, push
 
 HERE = b"here"
 
@@ -34,7 +35,7 @@ def refused(answer: FromShard) -> tuple[Remedy, str]:
 
 
 def hold(seconds: float = 60.0) -> Quiesce:
-    return Quiesce(2, "job", "net", seconds)
+    return Quiesce(2, "job", seconds)
 
 
 def cut(**pushes: int) -> list[bytes]:
@@ -80,7 +81,7 @@ def test_a_successor_redirects_workers(later: bool) -> None:
     """It redirects to the shards its predecessor was given; another operator is refused."""
     group = Copies()
     group.say(1, hold())
-    (answer,) = group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE])
+    (answer,) = group.say(1, HandOver(3, "job", len(HERE)), [HERE])
     assert isinstance(answer, HandedOver)
     if later:
         group.configure(1, 3)
@@ -88,9 +89,9 @@ def test_a_successor_redirects_workers(later: bool) -> None:
     group.configure(successor, now=1000.0)
     effects = group.copies[successor].handle(b"a", hello("a"), (), 1000.0)
     assert [answer.frames for answer in effects.answers] == [(HERE,)]
-    (again,) = group.say(successor, HandOver(3, "job", "net", len(HERE)), [HERE], now=1000.0)
+    (again,) = group.say(successor, HandOver(3, "job", len(HERE)), [HERE], now=1000.0)
     assert isinstance(again, HandedOver)
-    (other,) = group.say(successor, HandOver(4, "job", "net", 5), [b"there"], now=1000.0)
+    (other,) = group.say(successor, HandOver(4, "job", 5), [b"there"], now=1000.0)
     assert refused(other)[1] == "hand over: shard 0 has handed over its part to others"
 
 
@@ -99,7 +100,7 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
     group = Copies()
     group.say(1, hold())
     group.cut_off = {2}
-    assert group.say(1, HandOver(3, "job", "net", len(HERE)), [HERE]) == []
+    assert group.say(1, HandOver(3, "job", len(HERE)), [HERE]) == []
     assert group.say(1, hello("a")) == []
     group.configure(2, now=10.0)
     (welcome,) = group.say(2, hello("a"), now=10.0)
@@ -126,9 +127,10 @@ def test_a_successor_recognises_a_state_that_its_predecessor_installed() -> None
 
     If a worker has pushed since, a late copy is refused: it would undo that push.
     """
-    given = [wire_format.encode_state(SavedProgress(7, 7, 7, ledger())), *fresh()[1:]]
-    group = Copies(given=(Install(1, "job", "net", [], True), given))
-    again = Install(2, "job", "net", [], True)
+    state = replace(blank(), saved=SavedProgress(7, 7, 7, ledger()))
+    given = as_bytes(shard_state.encode(state))
+    group = Copies(given=(Install(1, "job", True), given))
+    again = Install(2, "job", True)
     group.configure(2, 3, now=50.0)
     for _ in range(2):
         (installed,) = group.say(2, again, given, now=50.0)

@@ -30,7 +30,7 @@ class Pair:
         self.posts: list[Post] = []
         self.acknowledged = self.pushed = 0
         self._assign(Configuration(0, 1, P))
-        self.say(Install(1, "job", "net", []), fresh())
+        self.say(Install(1, "job"), fresh())
         self.say(hello("a"))
         self.say(join("a"))
         self._assign(Configuration(0, 2, P, B))

@@ -64,7 +64,7 @@ def test_a_serial_loop_and_a_shard_agree_bit_for_bit() -> None:
             view[...] = normal(view.size, SEED + number).reshape(view.shape)
             serial[name] = view.copy()
         history = {name: np.zeros_like(view) for name, view in serial.items()}
-        slots, pieces = slots_of(rule, TABLE.size), segments(TABLE, [KeyRange(0, TABLE.size)])
+        slots, pieces = slots_of(rule, TABLE.size), segments(TABLE, KeyRange(0, TABLE.size))
         for count in range(1, 6):
             grad = TABLE.empty()
             for number, view in enumerate(TABLE.views(grad).values()):
@@ -90,7 +90,7 @@ def test_two_shards_equal_one(name: str) -> None:
     for cuts in ([(0, size)], [(0, 256), (256, size)], [(0, 256), (256, 512), (512, size)]):
         parts = []
         for low, high in cuts:
-            pieces, slots = segments(TABLE, [KeyRange(low, high)]), slots_of(rule, high - low)
+            pieces, slots = segments(TABLE, KeyRange(low, high)), slots_of(rule, high - low)
             weights = normal(size, SEED)[low:high]
             for count in range(1, 4):
                 out = np.full(high - low, np.nan, np.float32)
@@ -114,7 +114,7 @@ def test_padding_stays_zero_and_every_float_is_written(name: str) -> None:
     assert padding.any()
     out, slots = np.full_like(arena, np.nan), slots_of(rule, arena.size)
     before = arena.copy()
-    pieces = segments(TABLE, [KeyRange(0, TABLE.size)])
+    pieces = segments(TABLE, KeyRange(0, TABLE.size))
     rule.apply(arena, grad, slots, out, pieces, rate=0.1, decay=Decay(0.1), count=1)
     assert np.array_equal(out[padding], arena[padding])
     assert np.isfinite(out).all()
@@ -190,7 +190,7 @@ def test_eight_iterations_follow_the_real_caffe(run: str) -> None:
     rule, schedule, decay = CAFFE_RUNS[run]
     data = np.load(Path(__file__).parents[1] / "data" / "caffe" / "solver_runs.npz")
     arena, slots = fill(data["start"]), slots_of(rule, TINY.size)
-    pieces = segments(TINY, [KeyRange(0, TINY.size)])
+    pieces = segments(TINY, KeyRange(0, TINY.size))
     for step in range(8):
         loss, grads = tiny_gradient(TINY.views(arena), data["X"][step], data["Y"][step])
         assert loss == pytest.approx(data[f"{run}|losses"][step], rel=1e-5)

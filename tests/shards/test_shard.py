@@ -14,7 +14,7 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.support.shard_dsl import (
     REAL,
     TABLE,
@@ -59,7 +59,7 @@ def test_a_repeated_push_is_applied_once() -> None:
     talk.say(push("w", 1), gradient(1))
     talk.say(push("w", 2), gradient(1))
     assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 2, 0, True))]
-    talk.say(Read(1, "job", "net"))
+    talk.say(Read(1, "job"))
     assert set(talk.weights()[REAL]) == {-2}
 
 
@@ -258,7 +258,7 @@ def test_another_replica_warms_up_when_the_first_is_gone() -> None:
 
 def test_only_shard_0_decides_who_warms_up() -> None:
     """Two shards might choose different replicas, and then neither would begin."""
-    talk = Talk(installed=False, shard=1, map=cut_evenly(TABLE, 2), warm_steps=3)
+    talk = Talk(installed=False, shard=1, map=cut_evenly(Layout((TABLE,)), 2), warm_steps=3)
     for worker in ("a", "b"):
         talk.shard.ledger.greet(worker, 0, 10.0)
         assert talk.say(join(worker)) == [(worker, Joined(11, 1, 1, 0))]

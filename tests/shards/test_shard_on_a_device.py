@@ -96,7 +96,7 @@ def test_a_push_is_one_copy_in_and_a_version_at_most_one_out(
     for worker in ("a", "b", "a"):
         talk.say(pull(worker, 3))
     assert moves == ["load"] * 3 + ["store", "as_host"], "an emulated store is made of as_host"
-    talk.say(Read(1, "job", "net"))
+    talk.say(Read(1, "job"))
     assert len(moves) == 5
 
 
@@ -110,7 +110,7 @@ def test_sent_weights_are_in_the_memory_of_the_given_buffers() -> None:
 
     talk = Talk(installed=False)
     talk.shard = Shard(spec(), 1, lambda size: Buffers(size, pinned), EMULATOR)
-    talk.say(Install(1, "job", "net", []), fresh())
+    talk.say(Install(1, "job"), fresh())
     talk.enter("w")
     for seq in range(1, 5):
         talk.say(push("w", seq), gradient(1))
@@ -133,8 +133,8 @@ def test_a_poisoned_push_changes_nothing(bad: float, monkeypatch: pytest.MonkeyP
         said = refusal(talk.say(push("w", 1), [poisoned.tobytes()]))
         assert said.remedy is Remedy.BAD_INPUT
         what = "has a norm beyond 1.8e+19" if np.isfinite(bad) else "holds NaN or infinity"
-        assert said.text.startswith(f"push 1 of worker w {what}")
-        talk.say(Export(1, "job", "net"))
+        assert said.text.startswith(f"push 1 of worker w: table net {what}")
+        talk.say(Export(1, "job"))
         assert not any(np.frombuffer(frame, np.uint8).any() for frame in as_bytes(talk.frames)[1:])
         assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 1, 0, False))]
 

@@ -25,14 +25,22 @@ pytestmark = pytest.mark.usefixtures("on_host_and_device")
             Remedy.BAD_MESSAGE,
             "shard 0 serves another job than jab-6c76b8db31fa26de",
         ),
-        ({"table": "ten"}, None, Remedy.BAD_MESSAGE, "shard 0 holds net, not ten"),
+        (
+            {"table": "ten"},
+            None,
+            Remedy.BAD_MESSAGE,
+            (
+                "push 1: expected at most one part for each of the tables net of shard 0,"
+                " got one more of ten"
+            ),
+        ),
         ({"boot": 2}, None, Remedy.RESYNCHRONISE, "shard 0 is in life 1, the message is for 2"),
         ({"epoch": 9}, None, Remedy.RESYNCHRONISE, "shard 0 is at map epoch 1, the message at 9"),
         (
-            {"keys": [0, 512]},
+            {"stop": 512},
             None,
             Remedy.BAD_MESSAGE,
-            f"push covers keys [0, 512); shard 0 owns [0, {SIZE})",
+            f"push 1: expected keys [0, {SIZE}) of table net, got [0, 512)",
         ),
         (
             {"read_version": 1},
@@ -53,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("on_host_and_device")
             gradient(float("inf")),
             Remedy.BAD_INPUT,
             (
-                "push 1 of worker w holds NaN or infinity: expected finite gradients"
+                "push 1 of worker w: table net holds NaN or infinity: expected finite gradients"
                 " (loss nan); is the rate too high?"
             ),
         ),
@@ -77,7 +85,7 @@ def test_another_build_is_refused(changes: dict[str, Any]) -> None:
     """A Hello from other code is refused with both builds."""
     said = refusal(Talk().say(hello("w", **changes)))
     assert said.remedy is Remedy.WRONG_BUILD
-    assert said.text.startswith("shard 0 runs protocol 1 build build, worker w runs protocol ")
+    assert said.text.startswith("shard 0 runs protocol 2 build build, worker w runs protocol ")
 
 
 def test_before_the_weights_are_there() -> None:

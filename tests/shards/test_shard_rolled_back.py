@@ -5,18 +5,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shards import wire_format
+from shards import shard_state
 from shards.messages import Ack, AskRecords, Join, Joined, Records, Remedy, Welcome
-from shards.parameters import SavedProgress
-from tests.support.shard_dsl import Talk, gradient, hello, join, pull, push, refusal, served
+from tests.support.shard_dsl import (
+    Talk,
+    as_bytes,
+    gradient,
+    hello,
+    join,
+    pull,
+    push,
+    refusal,
+    served,
+)
 
 
 def rolled_back(former: Talk, **options: Any) -> Talk:
     """The next life of a shard, in the present state of the former one."""
-    saved, weights, slots = former.shard.copy()
-    as_written = wire_format.decode_state(wire_format.encode_state(saved), SavedProgress)
+    written, _ = shard_state.decode(as_bytes(shard_state.encode(former.shard.copy())))
     talk = Talk(installed=False, boot=5_000_000, **options)
-    talk.shard.restore(as_written, weights.copy(), slots)
+    talk.shard.restore(written)
     talk.shard.roll_back(talk.now)
     return talk
 
@@ -151,7 +159,7 @@ def test_a_collector_of_records_misses_none() -> None:
     talk.enter("w")
     talk.say(to(talk, join("w"), again=True, seq=8, step=8))
     talk.say(to(talk, push("w", 9)), gradient(1))
-    ((_, answer),) = talk.say(AskRecords(1, "job", "net", 8))
+    ((_, answer),) = talk.say(AskRecords(1, "job", 8))
     assert isinstance(answer, Records)
     (content,) = talk.frames
     assert isinstance(content, bytes)

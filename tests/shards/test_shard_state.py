@@ -3,8 +3,9 @@
 import msgpack
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from shards import wire_format
+from shards import shard_state
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     Ack,
@@ -19,12 +20,13 @@ from shards.messages import (
     State,
     Welcome,
 )
-from shards.parameters import SavedProgress
 from shards.rules import Adam, Momentum
+from shards.shard_state import SavedProgress
 from tests.support.shard_dsl import (
     SIZE,
     Talk,
     as_bytes,
+    blank,
     fresh,
     gradient,
     hello,
@@ -33,6 +35,8 @@ from tests.support.shard_dsl import (
     push,
     refusal,
 )
+
+EMPTY = np.zeros(4, np.float32)
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
@@ -56,7 +60,7 @@ def test_pulls_of_one_version_share_its_memory() -> None:
     talk = Talk(bound=None)
     talk.enter("w")
     addresses = set()
-    for message in (pull("w", 0), Read(1, "job", "net"), Export(2, "job", "net")):
+    for message in (pull("w", 0), Read(1, "job"), Export(2, "job")):
         talk.say(message)
         addresses.add(next(f.ctypes.data for f in talk.frames if isinstance(f, np.ndarray)))
     assert len(addresses) == 1
@@ -71,7 +75,7 @@ def test_what_was_exported_never_changes() -> None:
     held = []
     for seq in range(1, 30):
         if seq % 3 == 0:
-            talk.say(Export(seq, "job", "net"))
+            talk.say(Export(seq, "job"))
             arrays = [frame for frame in talk.frames if isinstance(frame, np.ndarray)]
             held.append((arrays, [array.copy() for array in arrays]))
             held = held[-2:]  # earlier arrays are dropped, and reused
@@ -80,7 +84,7 @@ def test_what_was_exported_never_changes() -> None:
         for arrays, copies in held:
             assert all(map(np.array_equal, arrays, copies))
     for one in (talk, alone):
-        one.say(Export(99, "job", "net"))
+        one.say(Export(99, "job"))
     assert as_bytes(talk.frames)[1:] == as_bytes(alone.frames)[1:]
 
 
@@ -94,21 +98,22 @@ def test_a_state_goes_to_another_life_whole() -> None:
     for seq in (1, 2):
         for worker in ("a", "b"):
             first.say(push(worker, seq), gradient(seq))
-    assert first.say(Export(3, "job", "net")) == [
-        ("operator", State(3, 0, 1, 4, ["mean", "square_mean"]))
-    ]
-    exported = as_bytes(first.frames)
+    assert first.say(Export(3, "job")) == [("operator", State(3, 0, 1, 4))]
+    exported, _ = shard_state.decode(as_bytes(first.frames))
+    assert list(exported.arrays) == ["net/weights", "net/mean", "net/square_mean"]
+    assert exported.saved.updates == {"net": 4}, "which Adam's bias correction needs"
     second = Talk(rule=Adam(), bound=0, boot=2, installed=False)
-    # Slots are named, and may come in any order.
-    frames = [exported[0], exported[1], exported[3], exported[2]]
-    said = second.say(Install(4, "job", "net", ["square_mean", "mean"]), frames)
+    # Arrays are named, and may come in any order.
+    arrays = dict(reversed(exported.arrays.items()))
+    frames = as_bytes(shard_state.encode(replace(exported, arrays=arrays)))
+    said = second.say(Install(4, "job"), frames)
     assert said == [("operator", Installed(4, 0, 2, 4))]
     assert second.say(hello("a")) == [("a", Welcome(10, 0, 2, 1, 4, 2, 2, 10.0))]
     for talk, boot in ((first, 1), (second, 2)):
         talk.say(hello("a", 1))
         talk.say(Join(11, "job", "a", 1, boot, 0))
         talk.say(push("a", 3, incarnation=1, boot=boot), gradient(5))
-        talk.say(Export(3, "job", "net"))
+        talk.say(Export(3, "job"))
     assert as_bytes(first.frames)[1:] == as_bytes(second.frames)[1:]
 
 
@@ -118,8 +123,8 @@ def test_no_worker_of_an_earlier_job_is_waited_for() -> None:
         {"w": LedgerEntry(3, seq=5, clock=7, step=6, standing=Standing.ACTIVE)}, floor=7
     )
     talk = Talk(bound=0, installed=False)
-    state = wire_format.encode_state(SavedProgress(9, 8, 7, ledger))
-    assert talk.say(Install(1, "job", "net", []), [state, bytes(4 * SIZE)]) == [
+    state = replace(blank(), saved=SavedProgress(9, 8, 7, ledger))
+    assert talk.say(Install(1, "job"), as_bytes(shard_state.encode(state))) == [
         ("operator", Installed(1, 0, 1, 9))
     ]
     talk.enter("other")
@@ -132,53 +137,67 @@ def test_no_worker_of_an_earlier_job_is_waited_for() -> None:
 def test_an_install_that_comes_late_undoes_nothing() -> None:
     """The admin client repeats a slow request; a late copy must not reset a running job."""
     talk = Talk()
-    assert talk.say(Install(1, "job", "net", []), fresh()) == [("operator", Installed(1, 0, 1, 0))]
+    assert talk.say(Install(1, "job"), fresh()) == [("operator", Installed(1, 0, 1, 0))]
     talk.enter("w")
     talk.say(push("w", 1), gradient(1))
-    said = refusal(talk.say(Install(1, "job", "net", []), fresh()))
+    said = refusal(talk.say(Install(1, "job"), fresh()))
     assert said.remedy is Remedy.GIVE_UP
     assert said.text == "install: shard 0 serves workers by now; expected a fresh one"
     assert talk.say(push("w", 2), gradient(1)) == [("w", Ack(102, 0, 1, 2, 2, 1, False))]
 
 
+def frames_of(**arrays: int) -> list[bytes]:
+    """The frames of an Install of zeros: for each array of the table its number of floats."""
+    zeros = {f"net/{name}": np.zeros(size, np.float32) for name, size in arrays.items()}
+    return as_bytes(shard_state.encode(replace(blank(), arrays=zeros)))
+
+
+SLOTS = "table net: expected weights and the slots ['history'] of rule Momentum, got "
+
+
 @pytest.mark.parametrize(
-    ("slots", "frames", "remedy", "text"),
+    ("frames", "remedy", "text"),
     [
-        ([], [], Remedy.BAD_MESSAGE, "install: expected 2 frames, got 0"),
-        ([], [*fresh(), b""], Remedy.BAD_MESSAGE, "install: expected 2 frames, got 3"),
-        (["history"], [*fresh()], Remedy.BAD_MESSAGE, "install: expected 3 frames, got 2"),
+        ([], Remedy.BAD_MESSAGE, "state: expected at least one frame, got none"),
+        ([*fresh(), b""], Remedy.BAD_MESSAGE, "install: expected 2 frames, got 3"),
+        (fresh()[:1], Remedy.BAD_MESSAGE, "state: expected 2 frames, got 1"),
         (
-            ["mean"],
-            [*fresh(), bytes(4 * SIZE)],
+            frames_of(weights=SIZE, mean=SIZE),
             Remedy.BAD_INPUT,
-            "install on shard 0: expected the slots ['history'] of rule Momentum, got ['mean']",
+            SLOTS + "['mean', 'weights']",
         ),
+        (frames_of(history=SIZE), Remedy.BAD_INPUT, SLOTS + "['history']"),
         (
-            ["history", "history"],
-            [*fresh(), bytes(4 * SIZE), bytes(4 * SIZE)],
+            as_bytes(
+                shard_state.encode(replace(blank(), arrays={"net/weights": np.zeros(SIZE, "<i4")}))
+            ),
             Remedy.BAD_INPUT,
             (
-                "install on shard 0: expected the slots ['history'] of rule Momentum,"
-                " got ['history', 'history']"
+                f"table net: weights: expected {SIZE} float32 for keys [0, {SIZE}),"
+                f" got int32 of shape ({SIZE},)"
             ),
         ),
         (
-            [],
+            as_bytes(shard_state.encode(replace(blank(), arrays=blank().arrays | {"x/y": EMPTY}))),
+            Remedy.BAD_INPUT,
+            "state: expected arrays of the tables net, got net/weights, x/y",
+        ),
+        (
             [fresh()[0], bytes(8)],
             Remedy.BAD_MESSAGE,
-            f"install: shard 0 has {4 * SIZE} bytes of weights, got 8",
+            f"state: net/weights of <f4 and shape ({SIZE},) takes {4 * SIZE} bytes, got 8",
         ),
-        ([], [b"\xc1", fresh()[1]], Remedy.BAD_MESSAGE, None),
-        ([], [msgpack.packb({"version": -1}), fresh()[1]], Remedy.BAD_MESSAGE, None),
+        ([b"\xc1", fresh()[1]], Remedy.BAD_MESSAGE, None),
+        ([msgpack.packb({"version": -1}), fresh()[1]], Remedy.BAD_MESSAGE, None),
     ],
 )
 def test_an_install_that_does_not_fit(
-    slots: list[str], frames: list[bytes], remedy: Remedy, text: str | None
+    frames: list[bytes], remedy: Remedy, text: str | None
 ) -> None:
     """An invalid Install is refused as a whole: the shard still has no weights."""
     talk = Talk(installed=False, rule=Momentum())
-    said = refusal(talk.say(Install(1, "job", "net", slots), frames))
+    said = refusal(talk.say(Install(1, "job"), frames))
     assert said.remedy is remedy
     assert text in {None, said.text}
-    assert refusal(talk.say(Read(1, "job", "net"))).remedy is Remedy.RETRY
-    assert refusal(talk.say(Export(1, "job", "net"))).remedy is Remedy.RETRY
+    assert refusal(talk.say(Read(1, "job"))).remedy is Remedy.RETRY
+    assert refusal(talk.say(Export(1, "job"))).remedy is Remedy.RETRY

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cupy_kernels import backends
-from shards import parameters
+from shards import dense_part
 from shards.messages import Export
 from shards.rules import RULES, Adam, Decay, Rule
 from tests.support.shard_dsl import SIZE, Talk, as_bytes, gradient, push
@@ -20,11 +20,11 @@ SEED = 2012
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the size of pieces so that each slot has several, the last one smaller."""
     assert SIZE % 50
-    monkeypatch.setattr(parameters, "_PIECE", 50)
+    monkeypatch.setattr(dense_part, "_PIECE", 50)
 
 
 def exported(talk: Talk) -> list[NDArray[np.float32]]:
-    talk.say(Export(1, "job", "net"))
+    talk.say(Export(1, "job"))
     return [frame for frame in talk.frames if isinstance(frame, np.ndarray)]
 
 

@@ -45,8 +45,8 @@ for pushed, pulled in map(str.split, sys.argv[1:]):
         ((_, ack),) = talk.say(push("w", seq, kind=pushed), [frame])
         assert ack.version == seq, ack
         ((_, weights),) = talk.say(pull("w", seq, kind=pulled, base=base, share=0.1))
-        base = weights.number
-    assert weights.kind is pulled, weights
+        base = weights.parts[0].number
+    assert weights.parts[0].kind is pulled, weights
     assert compiled() == before, (pushed, pulled)
     print(pushed, pulled)
 """

@@ -12,7 +12,7 @@ from cupy_kernels.backends import HOST
 from shards.parameters import ParameterStore
 from shards.rules import Momentum
 from shards.versions import _LATELY, Buffers, unshared
-from tests.support.shard_dsl import SIZE, spec
+from tests.support.shard_dsl import SIZE, blank, spec
 
 
 def test_a_dropped_buffer_is_recycled() -> None:
@@ -146,11 +146,11 @@ def test_a_list_knows_whether_others_read_its_arrays() -> None:
 def test_slots_have_two_sets_of_arrays_and_no_more() -> None:
     """However often a state is read, one set is in use, and the other is read or spare."""
     held, ones = ParameterStore(spec(rule=Momentum()), Buffers, HOST), np.ones(SIZE, np.float32)
-    held.restore(0, ones, {"history": ones})
+    held.restore(blank().saved, {"net/weights": ones, "net/history": ones})
     seen = set()
     for _ in range(9):
-        _, slots = held.copy()
-        seen.add(slots["history"].ctypes.data)
-        held.apply(ones, 0.1)
-        del slots
+        arrays = held.copy()
+        seen.add(arrays["net/history"].ctypes.data)
+        held.apply([{"net": ones}], {"net": 0.1})
+        del arrays
     assert len(seen) == 2

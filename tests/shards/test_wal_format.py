@@ -75,7 +75,7 @@ def said(shard: Shard, dice: random.Random) -> Arrival:
         case 5:
             message = renew(worker)
         case _:
-            message = AskStatus(1, "job", "net")
+            message = AskStatus(1, "job")
     # The requests of a turn differ: a server passes on one copy of each (`life`).
     if dice.random() < 0.03 and hasattr(message, "boot"):
         message = msgspec.structs.replace(message, boot=7)  # an earlier life's
@@ -108,7 +108,7 @@ def begun(kind: str, written: Written) -> Shard:
     """A shard with weights, and the beginning of its WAL in `written`."""
     shard = Shard(spec(**KINDS[kind]), boot=1)
     written.append(encoded(wal_format.opening(shard, 0, begins=True, now=0.0)))
-    install = Arrival(b"operator", Install(1, "job", "net", []), fresh())
+    install = Arrival(b"operator", Install(1, "job"), fresh())
     take(shard, [install], 0.0, written)
     return shard
 
@@ -125,15 +125,16 @@ def replayed(kind: str, written: Written) -> Shard:
 
 def held(shard: Shard) -> tuple[Any, ...]:
     """Everything that must be equal, bit for bit; the ends of leases differ between lives."""
-    saved, weights, slots = shard.copy()
+    state = shard.copy()
+    saved = state.saved
     workers = {
         name: msgspec.structs.replace(entry, lease_until=0.0)
         for name, entry in saved.ledger.entries.items()
     }
     waiting = [(one.message.worker, one.message.request) for one in shard.gate.waiting]
     joins = [key for key in waiting if key[1] == 11]
-    arrays = [weights.tobytes(), *(slots[name].tobytes() for name in sorted(slots))]
-    counted = saved.version, saved.steps, saved.samples, saved.ledger.floor
+    arrays = {name: array.tobytes() for name, array in state.arrays.items()}
+    counted = saved.version, saved.steps, saved.samples, saved.ledger.floor, saved.updates
     pushes = shard.journal.pushes
     return counted, workers, arrays, sorted(shard.updates.round), sorted(joins), pushes
 
@@ -188,7 +189,7 @@ def test_pushes_in_one_pass_are_replayed_in_one() -> None:
         Arrival(name.encode(), push(name, 1), [part])
         for name, part in zip("abc", parts, strict=True)
     ]
-    question = Arrival(b"x", AskStatus(1, "job", "net"))
+    question = Arrival(b"x", AskStatus(1, "job"))
     seen = set()
     for turn in (pushes, [*pushes[:2], question, pushes[2]], [pushes[0], question, *pushes[1:]]):
         written = Written()
@@ -237,7 +238,7 @@ def test_a_waiting_worker_may_be_in_quarantine() -> None:
     """Its earlier push to a round counts, and no state or WAL that holds it is refused."""
     written = Written()
     shard = Shard(spec(**KINDS["rounds"], guard=Guard(quarantine_after=1)), boot=1)
-    take(shard, [Arrival(b"o", Install(1, "job", "net", []), fresh())], 0.0, written)
+    take(shard, [Arrival(b"o", Install(1, "job"), fresh())], 0.0, written)
     for name in "ab":
         take(shard, [Arrival(name.encode(), hello(name))], 1.0, written)
         take(shard, [Arrival(name.encode(), join(name))], 1.0, written)
@@ -246,7 +247,7 @@ def test_a_waiting_worker_may_be_in_quarantine() -> None:
         take(shard, [Arrival(b"a", push("a", 1), [gradient])], 2.0, written)
     assert (list(shard.updates.round), shard.ledger.entries["a"].refused) == (["a"], 1)
     other = Shard(shard.spec, boot=2)
-    other.restore(*shard.copy())
+    other.restore(shard.copy())
     ((waiting, frames),) = shard.waiting()
     assert isinstance(waiting, Push)
     other.park_request(waiting, frames, 3.0)
@@ -266,7 +267,7 @@ def test_a_new_life_forgets_waiting_requests() -> None:
     written.append(encoded(wal_format.opening(again, 1, begins=True, now=2.0)))
     third = replayed("warm", written)
     assert third.gate.waiting == again.gate.waiting == []
-    late = third.handle(b"operator", Install(1, "job", "net", []), fresh(), 3.0)
+    late = third.handle(b"operator", Install(1, "job"), fresh(), 3.0)
     assert isinstance(late[0].message, Refusal)
     assert "serves workers by now" in late[0].message.text
 
@@ -287,7 +288,7 @@ def test_what_changed_nothing_is_not_written() -> None:
 
     assert noted(first) == ([1], 4 * SIZE)
     assert noted(first) == ([0], 0)
-    assert noted(Arrival(b"a", pull("a", 0)), Arrival(b"x", AskStatus(1, "job", "net"))) is None
+    assert noted(Arrival(b"a", pull("a", 0)), Arrival(b"x", AskStatus(1, "job"))) is None
     assert noted(Arrival(b"a", push("a", 9), first.frames)) is None
     ahead, second = push("a", 9), push("a", 2)
     both = [Arrival(b"a", one, first.frames) for one in (ahead, second)]

@@ -16,6 +16,7 @@ from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     MAX_PROBE_BYTES,
     Ack,
+    AskedPart,
     AskRecords,
     AskStatus,
     Export,
@@ -31,9 +32,11 @@ from shards.messages import (
     Left,
     Message,
     Parked,
+    Part,
     Probe,
     Probed,
     Pull,
+    PulledPart,
     Push,
     Quiesce,
     Quiesced,
@@ -50,36 +53,41 @@ from shards.messages import (
     Weights,
     Welcome,
 )
-from shards.parameters import SavedProgress
-from shards.tables import KeyRange
+from shards.shard_state import SavedProgress
+from shards.tables import MOST_TABLES
 
 TOP = 2**62
 LONG = "\N{DUCK}" * 128
 NAMES = (LONG, LONG, TOP)
-KEYS = [TOP] * 64
+TABLES = MOST_TABLES
+PARTS = [Part(LONG, Kind.SPARSE, TOP, TOP, True)] * TABLES
 
 # Every kind of message, as large as its fields allow.
 REQUESTS: list[Request | Probe] = [
     Hello(TOP, *NAMES, 1, LONG),
     Join(TOP, *NAMES, TOP, TOP),
-    Push(TOP, *NAMES, TOP, TOP, LONG, TOP, TOP, TOP, 2**32, 2**32, TOP, Kind.F4, KEYS, 1e300, 1, 1),
-    Pull(TOP, *NAMES, TOP, TOP, LONG, TOP),
+    Push(TOP, *NAMES, TOP, TOP, TOP, TOP, TOP, 2**32, 2**32, TOP, PARTS, 1e300, 1, 1, TOP),
+    Pull(TOP, *NAMES, TOP, TOP, TOP, [AskedPart(LONG, Kind.SPARSE, True, TOP, 0.1)] * TABLES),
     Renew(TOP, *NAMES, TOP),
     Leave(TOP, *NAMES, TOP),
-    Install(TOP, LONG, LONG, ["mean", "square_mean"], True),
-    Export(TOP, LONG, LONG),
-    Read(TOP, LONG, LONG),
-    Quiesce(TOP, LONG, LONG, 3600.0),
-    HandOver(TOP, LONG, LONG, TOP),
-    AskStatus(TOP, LONG, LONG),
-    AskRecords(TOP, LONG, LONG, TOP),
-    Probe(TOP, LONG, LONG, MAX_PROBE_BYTES),
+    Install(TOP, LONG, True),
+    Export(TOP, LONG),
+    Read(TOP, LONG),
+    Quiesce(TOP, LONG, 3600.0),
+    HandOver(TOP, LONG, TOP),
+    AskStatus(TOP, LONG),
+    AskRecords(TOP, LONG, TOP),
+    Probe(TOP, LONG, MAX_PROBE_BYTES),
 ]
 REPLIES: list[Reply] = [
     Welcome(TOP, TOP, TOP, TOP, TOP, TOP, TOP, 10.0),
     Joined(TOP, TOP, TOP, TOP),
     Ack(TOP, TOP, TOP, TOP, TOP, TOP, True),
-    Weights(TOP, TOP, TOP, TOP, LONG, TOP, Kind.F4, KEYS, 0.5),
+    Weights(
+        *(TOP, TOP, TOP, TOP, TOP),
+        [PulledPart(LONG, Kind.SPARSE, TOP, TOP, True, TOP, TOP)] * TABLES,
+        0.5,
+    ),
     Parked(TOP, TOP, TOP, TOP),
     Renewed(TOP, TOP, TOP),
     Left(TOP, TOP, TOP),
@@ -87,7 +95,7 @@ REPLIES: list[Reply] = [
     Quiesced(TOP, TOP, TOP, True),
     HandedOver(TOP, TOP, TOP),
     Installed(TOP, TOP, TOP, TOP),
-    State(TOP, TOP, TOP, TOP, ["history"]),
+    State(TOP, TOP, TOP, TOP),
     Status(TOP, TOP, TOP),
     Probed(TOP, TOP, TOP, TOP, LONG, 1e300, 1e300, TOP),
     Records(TOP, TOP, TOP, TOP),
@@ -114,7 +122,7 @@ def test_every_kind_is_covered() -> None:
 
 @pytest.mark.parametrize("message", REQUESTS, ids=name_of)
 def test_requests_come_back(message: Request) -> None:
-    """The largest header of every kind fits in 4 KB and is read as it was written."""
+    """The largest header of every kind fits in the limit and is read as it was written."""
     header = wire_format.encode(message)
     assert len(header) <= wire_format.MAX_HEADER_BYTES
     assert wire_format.decode_asked(memoryview(header)) == message
@@ -122,7 +130,7 @@ def test_requests_come_back(message: Request) -> None:
 
 @pytest.mark.parametrize("message", REPLIES, ids=name_of)
 def test_replies_come_back(message: Reply) -> None:
-    """The largest reply of every kind fits in 4 KB and is read as it was written."""
+    """The largest reply of every kind fits in the limit and is read as it was written."""
     header = wire_format.encode(message)
     assert len(header) <= wire_format.MAX_HEADER_BYTES
     assert wire_format.decode_reply(header) == message
@@ -307,14 +315,3 @@ def test_any_bytes_are_an_envelope_or_refused(noise: bytes, frames: int) -> None
         return
     assert sum(len(header) + 4 for header, _ in found) == len(noise)
     assert sum(len(own) for _, own in found) == frames
-
-
-RANGES = (KeyRange(0, 4), KeyRange(6, 8))
-
-
-def test_keys_in_headers_and_in_errors() -> None:
-    """Ranges are flattened for a header, and shown in an error even if their number is odd."""
-    assert wire_format.flatten(RANGES) == [0, 4, 6, 8]
-    assert wire_format.show([0, 4, 6, 8]) == "[0, 4) [6, 8)"
-    assert wire_format.show([0, 4, 6]) == "[0, 4)"
-    assert wire_format.show([]) == "no keys"

@@ -16,10 +16,10 @@ from ps import DenseTable, TensorSpec, shard_specs
 from ps.session.events import Pulled, Send
 from ps.session.session import Session
 from shards.ledger import Ledger
-from shards.parameters import SavedProgress
 from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed
 from shards.shard import Shard
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from worker import step_machine as machine
 from worker.step_machine import Plan, StepMachine
 from worker.strategies import Local, Strategy
@@ -65,13 +65,13 @@ class PureWorker:
             worker=f"w{number}",
             incarnation=0,
             build=first.build,
-            table=TABLE,
+            layout=first.layout,
             shard_map=first.map,
         )
         self.machine = StepMachine(
             plan, TABLE, worker=f"w{number}", bound=first.bound, ahead=cluster.ahead
         )
-        self.pulled: dict[int, machine.Pulled] = {}  # by request
+        self.pulled: dict[int, machine.WeightsPulled] = {}  # by request
         self.asked: dict[int, int] = {}  # requests by clock
         self.done = False
         self.wants = self.machine.wants()
@@ -90,20 +90,20 @@ class PureWorker:
 
     def _answer(self, want: machine.Want) -> tuple[bool, machine.Answer]:
         match want:
-            case machine.Read():
-                return True, machine.Rows(want.batches)
-            case machine.Pull():
+            case machine.ReadBatches():
+                return True, machine.BatchesRead(want.batches)
+            case machine.PullWeights():
                 self._ask(want.clock)
                 if self.asked[want.clock] not in self.pulled:
                     return False, None
                 for clock in want.prefetch:
                     self._ask(clock)
                 return True, self.pulled.pop(self.asked.pop(want.clock))
-            case machine.Compute():
+            case machine.ComputeGradient():
                 self.cluster.events.append(("step", self.number))
                 gradient = self.cluster.gradient(self.number, want.step, want.weights)
-                return True, machine.Computed(gradient, 1.0)
-            case machine.Push():
+                return True, machine.GradientComputed(gradient, 1.0)
+            case machine.PushContribution():
                 self._push(want)
                 return True, None
         return self.session.unacknowledged == 0, None
@@ -113,7 +113,7 @@ class PureWorker:
             self.asked[clock], sends = self.session.pull(clock, 0.0)
             self.cluster.deliver(self.number, sends)
 
-    def _push(self, want: machine.Push) -> None:
+    def _push(self, want: machine.PushContribution) -> None:
         self.cluster.events.append(("push", self.number))
         _, sends = self.session.push(
             want.contribution,
@@ -175,9 +175,9 @@ class PureCluster:
         self.events: list[Event] = []
         self.shards = [Shard(spec, boot=1) for spec in specs]
         for shard in self.shards:
-            (part,) = specs[0].map.cut(start(), shard.spec.shard)
-            slots = {name: np.zeros_like(part) for name in shard.spec.slot_names}
-            shard.restore(SavedProgress(0, 0, 0, Ledger()), part, slots)
+            part = specs[0].map.cut(start(), shard.spec.shard)
+            arrays = {array_name(TABLE.name, WEIGHTS): part}
+            shard.restore(ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
         self.workers = [PureWorker(self, number, plan) for number in range(workers)]
         for worker in self.workers:
             self.deliver(worker.number, worker.session.hello(0.0))
@@ -199,9 +199,11 @@ class PureCluster:
             if isinstance(event, Pulled):
                 self.events.append(("pull", number))
                 arena = TABLE.empty()
-                parts = [np.frombuffer(part[0], np.float32) for part in event.frames]
-                self.shards[0].spec.map.join(parts, arena)
-                worker.pulled[event.request] = machine.Pulled(arena, event.versions, self.ahead)
+                for place, sent in enumerate(event.frames):
+                    self.shards[0].spec.map.fill(arena, place, sent)
+                worker.pulled[event.request] = machine.WeightsPulled(
+                    arena, event.versions, self.ahead
+                )
         return sends
 
     def run(self, order: Iterable[int] | None = None) -> Floats:
@@ -220,8 +222,8 @@ class PureCluster:
     def weights(self) -> Floats:
         """The shards' weights."""
         arena = TABLE.empty()
-        parts = [shard.held.weights() for shard in self.shards]
-        self.shards[0].spec.map.join(parts, arena)
+        for shard in self.shards:
+            shard.spec.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
         return arena
 
     def local(self, number: int) -> Local:

@@ -37,7 +37,7 @@ class Worker:
             with ps.Client(self._cluster, worker=self._name, patience_s=120) as client:
                 client.pull()
                 while not self._ended.wait(0.002):
-                    client.push(np.ones(self._cluster.table.size, np.float32))
+                    client.push(np.ones(self._cluster.layout.size, np.float32))
                     client.flush()
                     self.acknowledged = client.seq
         except BaseException as error:  # noqa: BLE001  # the test's thread raises it

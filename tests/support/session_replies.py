@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.session.compression import Compression
 from ps.session.events import Event, Ready, Send
 from ps.session.session import Session
 from shards.messages import (
@@ -12,29 +13,34 @@ from shards.messages import (
     FromWorker,
     Joined,
     Kind,
+    PulledPart,
     Refusal,
     Remedy,
     Reply,
     Weights,
     Welcome,
 )
-from shards.tables import DenseTable, TensorSpec, cut_evenly
+from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from shards.wire_format import Buffer
 
 Array = NDArray[np.float32]
 
 TABLE = DenseTable("net", (TensorSpec("w", (512,)),))
+LAYOUT = Layout((TABLE,))
 
 
-def a_session(shards: int = 2, patience_s: float = 30.0) -> Session:
+def a_session(
+    shards: int = 2, patience_s: float = 30.0, compression: Compression | None = None
+) -> Session:
     return Session(
         job="job",
         worker="w",
         incarnation=2,
         build="build",
-        table=TABLE,
-        shard_map=cut_evenly(TABLE, shards),
+        layout=LAYOUT,
+        shard_map=cut_evenly(LAYOUT, shards),
         patience_s=patience_s,
+        compression=compression,
     )
 
 
@@ -51,9 +57,12 @@ def ack(shard: int, request: int, seq: int, *, boot: int = 1) -> Ack:
     return Ack(request, shard, boot, seq, 9, 4 + shard, False)
 
 
-def weights(shard: int, request: int, version: int = 7, waited_s: float = 0.0) -> Weights:
-    keys = [256 * shard, 256 * shard + 256]
-    return Weights(request, shard, 1, 1, "net", version, Kind.F4, keys, waited_s)
+def weights(
+    shard: int, request: int, version: int = 7, waited_s: float = 0.0, floats: int = 256
+) -> Weights:
+    """Weights of a shard of this number of floats."""
+    part = PulledPart("net", Kind.F4, floats * shard, floats * (shard + 1))
+    return Weights(request, shard, 1, 1, version, [part], waited_s)
 
 
 def refused(shard: int, request: int, remedy: Remedy, expected: int = 0) -> Refusal:
@@ -72,9 +81,11 @@ def brief(sends: Sequence[Send]) -> list[tuple[int, FromWorker]]:
     return [(send.shard, send.message) for send in sends]
 
 
-def ready_session(shards: int = 2, patience_s: float = 30.0) -> Session:
+def ready_session(
+    shards: int = 2, patience_s: float = 30.0, compression: Compression | None = None
+) -> Session:
     """A session that has joined fresh shards at clock 0; it has made two requests to each shard."""
-    session = a_session(shards, patience_s)
+    session = a_session(shards, patience_s, compression)
     session.hello(0.0)
     for shard in range(shards):
         deliver(session, welcome(shard, shard + 1))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.backends import Backend
+from shards import shard_state
 from shards.aggregation import ROUND, Merge
 from shards.messages import Export, Install, Read
 from shards.rules import Decay, Rule
@@ -13,7 +14,7 @@ from shards.schedules import Inv
 from shards.shard import Shard
 from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
 from shards.versions import Buffers, staging
-from tests.support.shard_dsl import Said, Talk, as_bytes, fresh, pull, push, spec
+from tests.support.shard_dsl import Said, Talk, as_bytes, blank, pull, push, spec
 
 SEED = 6021
 
@@ -26,17 +27,17 @@ TENSORS = DenseTable(
         TensorSpec("ip", (256, 2), lr_mult=0.5, decay_mult=3.0),
     ),
 )
-RANGES = (KeyRange(0, 256), KeyRange(512, TENSORS.size))
+KEYS = KeyRange(128, TENSORS.size)
 
 
 def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[list[Any], Shard]:
-    """Hold a seeded conversation with a shard of two key ranges; return its answers as bytes."""
+    """Hold a seeded conversation with a shard of one section; return its answers as bytes."""
     dice = np.random.default_rng(SEED)
     talk = Talk(installed=False)
     talk.shard = Shard(
         spec(
             table=TENSORS,
-            map=ShardMap(1, "net", (RANGES,)),
+            map=ShardMap(1, (KEYS,)),
             rule=rule,
             decay=decay,
             merge=merge,
@@ -53,7 +54,7 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
         arena = TENSORS.empty()
         for view in TENSORS.views(arena).values():
             view[...] = dice.standard_normal(view.shape, np.float32)
-        return np.concatenate([arena[keys.start : keys.stop] for keys in RANGES])
+        return arena[KEYS.start : KEYS.stop]
 
     heard: list[Any] = []
 
@@ -61,16 +62,16 @@ def converse(place: Backend, rule: Rule, decay: Decay, merge: Merge) -> tuple[li
         said: Said = talk.say(message, frames)
         heard.append((said, as_bytes(talk.frames)))
 
-    say(Install(1, "job", "net", []), [fresh()[0], values().tobytes()])
+    state = blank(spec=talk.shard.spec)
+    state.arrays["net/weights"] = values()
+    say(Install(1, "job"), as_bytes(shard_state.encode(state)))
     talk.enter("a", "b", "c")
-    keys = [edge for keys in RANGES for edge in (keys.start, keys.stop)]
     for seq in range(1, 7):
         for worker in "abc":
-            parts = np.split(values(), [256])
-            say(push(worker, seq, keys=keys), [part.tobytes() for part in parts])
+            say(push(worker, seq, start=KEYS.start, stop=KEYS.stop), [values().tobytes()])
         say(pull("b", seq))
-    say(Read(2, "job", "net"))
-    say(Export(3, "job", "net"))
+    say(Read(2, "job"))
+    say(Export(3, "job"))
     assert talk.shard.version == (6 if merge == ROUND else 18)
     assert len(talk.frames[1]) == size
     return heard, talk.shard

@@ -36,7 +36,7 @@ class Copies:
         self.copies: dict[int, ShardReplica] = {}
         self.cut_off: set[int] = set()
         self.configure(1)
-        self.say(1, *(given or (Install(1, "job", "net", []), fresh())))
+        self.say(1, *(given or (Install(1, "job"), fresh())))
         for worker in "" if given else "ab":
             self.say(1, hello(worker))
             self.say(1, join(worker))

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import HOST, Backend
-from shards import wire_format
+from shards import shard_state
 from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import (
     PROTOCOL,
+    AskedPart,
     FromShard,
     FromWorker,
     Hello,
@@ -20,40 +21,44 @@ from shards.messages import (
     Join,
     Kind,
     Leave,
+    Part,
     Pull,
+    PulledPart,
     Push,
     Refusal,
     Renew,
     Request,
     Weights,
 )
-from shards.parameters import SavedProgress
-from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.shard import Shard
-from shards.spec import ShardSpec
-from shards.tables import DenseTable, TensorSpec, cut_evenly
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import DenseTable, KeyRange, Layout, TensorSpec, cut_evenly
 
 TABLE = DenseTable(
     "net", (TensorSpec("a", (200,)), TensorSpec("b", (50,)), TensorSpec("c", (256,)))
 )
 SIZE = TABLE.size
-KEYS = [0, SIZE]
+PART = Part("net", Kind.F4, 0, SIZE)
 REAL = np.concatenate([np.arange(200), np.arange(256, 306), np.arange(320, 576)])
 
 Said = list[tuple[str, FromShard]]
 
 
 def spec(**options: Any) -> ShardSpec:
-    """A spec of one shard that owns the whole table: SGD at rate 1, bound 1, two workers."""
+    """A spec of one shard that owns the whole table: SGD at rate 1, bound 1, two workers.
+
+    Options of a TableSpec are those of its table; `tables` replaces it.
+    """
+    own: dict[str, Any] = {"table": TABLE, "schedule": Fixed(base_rate=1.0)}
+    own |= {name: options.pop(name) for name in TableSpec.__struct_fields__ if name in options}
+    tables = options.pop("tables", (TableSpec(**own),))
     plain: dict[str, Any] = {
         "job": "job",
         "shard": 0,
-        "table": TABLE,
-        "map": cut_evenly(TABLE, 1),
-        "rule": SGD(),
-        "schedule": Fixed(base_rate=1.0),
-        "decay": Decay(),
+        "tables": tables,
+        "map": cut_evenly(Layout(tuple(one.table for one in tables)), 1),
         "bound": 1,
         "workers": 2,
         "build": "build",
@@ -72,7 +77,7 @@ class Talk:
         self.frames: tuple[NDArray[np.float32] | bytes, ...] = ()
         self.now = 0.0
         if installed:
-            self.say(Install(1, "job", "net", []), fresh())
+            self.say(Install(1, "job"), fresh(spec=self.shard.spec))
 
     def say(self, message: Request, frames: Sequence[bytes] = ()) -> Said:
         """Send a message; return the answers with their addresses (a worker's is its name)."""
@@ -100,9 +105,21 @@ class Talk:
         return frame
 
 
-def fresh(version: int = 0) -> tuple[bytes, bytes]:
+def blank(version: int = 0, spec: ShardSpec | None = None) -> ShardState:
+    """A state of zeros without pushes, for a shard of the whole table or of `spec`."""
+    layout, keys = Layout((TABLE,)), KeyRange(0, SIZE)
+    if spec is not None:
+        layout, keys = spec.layout, spec.keys
+    arrays = {
+        array_name(one.table, WEIGHTS): np.zeros(len(one.keys), np.float32)
+        for one in layout.sections(keys)
+    }
+    return ShardState(SavedProgress(version, 0, 0, Ledger()), arrays)
+
+
+def fresh(version: int = 0, spec: ShardSpec | None = None) -> list[bytes]:
     """The frames of an Install of zeros."""
-    return wire_format.encode_state(SavedProgress(version, 0, 0, Ledger())), bytes(4 * SIZE)
+    return as_bytes(shard_state.encode(blank(version, spec)))
 
 
 def hello(worker: str, incarnation: int = 0, **changes: Any) -> Hello:
@@ -115,13 +132,21 @@ def join(worker: str, clock: int = 0, incarnation: int = 0) -> Join:
 
 
 def pull(worker: str, clock: int, request: int = 12, **changes: Any) -> Pull:
-    return msgspec.structs.replace(Pull(request, "job", worker, 0, 1, 1, "net", clock), **changes)
+    """A pull of the table; changes of an AskedPart are those of its only part."""
+    ask = {name: changes.pop(name) for name in AskedPart.__struct_fields__ if name in changes}
+    plain = Pull(request, "job", worker, 0, 1, 1, clock, [AskedPart(**{"table": "net"} | ask)])
+    return msgspec.structs.replace(plain, **changes)
 
 
 def push(worker: str, seq: int, **changes: Any) -> Push:
-    """Push `seq` of one step, read at version 0, unless `changes` say otherwise."""
+    """Push `seq` of one step, read at version 0, unless `changes` say otherwise.
+
+    Changes of a Part are those of its only part.
+    """
+    own = {name: changes.pop(name) for name in Part.__struct_fields__ if name in changes}
     plain = Push(
-        *(100 + seq, "job", worker, 0, 1, 1, "net", seq, seq, seq, 1, 64, 0, Kind.F4, KEYS),
+        *(100 + seq, "job", worker, 0, 1, 1, seq, seq, seq, 1, 64, 0),
+        [msgspec.structs.replace(PART, **own)],
         loss=0.5,
         rtt_s=0.0,
         wait_s=0.0,
@@ -153,7 +178,8 @@ def served(
     worker: str, version: int, *, waited_s: float = 0.0, request: int = 12
 ) -> tuple[str, Weights]:
     """The answer to a pull."""
-    return worker, Weights(request, 0, 1, 1, "net", version, Kind.F4, KEYS, waited_s)
+    part = PulledPart("net", Kind.F4, 0, SIZE)
+    return worker, Weights(request, 0, 1, 1, version, [part], waited_s)
 
 
 def refusal(said: Said) -> Refusal:

@@ -44,7 +44,7 @@ class Life:
     def enter(self) -> None:
         """Install zeros in an empty shard, and act as a worker of this process."""
         if self.shard.version == 0:
-            self.say(Install(1, "job", "net", []), fresh())
+            self.say(Install(1, "job"), fresh())
         self.say(hello("w"))
         self.say(msgspec.structs.replace(join("w"), boot=self.shard.boot))
         self.seq = self.shard.ledger.entries["w"].seq
@@ -58,8 +58,7 @@ class Life:
             assert isinstance(answer.message, Ack), answer
 
     def held(self) -> list[bytes]:
-        _, weights, slots = self.shard.copy()
-        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
+        return [array.tobytes() for array in self.shard.copy().arrays.values()]
 
 
 @contextmanager

@@ -16,12 +16,18 @@ from ps import ShardState
 from ps.snapshots.object_store import ArrowStore
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Standing
-from shards.parameters import SavedProgress
-from shards.tables import cut_evenly
+from shards.shard_state import SavedProgress
+from shards.tables import Layout, cut_evenly
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))
-MAP = cut_evenly(TABLE, 2)
-JOB: dict[str, Any] = {"table": TABLE, "shard_map": MAP, "rule": "momentum", "workers": 3}
+LAYOUT = Layout((TABLE,))
+MAP = cut_evenly(LAYOUT, 2)
+JOB: dict[str, Any] = {
+    "layout": LAYOUT,
+    "shard_map": MAP,
+    "rules": ("momentum",),
+    "workers": 3,
+}
 
 
 def states_of(version: int = 5) -> list[ShardState]:
@@ -29,10 +35,12 @@ def states_of(version: int = 5) -> list[ShardState]:
     return [
         ShardState(
             SavedProgress(version + shard, 7, 9, Ledger(_entries(), floor=3)),
-            np.arange(len(keys), dtype=np.float32) + 1000 * shard,
-            {"history": -np.arange(len(keys), dtype=np.float32)},
+            {
+                "net/weights": np.arange(len(keys), dtype=np.float32) + 1000 * shard,
+                "net/history": -np.arange(len(keys), dtype=np.float32),
+            },
         )
-        for shard, (keys,) in enumerate(MAP.ranges)
+        for shard, keys in enumerate(MAP.ranges)
     ]
 
 
@@ -46,9 +54,8 @@ def _entries() -> dict[str, LedgerEntry]:
 def same(states: list[ShardState], others: list[ShardState]) -> bool:
     return all(
         one.saved == other.saved
-        and one.weights.tobytes() == other.weights.tobytes()
-        and {name: a.tobytes() for name, a in one.slots.items()}
-        == {name: a.tobytes() for name, a in other.slots.items()}
+        and {name: a.tobytes() for name, a in one.arrays.items()}
+        == {name: a.tobytes() for name, a in other.arrays.items()}
         for one, other in zip(states, others, strict=True)
     )
 

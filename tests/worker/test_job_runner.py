@@ -170,7 +170,7 @@ def push(servers: Servers, count: int, incarnation: int) -> None:
     with ps.Client(servers.cluster, worker="0", incarnation=incarnation) as client:
         for _ in range(count):
             client.pull()
-            client.push(np.ones(servers.cluster.table.size, np.float32))
+            client.push(np.ones(servers.cluster.layout.size, np.float32))
         client.flush()
 
 
@@ -423,7 +423,7 @@ def test_logs_stay_where_the_last_snapshot_failed(
     assert outcome.weights.min() == -5
     logs = newest_logs(tmp_path / "logs")
     assert logs is not None
-    assert [state.weights.min() for state in logs.states] == [-5, -5]
+    assert [state.arrays["net/weights"].min() for state in logs.states] == [-5, -5]
     assert notes == [
         f"snapshot {tmp_path}/snapshots/1",
         f"no space left; the last good one is {tmp_path}/snapshots/1",

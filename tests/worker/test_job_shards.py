@@ -20,6 +20,7 @@ from ps.launch.replica_supervisor import ReplicatedShards
 from ps.session import admin_plans
 from ps.wal.catalog import newest_logs
 from shards.errors import DownpourError, GiveUp
+from shards.repartition import whole_weights
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing
@@ -176,8 +177,7 @@ def test_deaths_with_logs(
     found = newest_logs(tmp_path)
     assert found is not None
     assert found.manifest.map == job_shards.cluster.map
-    whole = found.manifest.table.empty()
-    found.manifest.map.join([state.weights for state in found.states], whole)
+    whole = whole_weights(found.states, found.manifest.layout, found.manifest.map)
     assert set(whole[:3000]) == {-float(acknowledged)}
 
 

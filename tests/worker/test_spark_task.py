@@ -175,10 +175,10 @@ def test_a_task_compresses_as_its_job_says() -> None:
         statuses = console.status()  # before the console reads, which is answered in plain floats
         assert counted(console.read()) == {-6.0}
         assert sum(status.bytes_in for status in statuses) == 6 * 2 * TABLE.size
-        for status, ranges in zip(statuses, spec.cluster.map.ranges, strict=True):
+        for status, keys in zip(statuses, spec.cluster.map.ranges, strict=True):
             # A busy machine may ask for the same weights again: every answer is half as large.
             assert status.pulls >= 6
-            assert status.bytes_out == status.pulls * 2 * sum(len(keys) for keys in ranges)
+            assert status.bytes_out == status.pulls * 2 * len(keys)
 
 
 def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -187,7 +187,7 @@ def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathF
     place, few = tmp_path_factory.mktemp("snapshots"), Compression.parse("topk:0.1")
     with job(steps=3) as (spec, console):
         taker = SnapshotScheduler(
-            spec.cluster, SnapshotCatalog(place), rule="sgd", workers=2, residuals=True
+            spec.cluster, SnapshotCatalog(place), rules=("sgd",), workers=2, residuals=True
         )
         with taker:
             first = replace(spec, compression=few, keep=str(place))

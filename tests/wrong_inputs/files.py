@@ -149,9 +149,9 @@ def _state(folder: Path, env: Env) -> list[Format]:
     save_snapshot(
         snapshot,
         env.console.export(),
-        table=env.table,
+        layout=env.cluster.layout,
         shard_map=env.cluster.map,
-        rule="sgd",
+        rules=("sgd",),
         workers=1,
     )
     load_or_create_keys(folder)

@@ -6,7 +6,7 @@ from math import prod
 from msgspec.structs import replace
 
 from shards.errors import BadInput
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
@@ -27,7 +27,7 @@ def caffe_job(
     """
     model = partial(CaffeModel, replace(solver.train, precision=options.precision))
     built = model()
-    cut_evenly(built.table, options.shards)
+    cut_evenly(Layout((built.table,)), options.shards)
     _check_trains(built.net)
     _check_rows(solver, built)
     snapshots = options.part(SnapshotPolicy)

@@ -66,7 +66,7 @@ def connect(
 
 def _install(cluster: Cluster) -> None:
     with AdminClient(cluster) as console:
-        console.install(cluster.table.empty())
+        console.install(cluster.layout.empty())
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ps.launch import launcher, restart
 from ps.launch.launch_plan import LaunchPlan
 from ps.wal.recovery import logged_spec, recovered
 from shards.errors import BadInput, GiveUp
+from shards.repartition import whole_weights
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
 pytestmark = pytest.mark.usefixtures("quick_start")
@@ -42,12 +43,9 @@ with process_shards(specs_of(1), durability=Durability.LOGGED, logs=folder) as h
 
 def arena(folder: Path, cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """The weights recovered from the WALs below `folder`."""
-    whole = cluster.table.empty()
-    for shard in range(cluster.map.shards):
-        _, state = recovered(folder / f"shard-{shard}")
-        for part in cluster.map.cut(whole, shard):
-            part[:] = state.weights
-    return whole
+    shards = range(cluster.map.shards)
+    states = [recovered(folder / f"shard-{shard}")[1] for shard in shards]
+    return whole_weights(states, cluster.layout, cluster.map)
 
 
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty

@@ -51,9 +51,9 @@ def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> No
         save_snapshot(
             tmp_path / "5",
             console.export(),
-            table=TABLE,
+            layout=cluster.layout,
             shard_map=cluster.map,
-            rule="momentum",
+            rules=("momentum",),
             workers=1,
         )
     assert sum(name == "update_momentum" for name, *_ in cupy.calls) == 2 * (1 + 5)

@@ -47,8 +47,8 @@ class Child(ProcessHandle):
 
 def test_time_to_read_the_log() -> None:
     """A shard may be silent for a start, and longer the more state it has to read."""
-    assert recovery_s(180_000_000, SGD()) == 192.0
-    assert recovery_s(90_000_000, Momentum(0.9)) == 192.0
+    assert recovery_s(180_000_000, [SGD()]) == 192.0
+    assert recovery_s(90_000_000, [SGD(), Momentum(0.9)]) == 192.0
 
 
 def test_a_large_shard_is_given_time() -> None:

@@ -102,7 +102,7 @@ def test_a_lost_probe_goes_out_again(cluster: ps.Cluster, monkeypatch: pytest.Mo
 
 
 def probe(job: str, payload_bytes: int = 5) -> Probe:
-    return Probe(7, job, _TABLE.name, payload_bytes)
+    return Probe(7, job, payload_bytes)
 
 
 def test_a_probe_is_answered_with_what_it_asks() -> None:

@@ -27,10 +27,12 @@ from ps.transport.coordinator_messages import (
     decode_primaries,
 )
 from ps.transport.link_model import parse_link
+from shards.dense_part import DensePart
 from shards.errors import BadInput, BadMessage
 from shards.messages import Standing
 from shards.replication_messages import Beat
 from shards.rules import Adam
+from shards.shard import Shard
 from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.replica_group import ONE, TABLE, Group, push
@@ -329,7 +331,14 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
         eventually(lambda: not shards[1].held.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
         eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
-        assert [shard.held._moved for shard in shards] == [TABLE.size] * 2
+        assert [_moved(shard) for shard in shards] == [TABLE.size] * 2
         del held
     finally:
         group.stop()
+
+
+def _moved(shard: Shard) -> int:
+    """The floats of each slot that the shard has copied ahead."""
+    (part,) = shard.held.parts.values()
+    assert isinstance(part, DensePart)
+    return part._moved

@@ -36,12 +36,12 @@ def test_a_worker_speaks_for_its_own_name_alone() -> None:
     door = register()
     door.enrol("w1", 0, ONE, now=1.0)
     door.check(ONE, Renew(1, "job", "w1", 0, 1), now=2.0)
-    door.check(ONE, Probe(1, "job", "net", 0), now=2.0)
+    door.check(ONE, Probe(1, "job", 0), now=2.0)
     with pytest.raises(BadMessage, match=r"join: expected worker w1, whose key this is, got .* w2"):
         door.check(ONE, Join(1, "job", "w2", 0, 1, 0), now=2.0)
     with pytest.raises(BadMessage, match=r"askstatus: expected the operator's key, got .* w1"):
-        door.check(ONE, AskStatus(1, "job", "net"), now=2.0)
-    door.check(OPERATOR, AskStatus(1, "job", "net"), now=2.0)
+        door.check(ONE, AskStatus(1, "job"), now=2.0)
+    door.check(OPERATOR, AskStatus(1, "job"), now=2.0)
     door.check(OPERATOR, Renew(1, "job", "w1", 0, 1), now=2.0)
 
 
@@ -115,7 +115,7 @@ def test_a_token_expires_after_the_operators_last_word() -> None:
     """It lasts while the operator is heard, and then for the stated time."""
     door = register()
     door.enrol("w1", 0, ONE, now=HOUR)
-    door.check(OPERATOR, AskStatus(1, "job", "net"), now=HOUR)
+    door.check(OPERATOR, AskStatus(1, "job"), now=HOUR)
     door.enrol("w2", 0, TWO, now=2 * HOUR)
     late = "w3: the job's join token has expired: it lasts 3600 s .* which was 3601 s ago"
     with pytest.raises(GiveUp, match=late):

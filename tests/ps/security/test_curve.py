@@ -135,7 +135,7 @@ def test_admitted_key_but_another_name(cluster: Cluster) -> None:
     assert text(say(endpoint, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )
-    assert text(say(endpoint, own, AskStatus(1, cluster.job, "net"))) == (
+    assert text(say(endpoint, own, AskStatus(1, cluster.job))) == (
         "askstatus: expected the operator's key, got that of worker w0"
     )
     as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, cluster.build)
@@ -185,7 +185,7 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
         expect(socket, key, own)
         socket.setsockopt(zmq.RCVTIMEO, 60_000)
         socket.connect(plain)
-        status = AskStatus(1, cluster.job, "net")
+        status = AskStatus(1, cluster.job)
         odd = Enrol("w0", 0, "no key")
         for said in (
             wire_format.enclose([(status, ())]),

@@ -226,7 +226,7 @@ def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
     assert text(say(at, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )
-    assert text(say(at, own, AskStatus(1, cluster.job, "net"))) == (
+    assert text(say(at, own, AskStatus(1, cluster.job))) == (
         "askstatus: expected the operator's key, got that of worker w0"
     )
 

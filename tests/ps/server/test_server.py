@@ -25,7 +25,6 @@ from ps.server.server import ShardServer
 from ps.transport import connection_limits
 from shards import wire_format
 from shards.errors import BadInput
-from shards.ledger import Ledger
 from shards.messages import (
     PROTOCOL,
     AskStatus,
@@ -39,12 +38,12 @@ from shards.messages import (
     Reply,
     Standing,
 )
-from shards.parameters import SavedProgress
 from shards.rules import Adam
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
 from tests.support.eventually import eventually
+from tests.support.shard_dsl import blank
 from tests.support.slow_clock import held_up, standings
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -110,7 +109,7 @@ def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
     compression = ps.Compression.parse("topk:0.1", "int8")
     (spec,) = ps.expect_compression([spec_of()], compression)
-    assert (spec.pushed, spec.pulled) == (Kind.SPARSE, Kind.INT8)
+    assert (spec.tables[0].pushed, spec.tables[0].pulled) == (Kind.SPARSE, Kind.INT8)
     with ShardServer(spec, boot=1):
         assert prepared == [(spec, HOST)]
 
@@ -165,7 +164,7 @@ def test_mangled_messages_are_refused(server: ShardServer) -> None:
             answer = peer.ask(*frames)
             assert isinstance(answer, Refusal), (frames, answer)
             refused += 1
-        status = AskStatus(7, server.shard.spec.job, "net")
+        status = AskStatus(7, server.shard.spec.job)
         assert peer.ask(*alone(status)).request == 7
     assert server.shard.status().refused == refused
     assert serves(server)
@@ -175,14 +174,14 @@ def test_frames_too_many_or_too_large_for_what_they_come_with(server: ShardServe
     """A request without frames ignores extra ones; an install checks its own; others' are bad."""
     job = server.shard.spec.job
     with Peer(server) as peer:
-        reply = peer.ask(*alone(Read(3, job, "net"), *[b"x"] * 1000))
+        reply = peer.ask(*alone(Read(3, job), *[b"x"] * 1000))
         assert (reply.request, type(reply).__name__) == (3, "Weights")
-        refusal = peer.ask(*alone(Read(3, job, "net")), b"x")
+        refusal = peer.ask(*alone(Read(3, job)), b"x")
         assert isinstance(refusal, Refusal)
         assert refusal.text.startswith("envelope: its headers take")
         assert refusal.text.endswith("and 1")
         for frames in ([], [b""] * 1000, [bytes(1), bytes(2048)]):
-            refusal = peer.ask(*alone(Install(4, job, "net", []), *frames))
+            refusal = peer.ask(*alone(Install(4, job), *frames))
             assert isinstance(refusal, Refusal)
             assert refusal.remedy is Remedy.BAD_MESSAGE
     assert serves(server)
@@ -231,7 +230,7 @@ def test_strangers_and_peers_that_vanish(server: ShardServer) -> None:
                 stranger.sendall(noise)
     for _ in range(20):
         with Peer(server) as peer:
-            peer.socket.send_multipart(alone(Read(1, server.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, server.shard.spec.job)))
             peer.socket.send(b"half", zmq.SNDMORE)
     assert serves(server)
 
@@ -261,7 +260,7 @@ def test_leases_run_out_while_messages_pour_in(server: ShardServer) -> None:
         with AdminClient(cluster) as console:
             console.install(TABLE.empty())
         Client(cluster, worker="gone").abort()
-        (read,) = alone(Read(1, quick.shard.spec.job, "net"))
+        (read,) = alone(Read(1, quick.shard.spec.job))
         with Peer(quick) as peer:
 
             def flood() -> bool:
@@ -325,7 +324,7 @@ def test_a_failure_of_the_loop_is_told(
     with ShardServer(spec_of(), boot=1) as broken:
         monkeypatch.setattr(broken.shard, "handle_together", lambda *_: 1 // 0)
         with Peer(broken) as peer:
-            peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job, "net")))
+            peer.socket.send_multipart(alone(Read(1, broken.shard.spec.job)))
             broken._thread.join(60)
         with pytest.raises(ZeroDivisionError):
             broken.check()
@@ -363,10 +362,9 @@ def test_a_shard_that_comes_back_is_gone_on_with() -> None:
 def test_free_moments_are_used() -> None:
     """Slots that are being read are copied while no message comes, before the next push does."""
     server = ShardServer(spec_of(rule=Adam()), boot=1)
-    slots = dict.fromkeys(Adam.slot_names, TABLE.empty())
-    server.shard.restore(SavedProgress(0, 0, 0, Ledger()), TABLE.empty(), slots)
+    server.shard.restore(blank(spec=server.shard.spec))
     held = server.shard.copy()
     with server:
         eventually(lambda: server.shard.prepared, because="the slots are copied")
-    assert server.shard.held._moved == TABLE.size
+    assert server.shard.held.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
     del held

@@ -8,12 +8,14 @@ from ps.session.events import Departed, Pulled, Pushed, Ready, Unreachable
 from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, WrongBuild
 from shards.messages import (
     PROTOCOL,
+    AskedPart,
     Hello,
     Join,
     Kind,
     Leave,
     Left,
     Parked,
+    Part,
     Pull,
     Push,
     Remedy,
@@ -144,15 +146,19 @@ def test_a_pull() -> None:
     session = ready_session()
     request, sends = session.pull(3, now=0.0)
     assert brief(sends) == [
-        (0, Pull(6, "job", "w", 2, 1, 1, "net", 3)),
-        (1, Pull(6, "job", "w", 2, 1, 1, "net", 3)),
+        (0, Pull(6, "job", "w", 2, 1, 1, 3, [AskedPart("net")])),
+        (1, Pull(6, "job", "w", 2, 1, 1, 3, [AskedPart("net")])),
     ]
     assert deliver(session, weights(1, 6, 8, waited_s=0.5), frames=[bytes(1024)]) == ([], [])
     assert deliver(session, weights(1, 6, 9), frames=[bytes(1024)]) == ([], []), "a second answer"
     assert deliver(session, weights(0, 77), frames=[bytes(1024)]) == ([], []), "to no question"
     assert deliver(session, weights(0, 6, 7), frames=[bytes(1024)]) == (
         [],
-        [Pulled(request, (7, 8), ((bytes(1024),), (bytes(1024),)), 0.5)],
+        [
+            Pulled(
+                request, (7, 8), ((bytes(1024),), (bytes(1024),)), 0.5, ("net",), {"net": Kind.F4}
+            )
+        ],
     )
     assert deliver(session, weights(0, 6, 7), frames=[bytes(1024)]) == ([], [])
     assert session.next_deadline is None
@@ -185,14 +191,12 @@ def test_a_push() -> None:
                 2,
                 1,
                 1,
-                "net",
                 1,
                 4,
                 9,
                 *told,
                 5,
-                Kind.F4,
-                [0, 256],
+                [Part("net", Kind.F4, 0, 256)],
                 0.5,
                 0.125,
                 0.25,
@@ -207,14 +211,12 @@ def test_a_push() -> None:
                 2,
                 1,
                 1,
-                "net",
                 1,
                 4,
                 9,
                 *told,
                 6,
-                Kind.F4,
-                [256, 512],
+                [Part("net", Kind.F4, 256, 512)],
                 0.5,
                 0.125,
                 0.25,
@@ -256,7 +258,7 @@ def test_a_gradient_that_does_not_fit(
 ) -> None:
     """It is refused before it takes a number: the next push is still the first."""
     session = ready_session()
-    with pytest.raises(BadInput, match="push to table net: " + text):
+    with pytest.raises(BadInput, match="push( to table net)?: " + text):
         session.push(
             gradient,
             versions,
@@ -277,7 +279,7 @@ def test_weights_that_do_not_fit() -> None:
     session = ready_session(1)
     session.pull(0, now=0.0)
     with pytest.raises(BadMessage, match=r"weights: keys \[0, 512\) as f4 take 2048 bytes, got 9"):
-        session.receive(0, weights(0, 4), [bytes(9)], 0.0)
+        session.receive(0, weights(0, 4, floats=512), [bytes(9)], 0.0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from ps.session.events import Pulled, Pushed, Unreachable, Usurped
 from shards.errors import BadInput, GiveUp
-from shards.messages import PROTOCOL, Ack, Hello, Join, Kind, Parked, Pull, Push, Remedy
+from shards.messages import PROTOCOL, Ack, Hello, Join, Parked, Pull, Push, Remedy
 from tests.support.session_replies import (
     TABLE,
     a_session,
@@ -103,7 +103,7 @@ def test_being_parked_is_no_silence() -> None:
     for second in range(2, 60, 2):
         session.tick(float(second))
         deliver(session, Parked(4, 0, 1, 3), now=second + 0.1)
-    (event,) = deliver(session, weights(0, 4), now=60.0, frames=[bytes(2048)])[1]
+    (event,) = deliver(session, weights(0, 4, floats=512), now=60.0, frames=[bytes(2048)])[1]
     assert isinstance(event, Pulled)
 
 
@@ -111,7 +111,7 @@ def test_a_quick_shard_may_be_slow_to_be_waited_for() -> None:
     """The minute of computing before a pull that is then parked does not count as silence."""
     session = ready_session(1)
     session.pull(0, now=0.0)
-    deliver(session, weights(0, 4), now=0.1, frames=[bytes(2048)])
+    deliver(session, weights(0, 4, floats=512), now=0.1, frames=[bytes(2048)])
     session.pull(1, now=60.0)
     assert len(session.tick(61.0)) == 1
 
@@ -169,9 +169,9 @@ def test_a_part_that_is_refused_is_made_up_for_by_none() -> None:
         deliver(session, refused(0, request, Remedy.BAD_INPUT))
     assert deliver(session, refused(1, request, Remedy.BAD_INPUT)) == ([], [])
     for shard, send in enumerate(session.tick(0.0)):
-        bare = msgspec.structs.replace((first, second)[shard].message, kind=Kind.SPARSE)
+        bare = msgspec.structs.replace((first, second)[shard].message, parts=[])
         assert (send.shard, send.message) == (shard, bare)
-        assert [bytes(frame) for frame in send.frames] == [b""]
+        assert send.frames == ()
     assert deliver(session, ack(0, request, 1)) == ([], [])
     (event,) = deliver(session, ack(1, request, 1))[1]
     assert isinstance(event, Pushed)
@@ -328,7 +328,7 @@ def test_a_step_that_was_let_through_is_counted_before_it_is_pushed() -> None:
     """
     session = ready_session(1)
     session.pull(0, now=0.0)
-    _, (pulled,) = deliver(session, weights(0, 4), frames=[bytes(2048)])
+    _, (pulled,) = deliver(session, weights(0, 4, floats=512), frames=[bytes(2048)])
     assert isinstance(pulled, Pulled)
     session.pull(1, now=0.0)
     deliver(session, refused(0, 6, Remedy.RESYNCHRONISE))

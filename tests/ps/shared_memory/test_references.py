@@ -31,6 +31,7 @@ from shards.messages import (
     Hello,
     Kind,
     Leave,
+    PulledPart,
     Renew,
     Weights,
     Welcome,
@@ -46,7 +47,7 @@ HELLO = Hello(1, JOB, "w", 0, PROTOCOL, "build")
 WELCOME = Welcome(1, 0, 1, 1, 0, 0, 0, 10.0)
 PULL = Renew(2, JOB, "w", 0, 1)
 ACK = Ack(3, 0, 1, 1, 1, 0, False)
-WEIGHTS = Weights(2, 0, 1, 1, "net", 5, Kind.F4, [0, SIZE], 0.0)
+WEIGHTS = Weights(2, 0, 1, 1, 5, [PulledPart("net", Kind.F4, 0, SIZE)], 0.0)
 
 
 class Pair:

@@ -205,9 +205,9 @@ def test_slots_side_by_side() -> None:
             (reference,) = owners[index].refer([arrays[index]]) or []
             view = windows[index].view(reference)
             assert view is not None
-            tile = windows[index].tile(view)
+            tile = windows[index].tile([view])
             assert isinstance(tile, MappedPiece)
-            assert windows[index].tile(view[4:]) is None, "not a slot's beginning"
+            assert windows[index].tile([view[4:]]) is None, "not a slot's beginning"
             tiles.append(tile)
         memory = mosaic.lay(tiles)
         if memory is None:

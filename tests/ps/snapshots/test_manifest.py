@@ -31,7 +31,16 @@ from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.tables import cut_evenly
-from tests.support.snapshot_stores import JOB, MAP, TABLE, full_disk, mocked, same, states_of
+from tests.support.snapshot_stores import (
+    JOB,
+    LAYOUT,
+    MAP,
+    TABLE,
+    full_disk,
+    mocked,
+    same,
+    states_of,
+)
 
 
 def save(place: Path | Store, version: int = 5) -> None:
@@ -43,8 +52,8 @@ def test_a_snapshot_comes_back(tmp_path: Path) -> None:
     save(tmp_path / "runs" / "12")
     manifest, states = load_snapshot(tmp_path / "runs" / "12")
     assert same(states, states_of())
-    assert (manifest.table, manifest.map) == (TABLE, MAP)
-    assert (manifest.rule, manifest.workers) == ("momentum", 3)
+    assert (manifest.layout, manifest.map) == (LAYOUT, MAP)
+    assert (manifest.rules, manifest.workers) == (("momentum",), 3)
     assert [part.version for part in manifest.parts] == [5, 6]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["12"]
 
@@ -55,10 +64,10 @@ def test_others_can_read_it(tmp_path: Path) -> None:
         save(tmp_path / name)
     arrays = load_file(tmp_path / "1" / "shard-1.safetensors")
     assert {name: array.dtype for name, array in arrays.items()} == {
-        "weights": np.float32,
-        "slot.history": np.float32,
+        "net/weights": np.float32,
+        "net/history": np.float32,
     }
-    np.testing.assert_array_equal(arrays["weights"], states_of()[1].weights)
+    np.testing.assert_array_equal(arrays["net/weights"], states_of()[1].arrays["net/weights"])
     for file in (tmp_path / "1").iterdir():
         assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
 
@@ -89,8 +98,9 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
                 console.restore(shard, state)
         got = steps(cluster, 5, 1)
     for one, other in zip(got, wanted, strict=True):
-        assert one.weights.tobytes() == other.weights.tobytes()
-        assert one.slots["history"].tobytes() == other.slots["history"].tobytes()
+        assert one.arrays.keys() == other.arrays.keys() == {"net/weights", "net/history"}
+        for name, array in one.arrays.items():
+            assert array.tobytes() == other.arrays[name].tobytes()
         assert (one.saved.version, one.saved.steps) == (10, 10)
         assert one.saved.ledger.entries["w"].seq == 10
 
@@ -165,12 +175,12 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, damage: Callable[[Path], No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"format": 6}, "expected format 5, got 6"),
-        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 5, got 2"),
+        ({"format": 7}, "expected format 6, got 7"),
+        ({"format": 2, "parts": [{"file": "x", "crc32": [1]}]}, "expected format 6, got 2"),
         ({"workers": "many"}, "Expected `int`, got `str`"),
         ({"parts": [{"file": "x", "bytes": 1}]}, "missing required field `version`"),
         (
-            {"table": {"name": "t", "tensors": [{"name": "a", "shape": [-1]}]}},
+            {"layout": {"tables": [{"name": "t", "tensors": [{"name": "a", "shape": [-1]}]}]}},
             "sizes of at least 1",
         ),
         ({"step": 7}, "unknown field `step`"),
@@ -229,7 +239,7 @@ def test_parts_that_were_exchanged_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "1"
     manifest = load_manifest(folder)
     parts = manifest.parts[::-1]
-    changed = msgspec.structs.replace(manifest, parts=parts, map=cut_evenly(TABLE, 2))
+    changed = msgspec.structs.replace(manifest, parts=parts, map=cut_evenly(LAYOUT, 2))
     (folder / "manifest.json").write_bytes(checked_json.encode(changed))
     with pytest.raises(BadInput) as caught:
         load_snapshot(folder)

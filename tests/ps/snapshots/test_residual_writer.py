@@ -70,7 +70,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
     return SnapshotScheduler(
         cluster,
         SnapshotCatalog(place),
-        rule="momentum",
+        rules=("momentum",),
         workers=1,
         residuals=True,
         report=told.append,

@@ -146,7 +146,7 @@ def test_only_what_is_cut_is_copied() -> None:
 
 def test_one_connection_needs_no_parts() -> None:
     """Over one connection a message goes whole, and its sender is its address."""
-    envelope: Parts = [wire_format.encode(AskStatus(1, "job", "table")), b"frame"]
+    envelope: Parts = [wire_format.encode(AskStatus(1, "job")), b"frame"]
     assert Cutter(TOKEN).cut(envelope, 1) == [envelope]
     assert Gatherer(PLENTY).take(b"peer", envelope) == (b"peer", envelope)
     assert Gatherer(PLENTY).take(b"peer", []) == (b"peer", [])

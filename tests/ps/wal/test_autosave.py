@@ -97,7 +97,7 @@ class Life:
     def install(self, value: float = 0.0, now: float = 0.0) -> None:
         saved, _ = fresh()
         weights = np.full(SIZE, value, np.float32)
-        self.say(Install(1, "job", "net", []), [saved, weights.tobytes()], now)
+        self.say(Install(1, "job"), [saved, weights.tobytes()], now)
         self.saves.look(self.shard, now)
 
     def enter(self, now: float = 0.0) -> None:
@@ -114,8 +114,7 @@ class Life:
         self.saves.look(self.shard, now)
 
     def held(self) -> list[bytes]:
-        _, weights, slots = self.shard.copy()
-        return [weights.tobytes(), *(slot.tobytes() for slot in slots.values())]
+        return [array.tobytes() for array in self.shard.copy().arrays.values()]
 
 
 def ended(life: Life) -> Path:
@@ -201,7 +200,7 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
     one.push(59.9)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 60.0)
-    one.say(Quiesce(1, "job", "net", 20.0), now=59.9)
+    one.say(Quiesce(1, "job", 20.0), now=59.9)
     one.saves.look(one.shard, 60.0)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
     one.saves.look(one.shard, 81.0)
@@ -270,7 +269,7 @@ def test_what_is_no_save(tmp_path: Path) -> None:
     chance = random.Random(seed)
     damaged = [content[: chance.randrange(len(content))] for _ in range(30)]
     damaged += [b"", content[:-1], os.urandom(len(content))]
-    for place in (*range(8), 30, len(content) - 60):
+    for place in (*range(8), 30, len(content) - 100):
         damaged.append(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     for bad in damaged:
         path.write_bytes(bad)

@@ -13,7 +13,7 @@ from shards.errors import BadInput
 from shards.job_ids import short_id
 from shards.messages import Install
 from shards.shard import Shard
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.support.shard_dsl import TABLE, fresh, spec
 from tests.support.shard_with_wal import written
 
@@ -37,8 +37,13 @@ def test_the_one_that_came_farthest(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (state,) = found.states
     told = found.manifest
-    assert (found.name, told.steps, told.rule, told.workers) == ("long", 5, "momentum", 2)
-    assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
+    assert (found.name, told.steps, told.rules, told.workers) == (
+        "long",
+        5,
+        ("momentum",),
+        2,
+    )
+    assert [array.tobytes() for array in state.arrays.values()] == held
     drop_logs(tmp_path, but="job-short")
     assert {path.name for path in tmp_path.iterdir()} == {short, "notes"}, "not ours"
     drop_logs(tmp_path)
@@ -52,10 +57,10 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     """A job is resumed completely or not at all."""
     folder = tmp_path / "job"
     log = WriteAheadLog(folder / "shard-0", Durability.PROCESS)
-    shard = Shard(spec(map=cut_evenly(TABLE, 2)), boot=1)
+    shard = Shard(spec(map=cut_evenly(Layout((TABLE,)), 2)), boot=1)
     log.recover(shard, 0.0)
-    weights = fresh()[0], bytes(4 * shard.size)
-    install = Arrival(b"o", Install(1, "job", "net", []), weights)
+    weights = fresh(spec=shard.spec)
+    install = Arrival(b"o", Install(1, "job"), weights)
     LoggedShard(shard, log).handle_together([install], 1.0)
     log.close()
     with pytest.raises(BadInput) as caught:
@@ -82,11 +87,13 @@ def test_a_shard_without_weights_next_to_one_with(tmp_path: Path, epoch: int) ->
     folder = tmp_path / "job"
     for number in range(2):
         log = WriteAheadLog(folder / f"shard-{number}", Durability.PROCESS)
-        shard = Shard(spec(map=replace(cut_evenly(TABLE, 2), epoch=epoch), shard=number), boot=1)
+        shard = Shard(
+            spec(map=replace(cut_evenly(Layout((TABLE,)), 2), epoch=epoch), shard=number), boot=1
+        )
         log.recover(shard, 0.0)
         if number:
-            weights = fresh()[0], bytes(4 * shard.size)
-            install = Arrival(b"o", Install(1, "job", "net", []), weights)
+            weights = fresh(spec=shard.spec)
+            install = Arrival(b"o", Install(1, "job"), weights)
             LoggedShard(shard, log).handle_together([install], 1.0)
         log.close()
     if epoch > 1:

@@ -50,7 +50,7 @@ def test_lives_go_on_from_one_another(durability: Durability, tmp_path: Path) ->
             held = one.held()
     read, state = recovered(folder)
     assert (read, state.saved.version) == (spec(rule=Momentum(0.5), bound=None), 12)
-    assert [state.weights.tobytes(), *(s.tobytes() for s in state.slots.values())] == held
+    assert [array.tobytes() for array in state.arrays.values()] == held
     assert {one.stat().st_mode & 0o777 for one in (folder, *folder.parents[:2])} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
@@ -168,7 +168,7 @@ def test_a_base_that_lacks_only_its_name(tmp_path: Path) -> None:
             b"".join(wal_format.encode(*wal_format.state_of(one.shard, 1), number=1))
         )
     _, state = recovered(folder)
-    assert state.weights.tobytes() == held[0]
+    assert state.arrays["net/weights"].tobytes() == held[0]
     assert unfinished.exists()
 
 
@@ -289,7 +289,7 @@ def test_a_newest_log_that_ends_too_early_is_named(
             )
         path.write_bytes(content)
         _, state = recovered(folder)
-        assert (state.weights.tobytes(), state.saved.version) == (held[0], 5 * lives)
+        assert (state.arrays["net/weights"].tobytes(), state.saved.version) == (held[0], 5 * lives)
     path.unlink()
     (folder / MARK).unlink()
     with life(folder, durability) as again:
@@ -390,7 +390,7 @@ def test_a_log_of_an_earlier_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for look in (lambda: Life(folder), lambda: recovered(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 5, got 3"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got 3"
     assert last_log(folder).read_bytes() == content
 
 
@@ -403,7 +403,7 @@ def test_a_log_whose_records_had_another_layout(tmp_path: Path) -> None:
     for look in (lambda: Life(folder), lambda: recovered(folder)):
         with pytest.raises(BadInput) as caught:
             look()
-        assert str(caught.value) == f"log {last_log(folder)}: expected format 5, got an earlier one"
+        assert str(caught.value) == f"log {last_log(folder)}: expected format 6, got an earlier one"
     assert last_log(folder).read_bytes() == content
 
 

@@ -17,13 +17,13 @@ CUT = 7
 def carried_out(want: machine.Want, pushed: list[bytes]) -> machine.Answer:
     """Weights that never change, and gradients that depend on them and on the step."""
     match want:
-        case machine.Read():
-            return machine.Rows(4)
-        case machine.Pull():
-            return machine.Pulled(start(), (want.clock,))
-        case machine.Compute():
-            return machine.Computed(bowl(0, want.step, want.weights), 1.0)
-        case machine.Push():
+        case machine.ReadBatches():
+            return machine.BatchesRead(4)
+        case machine.PullWeights():
+            return machine.WeightsPulled(start(), (want.clock,))
+        case machine.ComputeGradient():
+            return machine.GradientComputed(bowl(0, want.step, want.weights), 1.0)
+        case machine.PushContribution():
             pushed.append(want.contribution.tobytes())
     return None
 
@@ -52,8 +52,8 @@ def test_a_saved_state_continues_to_the_bit(name: str) -> None:
     cut = StepMachine(planned, TABLE)
     wants = cut.wants()
     want, taken = next(wants), 0
-    while not (taken == CUT and isinstance(want, machine.Read)):
-        taken += isinstance(want, machine.Compute)
+    while not (taken == CUT and isinstance(want, machine.ReadBatches)):
+        taken += isinstance(want, machine.ComputeGradient)
         want = wants.send(carried_out(want, first))
     assert cut.local is not None
     arrays, counters = cut.local.save()

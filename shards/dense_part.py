@@ -1,0 +1,235 @@
+"""One shard's section of one dense table: its place in the shard's weights, and its rule's slots.
+
+The weights themselves are a slice of the shard's flat array (parameters.py). Slots change in place,
+unless a reader such as a snapshot holds them: then updates continue in a second set of arrays,
+which is kept for the next time. While the shard is idle, `prepare` copies the slots there piece by
+piece; the next push copies what is left before it is applied. So reading a state blocks no worker,
+and the push after it waits only if it comes at once.
+
+A push that leaves the table out changes neither weights nor slots here, and does not count: a rule
+with a bias correction, such as Adam, counts the updates of its own table.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from cupy_kernels import backends
+from cupy_kernels.backends import HOST, Backend
+from cupy_kernels.updates import squared_norm
+from shards import payloads, pull_encodings, zstd_frames
+from shards.delta_pulls import KINDS, DeltaViews
+from shards.errors import BadInput, BadMessage
+from shards.fused_apply import FusedApply, may_be_summed
+from shards.messages import AskedPart, Kind, Part, PulledPart
+from shards.pull_encodings import PullEncodings
+from shards.shard_state import WEIGHTS, Arrays, past_names
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import Section, segments
+from shards.versions import Buffers, unshared
+from shards.wire_format import Buffer
+
+Floats = NDArray[np.float32]
+
+_PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piece, about 0.2 ms
+
+
+class DensePart:
+    """One section of a dense table; see `TablePart`. Its arrays are flat float32 of `size`."""
+
+    def __init__(self, shard: ShardSpec, spec: TableSpec, section: Section, place: Backend) -> None:
+        """`place` is the backend that holds weights and slots."""
+        self.spec = spec
+        base = section.start - shard.keys.start
+        self.keys = section.keys
+        self.size = len(section.keys)
+        self.count = self.buffered = 0
+        self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
+        self.most_squares = spec.guard.most_squares
+        self._where = slice(base, base + self.size)
+        self._place = place
+        self._here = place == HOST
+        self._slot_names = shard.slots_of(spec)
+        self._slots: list[Floats] = []
+        self._spare: list[Floats] = []  # the second set of slots, once the first has been read
+        self._moved = 0  # floats of each slot that are already copied to the second set
+        self._segments = segments(spec.table, section.keys)
+        if shard.deltas:  # the workers have applied their own multipliers
+            plain = {"lr_mult": 1.0, "decay_mult": 0.0}
+            self._segments = tuple(structs.replace(one, **plain) for one in self._segments)
+        self._one_pass = FusedApply(self._segments, self.size) if self.sums else None
+        self._decoded = Buffers(self.size)
+        self._encoded = PullEncodings()
+        self._views = DeltaViews()
+        edges = section.keys.start, section.keys.stop
+        self._plain = PulledPart(spec.table.name, Kind.F4, *edges)
+
+    # --- pushes -----------------------------------------------------------------------------------
+
+    def check(self, what: str, part: Part, frame: Buffer) -> Floats:
+        """The gradient in a frame, in the memory of the weights; raises BadMessage."""
+        keys = self.keys
+        if part.start != keys.start or part.stop != keys.stop:
+            raise BadMessage(
+                f"{what}: expected keys {keys} of table {part.table},"
+                f" got [{part.start}, {part.stop})"
+            )
+        payload = payloads.checked(what, part.kind, part.zstd, keys, frame)
+        if part.kind is Kind.F4:
+            gradient = payload.view(np.float32)
+        else:
+            gradient = self._decoded.take()
+            payloads.decode(part.kind, payload, gradient)
+        return gradient if self._here else backends.copied(gradient, self._place)
+
+    def measure(self, gradient: Floats) -> float:
+        """The squared norm of a gradient; infinite or NaN if one of its values is."""
+        return squared_norm(gradient)
+
+    def apply(
+        self,
+        weights: Floats,
+        gradients: Sequence[Floats],
+        out: Floats,
+        rate: float,
+        read: Floats | None,
+    ) -> list[float]:
+        """Write the section's next version into `out`, and advance its slots."""
+        where = self._where
+        if self._one_pass is not None:
+            own, target = weights[where], out[where]
+            return self._one_pass.apply(self.spec.rule, own, gradients, target, rate)
+        (gradient,) = gradients
+        self._own_slots()
+        rule = self.spec.rule
+        rule.apply(
+            weights[where],
+            gradient,
+            tuple(self._slots[: len(rule.slot_names)]),
+            out[where],
+            self._segments,
+            rate=rate,
+            decay=self.spec.decay,
+            count=self.count + 1,
+            read=None if read is None else read[where],
+        )
+        return []
+
+    def collect(self, gradient: Floats, factor: float) -> None:
+        """Add `factor` times a gradient to the buffer, which is the last slot."""
+        self._own_slots()
+        self._slots[-1] += gradient if factor == 1 else np.float32(factor) * gradient
+        self.buffered += 1
+
+    def take_buffer(self, size: int) -> Floats:
+        """The buffer divided by `size`, as a gradient; the buffer is then empty."""
+        self._own_slots()
+        gradient = self._slots[-1] / np.float32(size)
+        self._slots[-1].fill(0)
+        self.buffered = 0
+        return gradient
+
+    def keep(self, weights: Floats, out: Floats) -> None:
+        """Copy the section to the next version."""
+        backends.copy(weights[self._where], out[self._where])
+
+    # --- pulls ------------------------------------------------------------------------------------
+
+    def check_ask(self, ask: AskedPart) -> None:
+        """Raise BadMessage or BadInput if weights cannot be served as `ask` says."""
+        pull_encodings.check(ask.kind, ask.zstd, ask.share)
+
+    def read(
+        self, weights: Floats, version: int, ask: AskedPart, worker: str
+    ) -> tuple[PulledPart, NDArray[Any]]:
+        """The section as plain floats, rounded, or as the changes to what the worker has."""
+        own = weights[self._where]
+        if ask.kind is Kind.F4 and not ask.zstd:
+            return self._plain, own
+        edges = self.keys.start, self.keys.stop
+        if ask.kind not in KINDS:
+            frame = self._encoded.frame(own, version, ask.kind, ask.zstd)
+            return PulledPart(ask.table, ask.kind, *edges, ask.zstd), frame
+        change = self._views.serve(worker, own, ask.kind, ask.share, ask.base)
+        frame = zstd_frames.pack(change.frame) if ask.zstd else change.frame
+        read = PulledPart(ask.table, change.kind, *edges, ask.zstd, change.base, change.number)
+        return read, frame
+
+    def forget(self, worker: str) -> None:
+        """Answer the worker's next pull of changes with whole weights."""
+        self._views.forget(worker)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
+        """The weights and each slot. Drop them when done: until then updates use other arrays."""
+        kept = past[: self.spec.rule.versions]
+        arrays = dict(zip(self._slot_names, self._slots, strict=True))
+        arrays |= zip(past_names(len(kept)), [one[self._where] for one in kept], strict=True)
+        if not self._here:
+            arrays = {name: backends.copied(array, HOST) for name, array in arrays.items()}
+        return {WEIGHTS: weights[self._where], **arrays}
+
+    def check_state(self, arrays: Arrays) -> None:
+        """Raise BadInput unless these are the weights, and all slots or none."""
+        slots = sorted(self._slot_names)
+        what = f"table {self.spec.table.name}"
+        names = sorted(arrays.keys() - {WEIGHTS, *past_names(self.spec.rule.versions)})
+        if WEIGHTS not in arrays or (names and names != slots):
+            raise BadInput(
+                f"{what}: expected weights and the slots {slots} of rule"
+                f" {type(self.spec.rule).__name__}, got {sorted(arrays)}"
+            )
+        for name, array in arrays.items():
+            if array.dtype != np.float32 or array.shape != (self.size,):
+                raise BadInput(
+                    f"{what}: {name}: expected {self.size} float32 for keys {self.keys},"
+                    f" got {array.dtype} of shape {array.shape}"
+                )
+
+    def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
+        """Take over a state; its weights are copied into `out`."""
+        backends.copy(arrays[WEIGHTS], out[self._where])
+        for name, version in zip(past_names(len(past)), past, strict=True):
+            if name in arrays:
+                backends.copy(arrays[name], version[self._where])
+        zeros = np.zeros(self.size, np.float32)
+        names = self._slot_names
+        self._slots = [backends.copied(arrays.get(name, zeros), self._place) for name in names]
+        self._spare, self._moved = [], 0
+        self._encoded.forget()
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the next push has no slots to copy first."""
+        return not self._slots or self._moved == self.size or unshared(self._slots)
+
+    def prepare(self) -> None:
+        """Copy one piece of the slots ahead of the next push; only while not `prepared`."""
+        self._copy_slots(_PIECE)
+
+    def _own_slots(self) -> None:
+        """Prepare the slots for a change in place."""
+        if not unshared(self._slots):  # a reader holds them
+            self._move_slots()
+        self._moved = 0  # pieces copied before this change are out of date
+
+    def _move_slots(self) -> None:
+        """Continue in the second set of slots, which nobody reads."""
+        if self._moved < self.size:
+            self._copy_slots(self.size)
+        self._slots, self._spare = self._spare, self._slots
+
+    def _copy_slots(self, most: int) -> None:
+        """Copy at most `most` further floats of each slot to the second set."""
+        # An earlier reader may still hold the second set, so it is checked before the first piece;
+        # from then on only this part refers to it.
+        if not self._moved and not (self._spare and unshared(self._spare)):
+            self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
+        piece = slice(self._moved, min(self._moved + most, self.size))
+        for slot, spare in zip(self._slots, self._spare, strict=True):
+            backends.copy(slot[piece], spare[piece])
+        self._moved = piece.stop

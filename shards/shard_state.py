@@ -1,0 +1,107 @@
+"""A shard's whole state at one version, as a value and as frames.
+
+The state is the shard's progress and a number of named arrays: `TABLE/weights` and `TABLE/SLOT` for
+each table of which the shard holds a section. Where a rule needs past versions, `TABLE/past.1` is
+the one before the present, and so on. The first frame is the progress and the name, dtype
+and shape of each array; one frame for each array follows. `Install`, `State`, the copies of a
+shard and the base of a WAL have this one form.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from shards import wire_format
+from shards.errors import BadMessage
+from shards.ledger import Ledger
+from shards.messages import Count, Name
+from shards.wire_format import Buffer
+
+WEIGHTS = "weights"
+
+Arrays = dict[str, NDArray[Any]]
+_Dtype = Annotated[str, Meta(pattern="^[<|][biuf][1248]$")]
+
+
+class SavedProgress(msgspec.Struct, frozen=True):
+    """What a snapshot holds in addition to the arrays, all of one version.
+
+    `updates` counts the updates of each table; a push that leaves a table out does not count there.
+    `buffered` is the number of pushes in the buffer, if the shard has one, and `collected` how many
+    of them each table has.
+    """
+
+    version: Count
+    steps: Count
+    samples: Count
+    ledger: Ledger
+    updates: dict[Name, Count] = {}
+    buffered: Count = 0
+    collected: dict[Name, Count] = {}
+
+
+class ShardState(msgspec.Struct, frozen=True):
+    """One shard's whole state at one version; a dense table's arrays are flat float32 of the
+    shard's own keys.
+    """
+
+    saved: SavedProgress
+    arrays: Arrays
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    dtype: _Dtype
+    shape: tuple[Count, ...]
+
+
+class _Contents(msgspec.Struct, frozen=True):
+    saved: SavedProgress
+    arrays: list[_Array]
+
+
+def array_name(table: str, what: str) -> str:
+    """The name of a table's array in a state; `what` is WEIGHTS or a slot's name."""
+    return f"{table}/{what}"
+
+
+def past_names(versions: int) -> list[str]:
+    """The names of the arrays that hold the last versions before the present one."""
+    return [f"past.{age}" for age in range(1, versions + 1)]
+
+
+def of_table(arrays: Arrays, table: str) -> Arrays:
+    """The arrays of one table, by WEIGHTS and the names of its slots."""
+    split = ((name.rpartition("/"), array) for name, array in arrays.items())
+    return {what: array for (owner, _, what), array in split if owner == table}
+
+
+def encode(state: ShardState) -> tuple[bytes | NDArray[Any], ...]:
+    """The frames of a state; the arrays are not copied, the ledger is."""
+    described = [_Array(name, one.dtype.str, one.shape) for name, one in state.arrays.items()]
+    return wire_format.encode_state(_Contents(state.saved, described)), *state.arrays.values()
+
+
+def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
+    """A state, whose arrays are views of its frames, and the frames after it; raises BadMessage."""
+    if not frames:
+        raise BadMessage("state: expected at least one frame, got none")
+    contents = wire_format.decode_state(frames[0], _Contents)
+    end = 1 + len(contents.arrays)
+    if len(frames) < end:
+        raise BadMessage(f"state: expected {end} frames, got {len(frames)}")
+    arrays = {}
+    for one, frame in zip(contents.arrays, frames[1:end], strict=True):
+        dtype, found = np.dtype(one.dtype), memoryview(frame).nbytes
+        if found != dtype.itemsize * prod(one.shape):
+            raise BadMessage(
+                f"state: {one.name} of {one.dtype} and shape {one.shape} takes"
+                f" {dtype.itemsize * prod(one.shape)} bytes, got {found}"
+            )
+        arrays[one.name] = np.frombuffer(frame, dtype).reshape(one.shape)
+    return ShardState(contents.saved, arrays), frames[end:]

@@ -1,0 +1,104 @@
+"""What a shard asks of its part of a table, whatever the kind of table.
+
+A shard holds a part of some of the job's tables. It judges, applies, logs and acknowledges a push
+as one (worker_requests.py, updates.py). Only checking a frame, applying a gradient, and encoding
+and saving what the part holds depend on the kind of table: they are behind this protocol, with one
+implementation for each kind. Dense tables are in dense_part.py.
+
+The weights of all dense parts are one array, because a version of a shard is immutable and is
+served as a whole (parameters.py). `weights` below is that array at the present version, and `out`
+the next one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.messages import AskedPart, Part, PulledPart
+from shards.shard_state import Arrays
+from shards.spec import TableSpec
+from shards.wire_format import Buffer
+
+Floats = NDArray[np.float32]
+
+
+class TablePart(Protocol):
+    """One shard's part of one table; `count` is the number of its updates, `buffered` that of the
+    pushes in its buffer. Its guard refuses a squared norm that is not up to `most_squares`.
+
+    `sums`: `apply` takes any number of gradients, returns their squared norms and changes nothing
+    but `out`. Otherwise it takes one, which has been measured before.
+    """
+
+    spec: TableSpec
+    count: int
+    buffered: int
+    sums: bool
+    most_squares: float
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` has nothing left to do before the next push."""
+
+    def prepare(self) -> None:
+        """Do a small part of the work that the next push would otherwise wait for."""
+
+    # --- pushes and pulls -----------------------------------------------------------------------
+
+    def check(self, what: str, part: Part, frame: Buffer) -> NDArray[Any]:
+        """Decode one part of push `what`; raises BadMessage and changes nothing."""
+
+    def measure(self, gradient: NDArray[Any]) -> float:
+        """The squared norm of a checked gradient."""
+
+    def apply(
+        self,
+        weights: Floats,
+        gradients: Sequence[NDArray[Any]],
+        out: Floats,
+        rate: float,
+        read: Floats | None,
+    ) -> list[float]:
+        """Update this part by checked gradients; its weights go into `out`.
+
+        `read` is the version that the gradient was computed from (None: the present one).
+        """
+
+    def collect(self, gradient: NDArray[Any], factor: float) -> None:
+        """Add `factor` times a gradient to the buffer."""
+
+    def take_buffer(self, size: int) -> NDArray[Any]:
+        """The buffer divided by `size`, as a gradient; the buffer is then empty."""
+
+    def keep(self, weights: Floats, out: Floats) -> None:
+        """Copy this part's weights to the next version, which does not change them."""
+
+    def check_ask(self, ask: AskedPart) -> None:
+        """Raise BadMessage or BadInput if the part cannot be read as `ask` says."""
+
+    def read(
+        self, weights: Floats, version: int, ask: AskedPart, worker: str
+    ) -> tuple[PulledPart, NDArray[Any]]:
+        """The answer for `worker`; `weights` are those of `version`, in host memory."""
+
+    def forget(self, worker: str) -> None:
+        """Answer the worker's next pull of changes with whole weights."""
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
+        """Everything it holds, in host memory, as arrays that will not change later.
+
+        `past` are the versions before the present one, the newest first.
+        """
+
+    def check_state(self, arrays: Arrays) -> None:
+        """Raise BadInput unless `restore` can take over these arrays."""
+
+    def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:
+        """Take over what another part's `export` returned; slots that are missing begin at zero.
+
+        The weights go into `out`, earlier versions into `past`.
+        """
