@@ -13,6 +13,7 @@ import pytest
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, copied
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.types import AnyArray
+from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
 
@@ -197,3 +198,39 @@ def test_a_layer_computes_what_caffe_computes(name: str, place: Backend) -> None
 def test_every_case_of_the_numbers_is_tested() -> None:
     """The table above and the numbers' file name the same cases."""
     assert set(CASES) == {key.split("|")[0] for key in NUMBERS}
+
+
+STOCHASTIC = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 5 dim: 4 } } }
+    layer { name: "y" type: "Pooling" bottom: "x" top: "y"
+            pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 } }
+"""
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_stochastic_pooling(place: Backend) -> None:
+    """A step draws one element of each window, whose gradient it gets, as often as its value says;
+    a test takes the mean with the values as weights."""
+    x = np.random.default_rng(3).random((1, 2, 5, 4), np.float32) + np.float32(0.1)
+    net = Network(Description("force_backward: true" + STOCHASTIC, Phase.TRAIN))
+    nothing = copied(net.table.empty(), place)
+    window, steps = x[0, 0, :2, :2], 400
+    counts = dict.fromkeys(window.ravel().tolist(), 0)
+    for step in range(steps):
+        net.forward(nothing, {"x": x}, StepKey(step, seed=5))
+        y = net.blob("y")
+        counts[float(y[0, 0, 0, 0])] += 1
+    dx = net.backward(nothing, nothing, {"y": np.ones_like(y)})["x"]
+    np.testing.assert_array_equal(np.unique(dx), [0, 1])
+    np.testing.assert_allclose(np.sort((dx * x)[dx > 0]), np.sort(y.ravel()))
+    for value, count in counts.items():
+        share = value / window.sum()
+        assert abs(count / steps - share) < 4 * (share * (1 - share) / steps) ** 0.5
+
+    test = Network(Description(STOCHASTIC, Phase.TEST))
+    test.forward(nothing, {"x": x})
+    expected = (window**2).sum() / window.sum()
+    assert test.blob("y")[0, 0, 0, 0] == pytest.approx(expected, rel=1e-5)
+    assert test.blob("y")[0, 1, 2, 1] == pytest.approx(
+        (x[0, 1, 4:, 2:] ** 2).sum() / x[0, 1, 4:, 2:].sum(), rel=1e-5
+    )

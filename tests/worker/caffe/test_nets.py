@@ -90,7 +90,7 @@ def test_a_net_learns(name: str) -> None:
     net = NETS[name]()
     small = net.image if net.image[1] < 100 else (3, 227, 227)
     rng = np.random.default_rng(4)
-    batch = {
+    batch: Batch = {
         "data": rng.standard_normal((2, *small), np.float32),
         "label": rng.integers(0, 10, 2),
     }
@@ -108,7 +108,7 @@ def test_the_siamese_net_learns() -> None:
         f"{layer}/{i}" for layer in ("conv1", "conv2", "ip1", "ip2", "feat") for i in "01"
     ]
     rng = np.random.default_rng(5)
-    pairs = {
+    pairs: Batch = {
         "pair": rng.standard_normal((4, 2, 28, 28), np.float32),
         "sim": np.array([0, 1, 1, 0]),
     }
@@ -133,7 +133,7 @@ def test_the_captioning_net_learns() -> None:
     cont[0] = 0
     target = rng.integers(0, 50, (5, 3))
     target[4, 1] = -1
-    batch = {
+    batch: Batch = {
         "words": rng.integers(0, 50, (5, 3)),
         "cont": cont,
         "target": target,
