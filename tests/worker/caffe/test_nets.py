@@ -8,8 +8,9 @@ import pytest
 from tests.support import caffe_nets
 from tests.support.caffe_nets import NETS
 from worker.caffe.model import CaffeModel
-from worker.caffe.net import Description
+from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
+from worker.caffe.solver import read_solver
 from worker.caffe.weights import into_arena, read_caffemodel, write_caffemodel
 from worker.model import Batch
 
@@ -140,3 +141,29 @@ def test_the_captioning_net_learns() -> None:
         "features": rng.standard_normal((3, 20), np.float32),
     }
     falls(model, batch, 0.5)
+
+
+EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
+
+
+@pytest.mark.parametrize("name", ["cifar10_quick", "caffenet"])
+def test_an_example_is_the_network_of_its_name(name: str) -> None:
+    """Its training and test nets have the tensors of the net above, at both phases' batch sizes."""
+    solver = read_solver(EXAMPLES / f"{name}_solver.prototxt")
+    net = Network(Description(caffe_nets.deploy(NETS[name](), 1)))
+    for description in (solver.train, solver.tests[0].net):
+        example = Network(description)
+        assert [t.shape for t in example.table.tensors] == [t.shape for t in net.table.tensors]
+        assert [t.lr_mult for t in example.table.tensors] == [1, 2] * (len(net.table.tensors) // 2)
+    assert "accuracy" in Network(solver.tests[0].net).outputs
+
+
+def test_the_cifar_example_learns() -> None:
+    """From its own fillers, on images in bytes."""
+    solver = read_solver(EXAMPLES / "cifar10_quick_solver.prototxt")
+    rng = np.random.default_rng(8)
+    batch: Batch = {
+        "data": rng.integers(0, 256, (20, 3, 32, 32), np.uint8),
+        "label": rng.integers(0, 10, 20),
+    }
+    falls(CaffeModel(solver.train), batch, 1e-3)
