@@ -79,14 +79,13 @@ class LayerTensor(msgspec.Struct, frozen=True):
     """A tensor of a layer, and the filler of its initial values.
 
     Layers with the same `shared` name use one tensor; `loose` compares their sizes only, not their
-    shapes. A `buffer` has no gradient: the layer computes its changes (`Layer.buffer_changes`).
+    shapes. A buffer has no gradient: the layer computes its changes (`Layer.buffer_changes`).
     """
 
     spec: TensorSpec
     filler: FillerParameter
     shared: str = ""
     loose: bool = False
-    buffer: bool = False
 
 
 class Layer(ABC):
@@ -174,8 +173,8 @@ class Layer(ABC):
 
     def add_buffer(self, shape: Shape) -> None:
         """Declare the next tensor, which starts at zero and has no gradient."""
-        spec = TensorSpec(f"{self.name}/{len(self.owned)}", shape, 0.0, 0.0)
-        self.owned.append(LayerTensor(spec, FillerParameter(), buffer=True))
+        spec = TensorSpec(f"{self.name}/{len(self.owned)}", shape, 0.0, 0.0, buffer=True)
+        self.owned.append(LayerTensor(spec, FillerParameter()))
 
     def described(self, bottom: int) -> str:
         """A bottom's shape, its name and the layer that makes it, for errors."""

@@ -195,7 +195,7 @@ class Network:
     @property
     def buffers(self) -> frozenset[str]:
         """The names of the tensors without a gradient, which layers change by themselves."""
-        return frozenset(tensor.spec.name for tensor in self._tensors if tensor.buffer)
+        return frozenset(tensor.spec.name for tensor in self._tensors if tensor.spec.buffer)
 
     def initial(self, seed: int) -> NDArray[np.float32]:
         """A new arena, with each tensor drawn by its filler for `seed`."""

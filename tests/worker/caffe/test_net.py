@@ -1,13 +1,18 @@
 """How layers are wired into a network, and what a network refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shards.errors import BadInput
+from tests.support.model_training import Trained
 from tests.support.small_nets import DATA, SMALL, network, rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
+from worker.model import Batch
+from worker.strategies import Downpour, LocalSGD
 
 
 def dense(name: str, bottom: str, top: str, settings: str = "", outputs: int = 4) -> str:
@@ -299,7 +304,7 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             + dense("b", "data", "b", outputs=5)
             + 'layer { name: "e" type: "Eltwise" bottom: "a" bottom: "b" top: "e" }',
             (
-                r"layer e .*: of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
+                r"layer e .* of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
                 r" \(b of layer b\)"
             ),
         ),
@@ -406,3 +411,112 @@ def test_an_error_does_not_quote_a_net() -> None:
     assert len(str(caught.value)) < 2_100
     assert "characters left out" in str(caught.value)
     assert "expected one of" in str(caught.value)
+
+
+NORMALISED = (
+    DATA
+    + """
+layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn"
+        batch_norm_param { moving_average_fraction: 0.8 } }
+layer { name: "ip" type: "InnerProduct" bottom: "bn" top: "ip"
+        inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"strategy": Downpour(n_push=2)}, {"strategy": LocalSGD(h=2)}, {"clip": 1e-3}],
+    ids=["plain", "n_push", "local", "clip"],
+)
+def test_the_shards_keep_the_statistics_of_a_batch_norm(more: dict[str, Any]) -> None:
+    """They move although they have no gradient, unclipped and at a rate of 1, and tests use them.
+
+    The data has mean 3 and variance 4: the sums over their weight are near these after 30 steps.
+    """
+    rng = np.random.default_rng(2)
+    batches: list[Batch] = []
+    for _ in range(30):
+        pixels = 3 + 2 * rng.standard_normal((64, 2, 6, 6))
+        batches.append({"data": pixels.astype(np.float32), "label": rng.integers(0, 4, 64)})
+    model = CaffeModel(Description(NORMALISED))
+    weights = Trained(model, batches, **more).weights
+    mean, variance, factor = (model.table.views(weights)[f"bn/{i}"] for i in range(3))
+    assert factor[0] > 3.9
+    np.testing.assert_allclose(mean / factor, 3, atol=0.1)
+    np.testing.assert_allclose(variance / factor, 4, atol=0.2)
+    test = CaffeModel(Description(NORMALISED, Phase.TEST))
+    seen = test.forward(weights, batches[0], ["bn"])["bn"]
+    assert abs(seen.mean()) < 0.1
+    assert abs(seen.std() - 1) < 0.05
+
+
+def test_one_workers_statistics_are_caffes() -> None:
+    """Step after step, with the recurrences of Caffe's BatchNorm: f*s + new, and the factor."""
+    rng = np.random.default_rng(3)
+    batches: list[Batch] = []
+    for _ in range(5):
+        pixels = rng.standard_normal((8, 2, 6, 6), np.float32)
+        batches.append({"data": pixels, "label": rng.integers(0, 4, 8)})
+    model = CaffeModel(Description(NORMALISED))
+    weights = Trained(model, batches).weights
+    sums, factor = np.zeros((2, 2)), 0.0
+    for batch in batches:
+        pixels = batch["data"].astype(float)
+        moments = np.stack([pixels.mean(axis=(0, 2, 3)), pixels.var(axis=(0, 2, 3), ddof=1)])
+        sums, factor = 0.8 * sums + moments, 0.8 * factor + 1
+    views = model.table.views(weights)
+    np.testing.assert_allclose(views["bn/0"], sums[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(views["bn/1"], sums[1], rtol=1e-4)
+    np.testing.assert_allclose(views["bn/2"], factor, rtol=1e-5)
+
+
+def test_a_loss_weight_on_any_top_adds_the_sum_of_its_numbers() -> None:
+    """A hidden blob with a weight is a term of the loss, and its gradient that weight."""
+    plain = DATA + dense("a", "data", "a") + loss("a")
+    penalised = DATA + dense("a", "data", "a", "loss_weight: 0.01") + loss("a")
+    found = []
+    for text in (plain, penalised):
+        model = CaffeModel(Description(text))
+        weights, out = model.initial(1), model.table.empty()
+        value = model.gradient(weights, rows(), out, step=0, seed=0)
+        scores = model.forward(weights, rows(), ["a"])["a"]
+        found.append((value, scores, model.table.views(out)["a/1"].copy()))
+    assert found[1][0] == pytest.approx(found[0][0] + 0.01 * found[0][1].sum(), rel=1e-5)
+    np.testing.assert_allclose(found[1][2], found[0][2] + 0.01 * 4, rtol=1e-4)
+
+
+def test_shared_tensors_are_one() -> None:
+    """Two layers with one matrix have the gradients of two layers with equal matrices, summed."""
+    shared = 'param { name: "w" }'
+    ends = loss("a", name="first") + loss("b", name="second")
+    text = DATA + dense("a", "data", "a", shared) + dense("b", "data", "b", shared) + ends
+    model = CaffeModel(Description(text))
+    assert [t.name for t in model.table.tensors] == ["a/0", "a/1", "b/1"]
+    apart = CaffeModel(Description(text.replace(shared, "")))
+    weights, out = model.initial(1), model.table.empty()
+    equal, other = apart.table.empty(), apart.table.empty()
+    for view in ("a/0", "b/0"):
+        apart.table.views(equal)[view][...] = model.table.views(weights)["a/0"]
+    model.gradient(weights, rows(), out, step=0, seed=0)
+    apart.gradient(equal, rows(), other, step=0, seed=0)
+    views = apart.table.views(other)
+    np.testing.assert_allclose(
+        model.table.views(out)["a/0"], views["a/0"] + views["b/0"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_loosely_shared_tensor_may_have_another_shape() -> None:
+    """With share_mode PERMISSIVE the number of floats counts: (6, 4) and (4, 6)."""
+    strict = 'param { name: "w" }'
+    text = DATA + dense("a", "data", "a", outputs=6) + dense("b", "a", "b", strict)
+    text += dense("c", "b", "c", strict, outputs=6) + loss("c")
+    with pytest.raises(BadInput, match=r"layer c .*: param w: expected the shape of b/0, \(4, 6\)"):
+        network(text)
+    model = CaffeModel(
+        Description(text.replace(strict, 'param { name: "w" share_mode: PERMISSIVE }'))
+    )
+    out = model.table.empty()
+    model.gradient(model.initial(1), rows(), out, step=0, seed=0)
+    assert model.table.views(out)["b/0"].any()
