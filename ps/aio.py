@@ -1,7 +1,13 @@
-"""The SDK for asyncio: the same names as in `ps`, over the same pure state machines.
+"""The SDK for asyncio: the same names as in `ps`, over the same state machines.
 
-    async with ps.aio.reader("cluster.json") as weights:
+    async with ps.aio.reader("job.json") as weights:
         params = await weights.pull()
+
+    async with ps.aio.worker("job.json", "w0") as me:
+        async with me.step(samples=64) as step:
+            params = await step.pull()
+            step.push(gradients_at(params))
+        ack = await step.ack
 
 Any number of coroutines may read through one reader at the same time: their requests share its
 connections, and no thread is started for any of them.
@@ -10,6 +16,8 @@ connections, and no thread is started for any of them.
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +29,7 @@ from ps.jobs import Job, connect
 from ps.reader import Connection, Done, ReadRequests
 from ps.table_views import TableViews
 from ps.transport.links import Links
+from ps.worker import PULL_S, RESULT_S, AckFuture, PushAck, Worker, WorkerStep
 from shards import arguments
 from shards.errors import BadInput, DownpourError
 
@@ -155,6 +164,149 @@ class AsyncReader:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+class AsyncAck:
+    """The acknowledgement of a push: `await` it."""
+
+    def __init__(self, future: AckFuture, turn: Callable[[float], Awaitable[None]]) -> None:
+        self._future, self._turn = future, turn
+
+    def done(self) -> bool:
+        """Whether every shard has acknowledged the push, as far as this worker has heard."""
+        return self._future.done()
+
+    async def result(self, timeout_s: float = RESULT_S) -> PushAck:
+        """Wait for the acknowledgement; raises `ps.errors.Retry` after `timeout_s` seconds."""
+        until = time.monotonic() + arguments.seconds("timeout_s", timeout_s, zero=True)
+        while not self._future.done() and (left_s := until - time.monotonic()) > 0:
+            await self._turn(left_s)
+        return self._future.result(0.0)
+
+    def __await__(self) -> Generator[Any, None, PushAck]:
+        return self.result().__await__()
+
+
+class AsyncStep:
+    """One step of an asynchronous worker; see `ps.WorkerStep`."""
+
+    def __init__(self, step: WorkerStep, worker: "AsyncWorker") -> None:
+        self._step, self._worker = step, worker
+
+    @property
+    def loss(self) -> float:
+        """The step's loss, for the records; to be set."""
+        return self._step.loss
+
+    @loss.setter
+    def loss(self, loss: float) -> None:
+        self._step.loss = loss
+
+    @property
+    def ack(self) -> AsyncAck:
+        """The acknowledgement of the step's push, to be awaited after the step."""
+        return AsyncAck(self._step.ack, self._worker._turn)
+
+    async def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:
+        """A table's weights, as `ps.WorkerStep.pull`."""
+        if not self._step.pulled:
+            await self._worker._await_weights(timeout_s)
+        return self._step.pull(table)
+
+    def gradients(self, table: str | None = None) -> Any:
+        """Zeroed, writable arrays to fill in place of a `push`."""
+        return self._step.gradients(table)
+
+    def push(self, table: Any, *gradient: Any) -> None:
+        """Give the step the gradient of a table, as `ps.WorkerStep.push`."""
+        self._step.push(table, *gradient)
+
+
+class AsyncWorker:
+    """A worker of a job for coroutines; an asynchronous context manager.
+
+    It is a `ps.Worker` that waits in the event loop: before each call that could wait, until the
+    call would not. One coroutine at a time may use it. Connecting, leaving, and following a reshard
+    are done in a thread or block the loop for a moment.
+    """
+
+    def __init__(self, connect: Callable[[], Worker]) -> None:
+        self._connect = connect
+        self._worker: Worker | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker underneath; raises BadInput outside `async with`."""
+        if self._worker is None:
+            raise BadInput("worker: it is not open; expected `async with`")
+        return self._worker
+
+    @property
+    def clock(self) -> int:
+        """The steps that this worker has completed, in all its lives."""
+        return self.worker.clock
+
+    @asynccontextmanager
+    async def step(self, *, samples: int = 0) -> AsyncIterator[AsyncStep]:
+        """One step: pull, compute, push, and one tick of the clock; see `ps.Worker.step`."""
+        with self.worker.step(samples=samples) as step:
+            yield AsyncStep(step, self)
+            if not step.pulled:
+                await self._await_weights(PULL_S)
+            while not self.worker.client.has_room():
+                await self._turn(_IDLE_S)
+
+    async def flush(self) -> None:
+        """Wait until every push is acknowledged by every shard."""
+        while self.worker.client.unacknowledged:
+            await self._turn(_IDLE_S)
+
+    async def close(self) -> None:
+        """Wait for the acknowledgements, leave the job, and drop the connections; final."""
+        if self._worker is not None:
+            await self.flush()
+            worker, self._worker = self._worker, None
+            await asyncio.to_thread(worker.close)
+
+    async def _await_weights(self, timeout_s: float) -> None:
+        client, until = self.worker.client, time.monotonic() + timeout_s
+        if not client.has_pulled():
+            client.prefetch(client.clock)
+        while not client.has_pulled() and (left_s := until - time.monotonic()) > 0:
+            await self._turn(left_s)
+        if not client.has_pulled():
+            client.pull(timeout_s=0.0)  # raises ClockTimeout
+
+    async def _turn(self, timeout_s: float) -> None:
+        """Wait for an arrival or the next deadline, and handle it."""
+        client = self.worker.client
+        deadline = client.next_deadline
+        if deadline is not None:
+            timeout_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
+        await arrival(client.links, min(timeout_s, _IDLE_S))
+        client.poll()
+
+    async def __aenter__(self) -> "AsyncWorker":
+        self._worker = await asyncio.to_thread(self._connect)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+        elif self._worker is not None:
+            self._worker.client.abort()
+            self._worker = None
+
+
+def worker(job: Job | Cluster | str | os.PathLike[str], name: str, **options: Any) -> AsyncWorker:
+    """A worker of a job; use it with `async with`. The options are those of `ps.Job.worker`."""
+    found = job if isinstance(job, Job) else connect(job)
+    return AsyncWorker(lambda: found.worker(name, **options))
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> AsyncReader:

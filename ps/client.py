@@ -39,6 +39,7 @@ from ps.snapshots.residual_writer import ResidualWriter
 from ps.snapshots.worker_state import Arrays, WorkerState, save_state
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
+from ps.transport.links import Links
 from ps.transport.local_sockets import Transport, transport_named
 from ps.transport.striping import MOST
 from shards import arguments
@@ -341,6 +342,38 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         self._pacing.leave(now)
         return until()
+
+    # --- for a caller that waits elsewhere: an event loop ----------------------------------------
+
+    @_by_one_thread
+    def poll(self) -> None:
+        """Handle what has arrived and what is due, without waiting."""
+        self._enter(None)
+        self._turn(0.0)
+        self._pacing.leave(time.monotonic())
+
+    def has_pulled(self) -> bool:
+        """Whether `pull()` would return at once: its weights were requested and have arrived."""
+        return self._prefetched.has((self.clock, self._tables))
+
+    @property
+    def unacknowledged(self) -> int:
+        """The number of pushes that not every shard has acknowledged."""
+        return self._current.session.unacknowledged
+
+    def has_room(self) -> bool:
+        """Whether `push` would send at once."""
+        return self._current.session.unacknowledged <= self._pacing.room
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to call `poll` although nothing has arrived, by the monotonic clock in seconds."""
+        return self._current.session.next_deadline
+
+    @property
+    def links(self) -> Links:
+        """The links to the shards; others after a reshard."""
+        return self._current.links
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:
         """A zeroed float32 array of all tables, for a gradient; dropping it recycles it.

@@ -29,15 +29,18 @@ from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
-from ps.structures import Structure
+from ps.session.compression import Compression
 from ps.table_views import TableViews
-from ps.tables import Tables, tables_of
+from ps.tables import Dense, Tables, tables_of
 from ps.worker import Worker
 from shards import arguments
+from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.messages import ShardStatus
+from shards.rules import SGD, Decay
+from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
-from shards.tables import DenseTable
+from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
@@ -57,9 +60,13 @@ class Job:
     `local` or `connect`.
     """
 
-    def __init__(self, cluster: Cluster, views: TableViews) -> None:
+    def __init__(self, cluster: Cluster, tables: Tables) -> None:
+        """`tables` describes those of the cluster; it was checked that they are."""
         self._cluster = cluster
-        self.views = views
+        self.tables = tables
+        self.views = TableViews(
+            {name: (dense.table(name), dense.structure) for name, dense in tables.items()}
+        )
 
     @property
     def cluster(self) -> Cluster:
@@ -80,9 +87,11 @@ class Job:
         A restarted worker takes a higher `incarnation` and continues after its last applied push.
         `prefetch` requests the weights of that many steps ahead, which hides the link and adds
         as much staleness. `patience_s` is the longest silence of a shard before
-        `ps.errors.Unreachable`. Further options are those of `ps.Client`.
+        `ps.errors.Unreachable`. Further options are those of `ps.Client`; the compression is by
+        default what the tables describe.
         """
         ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
+        options.setdefault("compression", _compression(self.tables))
         client = Client(
             self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **options
         )
@@ -113,7 +122,7 @@ class OwnJob(Job):
     def __init__(
         self,
         specs: Sequence[ShardSpec],
-        views: TableViews,
+        tables: Tables,
         launch: Callable[
             [Sequence[ShardSpec], int], AbstractContextManager[LaunchedShards | Cluster]
         ],
@@ -124,7 +133,7 @@ class OwnJob(Job):
         self._stack = stack
         self._ports = 0
         self._hosts: list[LaunchedShards] = []
-        super().__init__(self._started(specs), views)
+        super().__init__(self._started(specs), tables)
 
     def check(self) -> None:
         """Raise `ps.errors.GiveUp` naming a shard that has died for good."""
@@ -163,8 +172,8 @@ def start(
     durability: Durability | str = Durability.MEMORY,
     logs: str | Path | None = None,
     host: str = "127.0.0.1",
-    port: int = 0,
     device: ShardDevice | str = ShardDevice.CPU,
+    server: ServerHalf | None = None,
     name: str = "job",
 ) -> Iterator[OwnJob]:
     """Start shards that hold `tables`, and end them on leaving the block.
@@ -175,15 +184,17 @@ def start(
     expected number of workers, by which schedules count iterations. `start` gives tables, by name,
     other first values than those they were described with. With a `durability` of `process` or
     `logged`, write-ahead logs are kept below `logs`; `replicated` keeps two copies of each shard.
-    Each shard listens on `host`, at `port` + its number, or any free port. Where other hosts can
-    reach them, shards use CURVE and admit only holders of the saved description. `device` holds the
-    weights. Raises BadInput naming the argument.
+    Each shard listens on `host` at a free port; with `HOST:PORT`, at that port + its number. Where
+    other hosts can reach them, shards use CURVE and admit only holders of the saved description.
+    `device` holds the weights. `server` is a strategy's half at the shards (`worker.start` gives
+    it). Raises BadInput naming the argument.
     """
     described = tables_of(tables)
     place = arguments.choice("on", on, On)
     durability = arguments.choice("durability", durability, Durability)
     device = arguments.choice("device", device, ShardDevice)
-    specs, views, arena = _specs(described, start, shards, staleness, workers, name)
+    specs = _specs(described, shards, staleness, workers, server, name)
+    host, port = _address(host)
     root = None if logs is None else paths.path("logs", logs)
 
     def launch(
@@ -205,9 +216,9 @@ def start(
     if place is On.THREADS and (durability is not Durability.MEMORY or host != "127.0.0.1" or port):
         raise BadInput("on threads: expected durability memory, and no host or port, got others")
     with ExitStack() as stack:
-        job = OwnJob(specs, views, launch, stack)
+        job = OwnJob(specs, described, launch, stack)
         with AdminClient(job.cluster) as admin:
-            admin.install(arena)
+            admin.install(_arena(described, job.views, start))
         yield job
 
 
@@ -224,19 +235,15 @@ def connect(cluster: Cluster | str | os.PathLike[str], *, tables: object | None 
     """
     found = cluster_of(cluster)
     if tables is None:
-        return Job(
-            found,
-            TableViews({one.name: (one, _plain(one)) for one in found.layout.tables}),
-        )
+        return Job(found, Tables({one.name: _plain(one) for one in found.layout.tables}))
     described = tables_of(tables)
-    mine = {name: dense.table(name) for name, dense in described.items()}
-    if tuple(mine.values()) != found.layout.tables:
+    mine = tuple(dense.table(name) for name, dense in described.items())
+    if mine != found.layout.tables:
         raise BadInput(
             f"tables: expected those of job {found.name},"
-            f" {'; '.join(_shown(one) for one in found.layout.tables)};"
-            f" got {'; '.join(_shown(one) for one in mine.values())}"
+            f" {'; '.join(map(_shown, found.layout.tables))}; got {'; '.join(map(_shown, mine))}"
         )
-    return Job(found, _views(described))
+    return Job(found, described)
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
@@ -246,38 +253,63 @@ def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 3
 
 def _specs(
     described: Tables,
-    start: Mapping[str, object] | None,
     shards: int,
     staleness: float | None,
     workers: int,
+    server: ServerHalf | None,
     name: str,
-) -> tuple[list[ShardSpec], TableViews, Floats]:
-    """The shards' specs, the views of the tables, and the arena of first values."""
+) -> list[ShardSpec]:
+    half = ServerHalf() if server is None else server
+    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    specs = shard_specs(
+        [_table_spec(dense.table(name), dense, half) for name, dense in described.items()],
+        shards=shards,
+        bound=arguments.bound("staleness", staleness),
+        workers=workers,
+        merge=half,
+        name=name,
+    )
+    return expect_compression(specs, _compression(described))
+
+
+def _table_spec(table: DenseTable, dense: Dense, half: ServerHalf) -> TableSpec:
+    """The table as the shards update it, where the strategy chooses rule or rate."""
+    if half.rate is not None:  # workers apply their own rates and decay
+        rate = Fixed(base_rate=half.rate)
+        return TableSpec(table, half.rule or SGD(), rate, Decay(), dense.guard)
+    return TableSpec(table, half.rule or dense.rule, dense.rate, dense.decay, dense.guard)
+
+
+def _arena(described: Tables, views: TableViews, start: Mapping[str, object] | None) -> Floats:
+    """The first values of all tables: those in `start`, or those that they were described with."""
     given = dict(start or {})
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
-    bound = arguments.bound("staleness", staleness)
-    tables = [
-        TableSpec(dense.table(table), dense.rule, dense.rate, dense.decay, dense.guard)
-        for table, dense in described.items()
-    ]
-    specs = shard_specs(tables, shards=shards, bound=bound, workers=workers, name=name)
-    arena, views = specs[0].layout.empty(), _views(described)
-    for table, dense in described.items():
-        views.write(table, given.get(table, dense.start), arena)
-    expected = {table: dense.compression for table, dense in described.items()}
-    return expect_compression(specs, expected), views, arena
+    arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
+    for name, dense in described.items():
+        views.write(name, given.get(name, dense.start), arena)
+    return arena
 
 
-def _views(described: Tables) -> TableViews:
-    return TableViews(
-        {name: (dense.table(name), dense.structure) for name, dense in described.items()}
-    )
+def _compression(tables: Tables) -> dict[str, Compression | str]:
+    return {name: dense.compression for name, dense in tables.items()}
 
 
-def _plain(table: DenseTable) -> Structure:
-    """The structure of a dict of arrays by name."""
-    return Structure("params", table.views(table.empty()))
+def _plain(table: DenseTable) -> Dense:
+    """A table as a dict of arrays by name, as far as its place in the arena says."""
+    multipliers = {one.name: (one.lr_mult, one.decay_mult) for one in table.tensors}
+    return Dense.like(table.views(table.empty()), multipliers=multipliers)
+
+
+def _address(host: str) -> tuple[str, int]:
+    """The host and port of HOST or HOST:PORT; port 0 is any free one."""
+    text = arguments.text("host", host, "HOST or HOST:PORT")
+    name, colon, port = text.rpartition(":")
+    if not colon:
+        return text, 0
+    if not port.isdecimal():
+        raise arguments.wrong("host", "HOST or HOST:PORT", host)
+    return name, int(port)
 
 
 def _shown(table: DenseTable) -> str:

@@ -1,6 +1,6 @@
 """The arrays of a job's tables within its arena, in the structures that the user gave."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,50 +13,96 @@ from shards.tables import DenseTable, Layout
 Floats = NDArray[np.float32]
 
 
+class _Place(NamedTuple):
+    """Where a table is in the arena: its section, its tensors, and the padding between them."""
+
+    structure: Structure
+    section: slice
+    tensors: tuple[tuple[str, slice, tuple[int, ...]], ...]
+    padding: tuple[slice, ...]
+
+
 class TableViews:
-    """Builds the user's values from an arena, and writes them into one."""
+    """Builds the user's values from an arena, and writes them into one.
+
+    Where each array is in the arena is computed once, because every step needs it.
+    """
 
     def __init__(self, tables: dict[str, tuple[DenseTable, Structure]]) -> None:
-        self._tables = tables
-        self._layout = Layout(tuple(dense for dense, _ in tables.values()))
+        layout = Layout(tuple(dense for dense, _ in tables.values()))
+        self._places = {
+            name: _place(dense, structure, layout.section(name).start)
+            for name, (dense, structure) in tables.items()
+        }
 
     @property
     def first(self) -> str:
         """The name of the first table."""
-        return next(iter(self._tables))
+        return next(iter(self._places))
+
+    def name(self, table: str | None) -> str:
+        """The name of a table, which may be left out for the only one; raises BadInput."""
+        if table is None and len(self._places) == 1:
+            return self.first
+        if table is None or table not in self._places:
+            expected = f"one of {', '.join(self._places)}"
+            raise arguments.wrong("table", expected, table)
+        return table
 
     def build(self, table: str | None, arena: Floats) -> Any:
         """A table's value; its float32 arrays are views of `arena`."""
-        dense, structure = self._table(table)
-        return structure.build(dense.views(self._layout.split(arena)[dense.name]))
+        place = self._places[self.name(table)]
+        return place.structure.build(_tensors(place, arena))
 
     def build_all(self, arena: Floats) -> Any:
         """The value of the only table, or a dict of the values of all."""
-        if len(self._tables) == 1:
+        if len(self._places) == 1:
             return self.build(None, arena)
-        return {name: self.build(name, arena) for name in self._tables}
+        return {name: self.build(name, arena) for name in self._places}
 
     def views(self, table: str | None, arena: Floats) -> Any:
         """A table's writable views of `arena`, in its structure."""
-        dense, structure = self._table(table)
-        return structure.views(dense.views(self._layout.split(arena)[dense.name]))
+        place = self._places[self.name(table)]
+        return place.structure.views(_tensors(place, arena))
 
     def write(self, table: str | None, value: object, arena: Floats) -> None:
-        """Write a value into `arena`; raises BadInput naming the table and the array."""
-        dense, structure = self._table(table)
-        try:
-            structure.write(value, dense.views(self._layout.split(arena)[dense.name]))
-        except BadInput as error:
-            named = BadInput(f"table {dense.name}: {error}")
-            named.table = dense.name
-            raise named from None
+        """Write a value into `arena`, and zeros into the padding.
 
-    def _table(self, name: str | None) -> tuple[DenseTable, Structure]:
-        names = ", ".join(self._tables)
-        if name is None:
-            if len(self._tables) > 1:
-                raise BadInput(f"table: expected the name of one of {names}, got none")
-            name = self.first
-        if name not in self._tables:
-            raise BadInput(f"table: expected one of {names}, got {arguments.shown(name)}")
-        return self._tables[name]
+        Raises BadInput naming the table and the array.
+        """
+        name = self.name(table)
+        place = self._places[name]
+        try:
+            place.structure.write(value, _tensors(place, arena))
+        except BadInput as error:
+            named = BadInput(f"table {name}: {error}")
+            named.table = name
+            raise named from None
+        for gap in place.padding:
+            arena[gap] = 0
+
+    def sections(self, tables: set[str], arena: Floats) -> Floats | dict[str, Floats]:
+        """The part of `arena` for each of some tables, or the arena itself if they are all."""
+        if len(tables) == len(self._places):
+            return arena
+        return {name: arena[self._places[name].section] for name in tables}
+
+    def clear(self, table: str, arena: Floats) -> None:
+        """Write zeros into a table's section of `arena`."""
+        arena[self._places[table].section] = 0
+
+
+def _place(table: DenseTable, structure: Structure, base: int) -> _Place:
+    tensors, padding, end = [], [], base
+    for tensor, offset in zip(table.tensors, table.offsets, strict=True):
+        start = base + offset
+        padding.append(slice(end, start))
+        end = start + tensor.size
+        tensors.append((tensor.name, slice(start, end), tensor.shape))
+    padding.append(slice(end, base + table.size))
+    gaps = tuple(gap for gap in padding if gap.start < gap.stop)
+    return _Place(structure, slice(base, base + table.size), tuple(tensors), gaps)
+
+
+def _tensors(place: _Place, arena: Floats) -> dict[str, Floats]:
+    return {name: arena[part].reshape(shape) for name, part, shape in place.tensors}

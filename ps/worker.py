@@ -33,6 +33,9 @@ from shards.errors import BadInput, DownpourError, Retry
 
 Floats = NDArray[np.float32]
 
+Gradients = Floats | dict[str, Floats]
+"""A gradient of all tables, or one for each of some."""
+
 _NOTHING = object()
 RESULT_S = 60.0
 PULL_S = 600.0
@@ -150,7 +153,7 @@ class Worker:
                 step._finish()
         finally:
             self._open = None
-            step._gradients = step._replica = None
+            step._drop()
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
@@ -187,7 +190,7 @@ class Worker:
             client.prefetch(client.clock + further)
         return replica
 
-    def _push(self, gradients: Floats, samples: int, loss: float, pulled_at: float) -> AckFuture:
+    def _push(self, gradients: Gradients, samples: int, loss: float, pulled_at: float) -> AckFuture:
         future = AckFuture(self, self.client.seq + 1, pulled_at)
         self._unacknowledged[future.seq] = future
         try:
@@ -208,7 +211,8 @@ class WorkerStep:
         self._views = worker._views
         self._samples = samples
         self._replica: PulledWeights | None = None
-        self._gradients: Floats | None = None
+        self._arena: Floats | None = None
+        self._pushed: set[str] = set()
         self._pulled_at = 0.0
         self._ack: AckFuture | None = None
 
@@ -218,6 +222,11 @@ class WorkerStep:
         if self._ack is None:
             raise BadInput(f"worker {self._worker.name}: the step has not been pushed yet")
         return self._ack
+
+    @property
+    def pulled(self) -> bool:
+        """Whether the step has its weights, so that `pull` does not wait."""
+        return self._replica is not None
 
     def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:
         """A table's weights, in the structure that was given; waits at the staleness bound.
@@ -238,29 +247,35 @@ class WorkerStep:
         They are float32, in the table's structure, and in shared memory where a shard is on this
         host: nothing is copied.
         """
-        return self._views.views(table, self._arena())
+        name, arena = self._views.name(table), self._gradients()
+        if name not in self._pushed:
+            self._views.clear(name, arena)
+            self._pushed.add(name)
+        return self._views.views(name, arena)
 
     def push(self, table: Any, gradient: Any = _NOTHING) -> None:
         """Give the step the gradient of a table, in the table's structure, to send at its end.
 
         `push(gradient)` is for a job with one table, `push("net", gradient)` for any. A second push
-        to a table in one step replaces the first. Raises BadInput, naming the table and the array,
-        for another structure, shape or dtype.
+        to a table in one step replaces the first; a table that is not pushed to does not change.
+        Raises BadInput, naming the table and the array, for another structure, shape or dtype.
         """
-        if gradient is _NOTHING:
-            self._views.write(None, table, self._arena())
-        else:
-            self._views.write(table, gradient, self._arena())
+        name = self._views.name(None if gradient is _NOTHING else table)
+        self._views.write(name, table if gradient is _NOTHING else gradient, self._gradients())
+        self._pushed.add(name)
 
-    def _arena(self) -> Floats:
-        if self._gradients is None:
-            self._gradients = self._worker.client.new_gradient()
-        return self._gradients
+    def _gradients(self) -> Floats:
+        if self._arena is None:
+            self._arena = self._worker.client.new_gradient(zeroed=False)
+        return self._arena
 
     def _finish(self) -> None:
-        """Push what the step was given; a step that was given nothing pushes zeros."""
+        """Push what the step was given; a step that was given nothing only ticks the clock."""
         if self._replica is None:
             self.pull(self._views.first)
-        self._ack = self._worker._push(
-            self._arena(), self._samples, float(self.loss), self._pulled_at
-        )
+        gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
+        self._ack = self._worker._push(gradients, self._samples, float(self.loss), self._pulled_at)
+
+    def _drop(self) -> None:
+        """Let go of the arrays, so that they can be used again."""
+        self._arena = self._replica = None

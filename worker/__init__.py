@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
+    from worker.own_loop import loop, start
     from worker.sources import open_source
     from worker.strategies import (
         ADAG,
@@ -71,9 +72,11 @@ __all__ = [
     "Trained",
     "image_batch",
     "image_schema",
+    "loop",
     "open_source",
     "pack_code",
     "run_job",
+    "start",
     "train",
     "train_worker",
 ]
@@ -107,9 +110,11 @@ _HOMES = {
     "Trained": "worker.api",
     "image_batch": "worker.image_table",
     "image_schema": "worker.image_table",
+    "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
     "run_job": "worker.job_runner",
+    "start": "worker.own_loop",
     "train": "worker.api",
     "train_worker": "worker.training_loop",
 }

@@ -33,7 +33,7 @@ import msgspec
 from msgspec import structs
 
 from shards import arguments
-from shards.rules import Decay
+from shards.rules import Decay, decay_of
 from shards.schedules import Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, segments
 from worker.strategies import Local, Strategy, strategy_of
@@ -69,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("iter_size", arguments.whole("iter_size", self.iter_size, 1)),
             ("clip", arguments.number("clip", self.clip, least=0, expected="0 or more")),
             ("prefetch", arguments.flag("prefetch", self.prefetch)),
+            ("decay", decay_of("decay", self.decay)),
         ):
             structs.force_setattr(self, name, value)
 

@@ -64,12 +64,12 @@ def swarm(
     if draw.random() < SLOTS and setting.push not in SPARSE:
         rule, state_s = draw.choice(RULES_WITH_SLOTS), draw.choice([0.0, 0.5])
         setting = msgspec.structs.replace(setting, rule=rule, state_s=state_s)
-    if draw.random() < TABLES and setting.push not in SPARSE:
-        others = [rule for rule in ("sgd", *RULES_WITH_SLOTS) if rule != setting.rule]
-        setting = msgspec.structs.replace(setting, second=draw.choice(others))
     if _may_burst(setting) and draw.random() < BURSTS:
         setting = msgspec.structs.replace(setting, burst=draw.choice([2, 3]))
     setting = _merging(draw, setting)
+    if draw.random() < TABLES and setting.push not in SPARSE:
+        others = [rule for rule in ("sgd", *RULES_WITH_SLOTS) if rule != setting.rule]
+        setting = msgspec.structs.replace(setting, second=draw.choice(others))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 

@@ -206,6 +206,10 @@ class PrefetchTable:
         else:
             self._came[pulled.request] = pulled
 
+    def has(self, wanted: Wanted) -> bool:
+        """Whether these weights were requested and have arrived."""
+        return self._asked.get(wanted) in self._came
+
     def take(self, wanted: Wanted) -> Pulled | None:
         """Take weights that were requested; None if they have not arrived."""
         request = self._asked[wanted]

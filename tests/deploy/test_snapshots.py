@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
+import ps
 from deploy.cli import app
 from deploy.run_folder import RunFolder, writer_of
 from deploy.settings import TrainSettings
@@ -20,6 +21,7 @@ from deploy.snapshot_ref import origin_of
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.errors import BadInput, DownpourError
 from shards.ledger import LedgerEntry
+from shards.tables import Layout
 from tests.support import tiny_job
 from tests.support.snapshot_stores import JOB, states_of
 from worker.signals import asked_for
@@ -142,8 +144,11 @@ def test_two_are_compared_tensor_by_tensor(place: Path) -> None:
 
 def test_other_tensors_do_not_compare(place: Path, tmp_path: Path) -> None:
     """It is reported before anything is computed."""
-    table = msgspec.structs.replace(JOB["table"], tensors=JOB["table"].tensors[:0])
-    SnapshotCatalog(tmp_path / "other").save(1, states_of(), **(JOB | {"table": table}))
+    (table,) = JOB["layout"].tables
+    (tensor,) = table.tensors
+    other = ps.DenseTable("net", (msgspec.structs.replace(tensor, name="other"),))
+    about = JOB | {"layout": Layout((other,))}
+    SnapshotCatalog(tmp_path / "other").save(1, states_of(), **about)
     assert "expected the same tensors in both" in error("diff", place, tmp_path / "other")
 
 

@@ -93,7 +93,11 @@ def test_resume_goes_on_where_it_stopped(spark: Any, tmp_path: Path, shards: int
 
 
 @pytest.mark.parametrize(
-    "strategy", [Downpour(n_push=4, n_fetch=4), Downpour(n_push=2, warm_steps=6)]
+    "strategy",
+    [
+        Downpour(n_push=4, n_fetch=4, scale=1.0),
+        Downpour(n_push=2, warm_steps=6, scale=1.0),
+    ],
 )
 def test_accumulated_pushes(spark: Any, strategy: Downpour) -> None:
     """n_push steps travel in one push, and none of them is lost at the end."""

@@ -204,3 +204,77 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     """A wrong option is refused before anything starts, in one line that names it."""
     with pytest.raises(errors.BadInput, match=message), ps.start(PARAMS, **options):
         pass
+
+
+def test_workers_of_asyncio(job: Any) -> None:
+    """Workers in one event loop wait for one another at the bound, and every push counts once."""
+
+    async def train(number: int) -> list[int]:
+        stale = []
+        async with ps.aio.worker(job, f"w{number}") as me:
+            for _ in range(20):
+                async with me.step() as step:
+                    await step.pull()
+                    step.push(ONES)
+                stale.append((await step.ack).staleness)
+                assert step.ack.done()
+        return stale
+
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*(train(number) for number in range(3)))
+
+    stale = asyncio.run(all_of_them())
+    # From a pull to its push, each of two others may go from a step behind to two steps ahead.
+    assert max(map(max, stale)) <= 2 * 3
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.6, rtol=1e-4, atol=1e-5)
+
+
+def test_an_asynchronous_pull_that_waits_too_long(job: Any) -> None:
+    """It raises ClockTimeout, and the event loop serves others meanwhile."""
+
+    async def fast() -> int:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.01)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        async with ps.aio.worker(job, "fast") as me:
+            for _ in range(2):
+                async with me.step():
+                    pass
+            with pytest.raises(errors.ClockTimeout):
+                async with me.step() as step:
+                    await step.pull(timeout_s=1.0)
+        counting.cancel()
+        return turns
+
+    with job.worker("slow"):
+        assert asyncio.run(fast()) > 0
+
+
+def test_tables_are_pushed_as_one() -> None:
+    """A step changes the tables that it pushes to, each by its own rule and rate, and no other."""
+    tables = ps.Tables(
+        net=ps.Dense.like({"w": np.zeros(300)}, rule="momentum"),
+        head=ps.Dense.like([np.ones(3)], rate=0.1),
+        rest=ps.Dense.zeros({"b": 2}),
+    )
+    with ps.local(tables, shards=2) as job, job.worker("w0") as me:
+        with me.step() as step:
+            step.push("net", {"w": np.ones(300)})
+        with me.step() as step:
+            step.push("head", [np.ones(3)])
+            step.push("net", {"w": np.zeros(300)})
+            assert step.pull("net")["w"].dtype == np.float64
+        assert step.ack.result().versions == (2, 2)
+        found = job.read()
+        np.testing.assert_allclose(found["net"]["w"], -0.01 - 0.009, rtol=1e-6)
+        np.testing.assert_allclose(found["head"][0], 0.9, rtol=1e-6)
+        assert found["rest"]["b"].tolist() == [0, 0]
+        unnamed = "table: expected one of net, head, rest, got None"
+        with pytest.raises(errors.BadInput, match=unnamed), me.step() as step:
+            step.push({"w": np.ones(300)})

@@ -143,7 +143,7 @@ def test_a_buffer_loses_the_gradient_under_every_rule(name: str) -> None:
             measured = np.empty_like(out)
             SGD().apply_measured(arena, grad, measured, pieces, 0.1)
             np.testing.assert_array_equal(table.views(measured)["b"], table.views(out)["b"])
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_an_output_that_overlaps_the_weights_is_refused() -> None:

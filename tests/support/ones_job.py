@@ -121,7 +121,7 @@ def ones_job(
         plan=Plan(
             steps=steps,
             seed=1,
-            strategy=strategy or Downpour(),
+            strategy=strategy or Downpour(scale=1.0),
             schedule=Fixed(base_rate=1.0),
         ),
         rule=SGD(),

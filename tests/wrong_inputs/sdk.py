@@ -88,6 +88,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "schedule": (*_ANY, None, "fast", nan, inf, -1, [], True, 1e300, ps.Fixed, ps.SGD()),
     "decay": (*_ANY, None, "L2", nan, inf, [], True, 1e300),
     "strategy": (*_ANY, None, 3, "nope", "", [], True, BSP),
+    "speeds": (Other(), Other, None, 3, "w0", [], {"w0": 0}, {"w0": "fast"}, {"w0": nan}),
+    "ticks": (*(v for v in _WHOLE if v is not None), -1, 0, 2),
     "shape": (
         *_ANY[:1],
         Other,
@@ -309,6 +311,13 @@ _OPTIONS = {
     "snapshot_keep": "1..?",
     "snapshot_keep_for": "time",
 }
+_DILOCO = {
+    "h": "1..",
+    "outer_lr": "above 0",
+    "momentum": "0..1",
+    "inner_lr": "above 0?",
+    "weight_decay": "0..1",
+}
 _OPTION_NAMES = {
     "compress": "compress|topk|threshold",
     "compress_pull": "compress_pull|compressed pull",
@@ -369,8 +378,40 @@ def _values() -> dict[str, Target]:
             {"name": "name", "tensors": "tensors"},
             {"name": "t", "tensors": [ps.TensorSpec("w", 3)]},  # type: ignore[arg-type]
         ),
-        Downpour: ({"n_push": count, "n_fetch": count, "warm_steps": "0.."}, {}),
-        BSP: ({}, {}),
+        ps.AdamW: (
+            {"beta1": "0..1", "beta2": "0..1", "delta": "above 0", "weight_decay": "0..1"},
+            {},
+        ),
+        ps.DelayedNesterov: ({"momentum": "0..1", "n": count}, {}),
+        ps.DelayCompensation: ({"strength": "0.. number", "versions": count}, {}),
+        ps.AdaptiveDelayCompensation: (
+            {"strength": "0.. number", "mean": "0..1", "versions": count, "delta": "above 0"},
+            {},
+        ),
+        ps.Round: ({"backups": "0.."}, {}),
+        ps.Buffer: ({"size": count}, {"size": 2}),
+        Downpour: (
+            {"scale": "above 0?", "n_push": count, "n_fetch": count, "warm_steps": "0.."},
+            {},
+        ),
+        BSP: ({"b": "0.."}, {}),
+        worker.ASP: ({"scale": "above 0?"}, {}),
+        worker.SSP: ({"scale": "above 0?"}, {}),
+        worker.StaleRate: ({}, {}),
+        worker.Softsync: ({"n": count}, {}),
+        worker.DynSGD: ({"window": count}, {}),
+        worker.ADAG: ({"window": count}, {}),
+        worker.DCASGD: (
+            {"scale": "above 0?", "adaptive": "flag", "strength": "above 0?", "mean": "0..1"},
+            {},
+        ),
+        worker.EASGD: ({"alpha": "above 0?", "tau": count}, {}),
+        worker.EAMSGD: ({"alpha": "above 0?", "tau": count, "momentum": "0..1"}, {}),
+        worker.SparkNet: ({"tau": count, "momentum": "0..1"}, {}),
+        worker.LocalSGD: ({"h": count}, {}),
+        worker.DiLoCo: (_DILOCO, {}),
+        worker.AsyncDiLoCo: (_DILOCO | {"n": "1..?", "speeds": "speeds"}, {}),
+        worker.FedBuff: ({"k": count, "outer_lr": "above 0", "window": count}, {}),
     }
     made = {
         kind.__name__: Target(kind, _with(kind, **base), kinds)  # type: ignore[arg-type]
@@ -539,6 +580,7 @@ def _connections(env: Env) -> dict[str, Target]:
                 "steps": "1..",
                 "samples": "0..",
                 "loss": "loss",
+                "ticks": "ticks",
                 "prefetch": "0..?",
             },
             {"gradient": "push to table wrong", "read_versions": "read.versions"},
@@ -604,6 +646,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "schedule": "schedule",
                 "iter_size": "1..",
                 "clip": "0.. number",
+                "decay": "decay",
                 "prefetch": "flag",
             },
         ),

@@ -1,0 +1,78 @@
+"""A function of the user's own, trained on the SDK's shards with each strategy."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ps
+import worker
+from shards.errors import BadInput
+from worker.strategies import STRATEGIES
+
+WANTED = np.array([1.0, -2.0, 3.0])
+START = {"slope": np.zeros(3), "offset": 0.0}
+WORKERS = 2
+
+
+def batches(number: int) -> Iterator[dict[str, Any]]:
+    dice = np.random.default_rng(number)
+    while True:
+        yield {"x": dice.standard_normal((16, 3))}
+
+
+def gradient(params: Any, batch: Any) -> tuple[float, Any]:
+    """The loss of a line through WANTED and 5, and its gradient."""
+    x = batch["x"]
+    error = x @ (params["slope"] - WANTED) + params["offset"] - 5
+    return error @ error / 32, {"slope": x.T @ error / 16, "offset": error.mean()}
+
+
+SHORT = {"diloco": "diloco:h=10", "async_diloco": "async_diloco:h=10"}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains(name: str) -> None:
+    """Two workers lower the distance from the solution to a fifth, with any strategy.
+
+    How fast differs from strategy to strategy, and is not the subject here.
+    """
+    strategy = SHORT.get(name, name)
+    table = ps.Dense.like(START, rate=0.1)
+    options: dict[str, Any] = {"staleness": 4} if name == "ssp" else {}
+    with worker.start(table, strategy=strategy, workers=WORKERS, on="threads", **options) as job:
+
+        def train(number: int) -> Any:
+            return worker.loop(
+                job,
+                f"w{number}",
+                gradient,
+                batches(number),
+                steps=600,
+                strategy=strategy,
+                workers=WORKERS,
+            )
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            reports = list(pool.map(train, range(WORKERS)))
+        learned = job.read()
+    assert [report.steps for report in reports] == [600] * WORKERS
+    assert np.abs(learned["slope"] - WANTED).max() < 0.6
+    assert abs(learned["offset"] - 5) < 1.0
+
+
+def test_a_wrong_strategy_is_refused() -> None:
+    """The error names the strategy, the option, and the known ones."""
+    with pytest.raises(BadInput, match="strategy: expected downpour"):
+        worker.start(START, strategy="nope")
+    with pytest.raises(BadInput, match=r"strategy diloco.*speed"):
+        worker.start(START, strategy="diloco:speed=3")
+
+
+def test_one_table_is_expected() -> None:
+    """The loop trains jobs with one table; the error names those there are."""
+    two = ps.Tables(a=ps.Dense.like(START), b=ps.Dense.like(START))
+    with ps.local(two) as job, pytest.raises(BadInput, match="one table, got a, b"):
+        worker.loop(job, "w0", gradient, batches(0), steps=1)

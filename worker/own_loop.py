@@ -1,0 +1,117 @@
+"""Trains a function of the user's own with any strategy, on a job of the SDK, without Spark.
+
+    with worker.start(params, strategy="easgd:tau=10", workers=2, shards=2) as job:
+        worker.loop(job, "w0", gradient, batches, steps=1000)
+
+`gradient(params, batch)` returns the loss and the gradient, in the structure of `params`: NumPy
+arrays, or PyTorch tensors. `start` gives the shards their half of the strategy, `loop` is the
+worker's half; both must be given the same.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from ps.logs import logger
+from ps.tables import tables_of
+from shards import arguments
+from shards.aggregation import Round
+from shards.errors import BadInput
+from shards.rules import Decay
+from shards.tables import DenseTable
+from worker.model import Batch, check_loss
+from worker.strategies import Strategy, strategy_of
+from worker.training_loop import Plan, WorkerReport, train_worker
+
+Floats = NDArray[np.float32]
+Gradient = Callable[[Any, Batch], tuple[Any, Any]]
+"""The loss and the gradient at some parameters, for a batch: a dict of arrays, rows first."""
+
+
+def start(
+    tables: object,
+    *,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    **options: Any,
+) -> AbstractContextManager[ps.Job]:
+    """Start shards as `ps.start` does, which update as `strategy` asks for with so many `workers`.
+
+    `tables` is one table, or the parameters for one. Where the strategy brings an update rule or a
+    rate of its own, it replaces the table's; a warning is logged. The staleness bound is 0 by
+    default for a synchronous strategy, and none for any other. Raises BadInput for options that
+    diverge with this number of workers.
+    """
+    chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    described, half = tables_of(tables), chosen.server(workers)
+    for name, dense in described.items():
+        for notice in chosen.notices(workers, dense.rule):
+            logger("worker", table=name).warning("%s", notice)
+    if isinstance(half.merge, Round):
+        options.setdefault("staleness", 0)
+    return ps.start(described, workers=workers, server=half, **options)
+
+
+def loop(
+    job: ps.Job,
+    name: str,
+    gradient: Gradient,
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    incarnation: int = 0,
+    seed: int = 0,
+    prefetch: bool = False,
+    **options: Any,
+) -> WorkerReport:
+    """Take `steps` steps as worker `name`, counted over all its incarnations, and report on them.
+
+    `batches` must start at the worker's next step; the loop ends early, without error, with them.
+    The rate and the weight decay of steps on the worker's own weights are those of the job's table:
+    give `ps.connect` the tables where another process has started the job. `prefetch` requests
+    weights a step ahead. Further options are those of `ps.Client`. Raises BadInput for a job with
+    several tables.
+    """
+    if len(job.tables) != 1:
+        raise BadInput(f"loop: expected a job with one table, got {', '.join(job.tables)}")
+    ((table_name, dense),) = job.tables.items()
+    chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    deltas = chosen.server(workers).deltas
+    plan = Plan(
+        steps=steps,
+        seed=seed,
+        strategy=chosen,
+        schedule=dense.rate,
+        prefetch=prefetch,
+        decay=dense.decay if deltas else Decay(),
+    )
+    model = FunctionModel(dense.table(table_name), job, gradient)
+    with job.worker(name, incarnation=incarnation, **options) as me:
+        return train_worker(me.client, model, iter(batches), plan, incarnation=incarnation)
+
+
+class FunctionModel:
+    """A function of the user's as a model of the worker loop (worker/model.py)."""
+
+    def __init__(self, table: DenseTable, job: ps.Job, gradient: Gradient) -> None:
+        self.table = table
+        self._views = job.views
+        self._gradient = arguments.function("gradient", gradient, "a function of params and batch")
+
+    def initial(self, seed: int) -> Floats:
+        """An arena of zeros: the job's shards hold the weights already."""
+        return self.table.empty()
+
+    def gradient(
+        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
+    ) -> float:
+        """The loss of a batch; its gradient is written into `out`, padding included."""
+        loss, gradient = self._gradient(self._views.build(None, weights), batch)
+        self._views.write(None, gradient, out)
+        return check_loss(self, loss)
