@@ -101,6 +101,7 @@ class Layer(ABC):
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
     LABELS: ClassVar[frozenset[int]] = frozenset()
+    captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(
         self, spec: LayerParameter, bottoms: Sequence[Shape], setting: LayerContext
@@ -295,6 +296,8 @@ class HostLayer(Layer):
     Its arrays are in Caffe's order. In a network of kernels they are copied to the host and back,
     and steps are not captured.
     """
+
+    captures = False
 
     @abstractmethod
     def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:

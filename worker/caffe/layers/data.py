@@ -148,6 +148,7 @@ class DummyData(SourceLayer):
     }  # fmt: skip
     TOPS = range(1, 1025)
     COLUMNS = False
+    captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
         param, count = self.spec.dummy_data_param, len(self.spec.top)

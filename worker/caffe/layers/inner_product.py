@@ -98,6 +98,7 @@ class Embed(Layer):
         })
     }  # fmt: skip
     LABELS = frozenset({0})
+    captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.embed_param

@@ -47,6 +47,7 @@ class Pooling(Unary):
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
         self._kind = param.pool
+        self.captures = param.pool != PoolingParameter.STOCHASTIC
         self._shape = conv_shapes.Pooling(
             self._kernel(h, w),
             pair(self, param, "stride", "stride", 1),
