@@ -207,6 +207,8 @@ class Client:
         wanted = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
             copy = arguments.flag("pull: copy", copy)
+        if timeout_s is not None:
+            timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
         self._prefetched.drop_before(at)
         if wanted not in self._prefetched:
@@ -334,6 +336,8 @@ class Client:
     @_by_one_thread
     def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
+        arguments.function("wait: until", until, "a function without arguments")
+        timeout_s = arguments.seconds("wait: timeout_s", timeout_s, zero=True)
         started, before = self._enter(None), self.times.serialise_s
         end_by = started + timeout_s
         while not until() and (left_s := end_by - time.monotonic()) > 0:

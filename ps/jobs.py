@@ -282,6 +282,8 @@ def _table_spec(table: DenseTable, dense: Dense, half: ServerHalf) -> TableSpec:
 
 def _arena(described: Tables, views: TableViews, start: Mapping[str, object] | None) -> Floats:
     """The first values of all tables: those in `start`, or those that they were described with."""
+    if not isinstance(start, Mapping | None):
+        raise arguments.wrong("start", "a dict of values by table", start)
     given = dict(start or {})
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")

@@ -44,7 +44,7 @@ class TableViews:
         """The name of a table, which may be left out for the only one; raises BadInput."""
         if table is None and len(self._places) == 1:
             return self.first
-        if table is None or table not in self._places:
+        if not isinstance(table, str) or table not in self._places:
             expected = f"one of {', '.join(self._places)}"
             raise arguments.wrong("table", expected, table)
         return table

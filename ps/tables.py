@@ -23,6 +23,7 @@ Floats = NDArray[np.float32]
 
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
+_UNSCALED = (1.0, 1.0)
 
 
 class Dense:
@@ -51,7 +52,7 @@ class Dense:
             Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard")
         )
         self.compression = compression_of("compression", compression)
-        self.tensors = _multiplied(self.structure.tensors, multipliers or {})
+        self.tensors = _multiplied(self.structure.tensors, multipliers)
         self.start = params
 
     @classmethod
@@ -79,10 +80,8 @@ class Dense:
         """A table of zeros: shapes by name, such as `{"w": (3, 4), "b": 4}`; settings as `like`."""
         if not isinstance(shapes, Mapping):
             raise arguments.wrong("shapes", "a dict of shapes by name", shapes)
-        tensors = {name: TensorSpec(name, shape) for name, shape in shapes.items()}
-        return cls(
-            {name: np.zeros(one.shape, np.float32) for name, one in tensors.items()}, **settings
-        )
+        table = DenseTable(ONLY, tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
+        return cls(table.views(table.empty()), **settings)
 
     def table(self, name: str) -> DenseTable:
         """The table as the shards know it."""
@@ -94,12 +93,15 @@ class Tables(Mapping[str, Dense]):
 
     def __init__(self, tables: Mapping[str, Dense] | None = None, /, **named: Dense) -> None:
         """Raises BadInput for no table at all, and for one that is none."""
+        if not isinstance(tables, Mapping | None):
+            raise arguments.wrong("tables", "a dict of ps.Dense by name", tables)
         self._tables = {**(tables or {}), **named}
         if not self._tables:
             raise BadInput(
                 "tables: expected at least one, such as net=ps.Dense.like(params), got none"
             )
         for name, table in self._tables.items():
+            arguments.name("tables: name", name)
             arguments.instance(f"tables: {name}", table, Dense, "a ps.Dense")
 
     def __getitem__(self, name: str) -> Dense:
@@ -120,14 +122,22 @@ def tables_of(value: object) -> Tables:
 
 
 def _multiplied(
-    tensors: tuple[TensorSpec, ...], multipliers: Mapping[str, tuple[float, float]]
+    tensors: tuple[TensorSpec, ...], multipliers: Mapping[str, tuple[float, float]] | None
 ) -> tuple[TensorSpec, ...]:
+    """The tensors with the factors that are given for some of them; raises BadInput."""
+    if multipliers is None:
+        return tensors
+    if not isinstance(multipliers, Mapping):
+        raise arguments.wrong("multipliers", "a dict of two numbers by name", multipliers)
     names = {tensor.name for tensor in tensors}
-    for name in multipliers:
+    for name, pair in multipliers.items():
         if name not in names:
             shown = ", ".join(sorted(names)[:6])
             raise BadInput(f"multipliers: expected names of arrays such as {shown}, got {name!r}")
+        expected = "two numbers, the factors of the rate and of the decay"
+        if len(arguments.items(f"multipliers: {name}", pair, expected)) != len(_UNSCALED):
+            raise arguments.wrong(f"multipliers: {name}", expected, pair)
     return tuple(
-        TensorSpec(tensor.name, tensor.shape, *multipliers.get(tensor.name, (1.0, 1.0)))
+        TensorSpec(tensor.name, tensor.shape, *multipliers.get(tensor.name, _UNSCALED))
         for tensor in tensors
     )

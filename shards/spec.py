@@ -33,6 +33,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         arguments.instance("TableSpec: table", self.table, DenseTable, "a DenseTable")
         arguments.instance("TableSpec: guard", self.guard, Guard, "a Guard")
+        for field in ("pushed", "pulled"):
+            structs.force_setattr(self, field, arguments.choice(field, getattr(self, field), Kind))
         for field, checked in (("rule", rule_of), ("schedule", schedule_of), ("decay", decay_of)):
             structs.force_setattr(self, field, checked(field, getattr(self, field)))
 

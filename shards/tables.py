@@ -197,9 +197,10 @@ class Layout(msgspec.Struct, frozen=True):
 
     def select(self, tables: Sequence[str]) -> "Layout":
         """The layout of these tables alone, in this layout's order; raises BadInput."""
-        for name in tables:
+        names = arguments.items("tables", tables, "a list of names of tables")
+        for name in names:
             self.section(name)
-        return Layout(tuple(table for table in self.tables if table.name in tables))
+        return Layout(tuple(table for table in self.tables if table.name in names))
 
     def split(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A view into `arena` for each table: its own flat array."""

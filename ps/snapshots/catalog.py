@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 
 import msgspec
+from msgspec import structs
 
 from ps.snapshots.manifest import (
     MANIFEST,
@@ -24,6 +25,7 @@ from ps.snapshots.manifest import (
 )
 from ps.snapshots.object_store import LocalStore, Place, Store, open_store
 from ps.snapshots.worker_state import SavedWorkerState
+from shards import arguments
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
@@ -40,6 +42,17 @@ class Retention(msgspec.Struct, frozen=True):
 
     count: int | None = None
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            count = arguments.whole("retention: count", self.count, 1)
+            structs.force_setattr(self, "count", count)
+        if self.seconds is not None:
+            what, expected = "retention: seconds", "more than 0 s, and finite"
+            seconds = arguments.number(what, self.seconds, expected=expected)
+            if not seconds > 0:
+                raise arguments.wrong(what, expected, seconds)
+            structs.force_setattr(self, "seconds", seconds)
 
 
 EVERYTHING = Retention()

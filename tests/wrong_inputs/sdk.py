@@ -7,7 +7,6 @@ parameter cannot be forgotten.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from math import inf, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +15,19 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import ps
 import worker
+from ps.jobs import OwnJob
 from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
-from shards.tables import cut_evenly
+from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
+from tests.wrong_inputs.values import TABLE_SIZE, VALUES, Other
 from worker.device_selection import parse_device
 from worker.job import Job
 from worker.job_runner import run_job
 from worker.option_fields import declared
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.spark import DataFrame
-from worker.strategies import BSP, Downpour
+from worker.strategies import Downpour
 from worker.training_loop import Plan
 
 
@@ -47,140 +48,6 @@ class Frame(DataFrame):
 
     def head(self, *_: Any) -> Any:
         return (bytes(64),)
-
-
-class Other:
-    """Something that nobody expects."""
-
-
-_ANY: tuple[Any, ...] = (Other(), {}, Other)
-_NUMBERS: tuple[Any, ...] = ("3", "", nan, inf, -inf, [], b"1", 1j, np.zeros(3))
-_WHOLE: tuple[Any, ...] = (*_ANY, *_NUMBERS, None, 1.5, True, 10**30, -(10**30), np.float32(1))
-_TIME: tuple[Any, ...] = (*_ANY, "1", nan, -inf, -1, 1e300, 10**400, [], b"1", True, None)
-_REAL: tuple[Any, ...] = (*_ANY, *_NUMBERS, None, True, 1e300, 10**400)
-_TEXT: tuple[Any, ...] = (*_ANY, None, 3, 1.5, [], b"w", True)
-_TABLE_SIZE = 1024
-
-VALUES: Mapping[str, tuple[Any, ...]] = {
-    "whole": _WHOLE,
-    "0..": (*_WHOLE, -1),
-    "1..": (*_WHOLE, -1, 0),
-    "bound": (*tuple(v for v in _WHOLE if v is not None and v is not inf), -1, 4.5, "many"),
-    "staleness": (*_ANY, "", "many", nan, -inf, [], b"1", 1j, -1, 4.5, True, 10**30),
-    "seconds": (*_TIME, 0, inf),
-    "0 seconds": (*_TIME, inf),
-    "every": (*_ANY, "", "5x", "-1s", "nan", nan, -1, 1.5, 10**30, [], b"1", True),
-    "time": (*_ANY, "", "5", "5x", "-1s", 5, nan, [], b"1s", True),
-    "patience": (*_TIME, 0),
-    "number": _REAL,
-    "0.. number": (*_REAL, -1),
-    "0..1": (*_REAL, -1, 1, 2),
-    "above 0": (*_REAL, -1, 0),
-    "loss": (*_ANY, "3", [], None, True, 1j),
-    "name": (*_TEXT, "", "a\nb", "\0", "w" * 200),
-    "text": (*_TEXT, "", "nope", "a\nb"),
-    "choice": (*_TEXT, "", "nope", "a\nb", "x" * 5000),
-    "path": (*_TEXT, "", "a\0b"),
-    "flag": (*_ANY, None, 0, 1, "yes", [], nan),
-    "function": (*_ANY[:2], None, 3, "f", []),
-    "object": (*_ANY, None, 3, 1.5, "nope", [], b"", True, nan),
-    "rule": (*_ANY, None, 3, "nope", "", [], True, ps.Adam, ps.Fixed(base_rate=0.1)),
-    "schedule": (*_ANY, None, "fast", nan, inf, -1, [], True, 1e300, ps.Fixed, ps.SGD()),
-    "decay": (*_ANY, None, "L2", nan, inf, [], True, 1e300),
-    "strategy": (*_ANY, None, 3, "nope", "", [], True, BSP),
-    "speeds": (Other(), Other, None, 3, "w0", [], {"w0": 0}, {"w0": "fast"}, {"w0": nan}),
-    "ticks": (*(v for v in _WHOLE if v is not None), -1, 0, 2),
-    "shape": (
-        *_ANY[:1],
-        Other,
-        None,
-        0,
-        -1,
-        1.5,
-        nan,
-        inf,
-        "a",
-        b"a",
-        (0,),
-        (3, -1),
-        (1.5,),
-        10**30,
-        (10**9, 10**9),
-        True,
-        (2, "a"),
-        np.zeros(2),
-    ),
-    "data": (*_ANY, 3, 1.5, [], b"", True, nan, "", "nope", "a\0b"),
-    "row shape": (*_ANY, 3, "a", (0,), (3, -1), (1.5,), ("a",), True, nan),
-    "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", (3,))),
-    "array": (
-        *_ANY,
-        None,
-        3.0,
-        "w",
-        b"w",
-        [],
-        [1.0],
-        ["a"] * _TABLE_SIZE,
-        [None] * 3,
-        np.zeros(3, np.float32),
-        np.zeros(_TABLE_SIZE),
-        np.zeros((2, 512), np.float32),
-        np.zeros(_TABLE_SIZE, np.int32),
-        np.zeros(_TABLE_SIZE, np.complex64),
-        [[1.0], [1.0, 2.0]],
-        np.full(_TABLE_SIZE, "a"),
-        np.float32(1),
-    ),
-    "views": (*_ANY, None, 3.0, "w", [], [0.0] * _TABLE_SIZE, np.zeros(3, np.float32)),
-    "weights": (np.full(_TABLE_SIZE, nan, np.float32), np.full(_TABLE_SIZE, inf, np.float32)),
-    "strided": (np.zeros(2 * _TABLE_SIZE, np.float32)[::2],),
-    "cluster": (*_ANY, None, 3, "", "missing.json", Path(), [], b"{}", "a\0b", True),
-    "specs": (*_ANY, None, 3, "specs", [], (), [None], ["a", "b"]),
-    "endpoints": (*_ANY, None, 3, "tcp://127.0.0.1:1", [], [None], ["a", "b", "c"]),
-    "compression": (
-        *_ANY,
-        3,
-        "",
-        "nope",
-        "int9",
-        "topk",
-        "topk:0",
-        "topk:nan",
-        "topk:2",
-        "topk:x",
-        "threshold:-1",
-        "threshold:inf",
-        "int8,fast",
-        [],
-        b"int8",
-        True,
-    ),
-    "pull": (*_ANY, None, 3, "", "nope", "1bit", "topk", "topk:0", "topk:nan", "topk:x", [], b""),
-    "link": (
-        *_ANY,
-        3,
-        "nope",
-        "rtt",
-        "rtt=",
-        "rtt=1",
-        "rtt=-1ms",
-        "rate=0bit",
-        "loss=100%",
-        [],
-        "outage=3s/2s",
-        "window=1B",
-        "shape=round",
-        "seed=x",
-    ),
-    "port": (*_WHOLE, -1, 65536, 10**6),
-    "stripes": (*_WHOLE[:-6], 0, -1, 17, 10**9),
-    "read versions": (*_ANY, 3, "ab", [], [1.5, 0], [-1, 0], [0], [0, 0, 0], ["a", "b"], [None]),
-    "device": (*_TEXT, "", "tpu", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "a\nb"),
-    "steps": (*_ANY, None, 3, "a", [1.5], ["a"], [3, 1]),
-    "ending": ("w.h5", "w", "w.caffemodel.gz"),
-}
-"""By what a parameter is to be: values that it cannot be."""
 
 
 class Target(NamedTuple):
@@ -206,13 +73,17 @@ class Env(NamedTuple):
     client: ps.Client
     compressed: ps.Client
     console: ps.AdminClient
+    job: ps.Job
+    own: OwnJob
+    worker: ps.Worker
+    reader: ps.Reader
     solver: Path
 
 
 @contextmanager
 def environment(folder: Path) -> Iterator[Env]:
     """Shards, clients and a console, all idle; every lazy thread and file is there on entry."""
-    table = ps.DenseTable("wrong", [ps.TensorSpec("w", _TABLE_SIZE)])  # type: ignore[arg-type]
+    table = ps.DenseTable("wrong", [ps.TensorSpec("w", TABLE_SIZE)])  # type: ignore[arg-type]
     specs = ps.shard_specs(table, shards=2)
     (folder / "job").mkdir()
     solver = tiny_job.write_job(folder / "job")
@@ -221,12 +92,32 @@ def environment(folder: Path) -> Iterator[Env]:
         client = stack.enter_context(ps.Client(cluster, worker="own"))
         compressed = stack.enter_context(ps.Client(cluster, worker="packed", compression="int8"))
         console = stack.enter_context(ps.AdminClient(cluster))
+        job = ps.connect(cluster)
+        own = stack.enter_context(ps.local(ps.Dense.zeros({"w": 3}), shards=2))
+        me = stack.enter_context(job.worker("of the job"))
+        reader = stack.enter_context(job.reader())
         for one in (client, compressed):
             one.pull()
             one.push(one.new_gradient())
             one.flush()
         console.read()
-        yield Env(folder, table, specs, cluster, client, compressed, console, solver)
+        reader.pull()
+        with me.step() as step:
+            step.pull()
+        yield Env(
+            folder,
+            table,
+            specs,
+            cluster,
+            client,
+            compressed,
+            console,
+            job,
+            own,
+            me,
+            reader,
+            solver,
+        )
 
 
 def rows(env: Env) -> Iterator[Row]:
@@ -258,6 +149,11 @@ def _row(name: str, target: Target, parameter: str, value: Any) -> Row:
 def _with(function: Callable[..., Any], **base: Any) -> Callable[..., Any]:
     """A call of `function` with `base`, of which some arguments may be replaced."""
     return lambda **wrong: function(**{**base, **wrong})
+
+
+def _first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A call with the only argument given by its place."""
+    return lambda **wrong: function(*wrong.values())
 
 
 def _plan() -> Plan:
@@ -311,13 +207,6 @@ _OPTIONS = {
     "snapshot_keep": "1..?",
     "snapshot_keep_for": "time",
 }
-_DILOCO = {
-    "h": "1..",
-    "outer_lr": "above 0",
-    "momentum": "0..1",
-    "inner_lr": "above 0?",
-    "weight_decay": "0..1",
-}
 _OPTION_NAMES = {
     "compress": "compress|topk|threshold",
     "compress_pull": "compress_pull|compressed pull",
@@ -329,6 +218,8 @@ def targets(env: Env) -> dict[str, Target]:
     return {
         **_values(),
         **_jobs(env),
+        **_started_jobs(env),
+        **_workers(env),
         **_hosts(env),
         **_connections(env),
         **_training(env),
@@ -388,36 +279,18 @@ def _values() -> dict[str, Target]:
             {"strength": "0.. number", "mean": "0..1", "versions": count, "delta": "above 0"},
             {},
         ),
+        ps.Each: ({}, {}),
         ps.Round: ({"backups": "0.."}, {}),
-        ps.Buffer: ({"size": count}, {"size": 2}),
-        Downpour: (
-            {"scale": "above 0?", "n_push": count, "n_fetch": count, "warm_steps": "0.."},
-            {},
-        ),
-        BSP: ({"b": "0.."}, {}),
-        worker.ASP: ({"scale": "above 0?"}, {}),
-        worker.SSP: ({"scale": "above 0?"}, {}),
-        worker.StaleRate: ({}, {}),
-        worker.Softsync: ({"n": count}, {}),
-        worker.DynSGD: ({"window": count}, {}),
-        worker.ADAG: ({"window": count}, {}),
-        worker.DCASGD: (
-            {"scale": "above 0?", "adaptive": "flag", "strength": "above 0?", "mean": "0..1"},
-            {},
-        ),
-        worker.EASGD: ({"alpha": "above 0?", "tau": count}, {}),
-        worker.EAMSGD: ({"alpha": "above 0?", "tau": count, "momentum": "0..1"}, {}),
-        worker.SparkNet: ({"tau": count, "momentum": "0..1"}, {}),
-        worker.LocalSGD: ({"h": count}, {}),
-        worker.DiLoCo: (_DILOCO, {}),
-        worker.AsyncDiLoCo: (_DILOCO | {"n": "1..?", "speeds": "speeds"}, {}),
-        worker.FedBuff: ({"k": count, "outer_lr": "above 0", "window": count}, {}),
+        ps.Buffer: ({"size": count}, {"size": 1}),
+        ps.Retention: ({"count": "1..?", "seconds": "seconds?"}, {}),
+        **_strategies(),
     }
     made = {
-        kind.__name__: Target(kind, _with(kind, **base), kinds)  # type: ignore[arg-type]
+        kind.__name__: Target(kind, _with(kind, **base), kinds)
         for kind, (kinds, base) in fields.items()
     }
-    table = ps.DenseTable("wrong", [ps.TensorSpec("w", _TABLE_SIZE)])  # type: ignore[arg-type]
+    table = ps.DenseTable("wrong", [ps.TensorSpec("w", TABLE_SIZE)])  # type: ignore[arg-type]
+    layout = Layout((table,))
     return made | {
         # Some sizes are only refused when the table is made.
         "TensorSpec": made["TensorSpec"]._replace(
@@ -432,7 +305,9 @@ def _values() -> dict[str, Target]:
             table.views, _with(table.views), {"arena": "views"}, {"arena": "table wrong.*arena"}
         ),
         "cut_evenly": Target(
-            cut_evenly, _with(cut_evenly, table=table), {"table": "", "shards": "1..", "epoch": ""}
+            cut_evenly,
+            _with(cut_evenly, layout=layout),
+            {"layout": "", "shards": "1..", "epoch": ""},
         ),
         "Compression": Target(
             ps.Compression,
@@ -455,13 +330,41 @@ def _values() -> dict[str, Target]:
     }
 
 
+def _strategies() -> dict[Any, Any]:
+    """The options of each strategy, none of which has to be given."""
+    count, above, share = "1..", "above 0", "0..1"
+    windows = {"h": count, "outer_lr": above, "momentum": share, "inner_lr": "above 0?"}
+    diloco = windows | {"weight_decay": share}
+    options: dict[Any, dict[str, str]] = {
+        worker.Downpour: {"n_push": count, "n_fetch": count, "warm_steps": "0.."},
+        worker.BSP: {"b": "0.."},
+        worker.SSP: {},
+        worker.ASP: {},
+        worker.StaleRate: {},
+        worker.Softsync: {"n": count},
+        worker.DynSGD: {"window": count},
+        worker.ADAG: {"window": count},
+        worker.DCASGD: {"adaptive": "flag", "strength": "above 0?", "mean": share},
+        worker.EASGD: {"alpha": "above 0?", "tau": count},
+        worker.EAMSGD: {"alpha": "above 0?", "tau": count, "momentum": share},
+        worker.SparkNet: {"tau": count, "momentum": share},
+        worker.LocalSGD: {"h": count},
+        worker.DiLoCo: diloco,
+        worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds"},
+        worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
+    }
+    for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD):
+        options[kind]["scale"] = "above 0?"
+    return {kind: (fields, {}) for kind, fields in options.items()}
+
+
 def _jobs(env: Env) -> dict[str, Target]:
     return {
         "shard_specs": Target(
             ps.shard_specs,
-            _with(ps.shard_specs, table=env.table),
+            _with(ps.shard_specs, tables=env.table),
             {
-                "table": "object",
+                "tables": "table specs",
                 "shards": "1..",
                 "rule": "rule?",
                 "schedule": "schedule?",
@@ -478,8 +381,8 @@ def _jobs(env: Env) -> dict[str, Target]:
         "expect_compression": Target(
             ps.expect_compression,
             _with(ps.expect_compression, specs=env.specs, compression="int8"),
-            {"specs": "specs", "compression": "compression"},
-            {"compression": "compression|topk|threshold"},
+            {"specs": "specs", "compression": "compression|compressions"},
+            {"compression": "compression|topk|threshold|table"},
         ),
         "successors": Target(
             ps.resharded_specs,
@@ -545,10 +448,147 @@ def _hosts(env: Env) -> dict[str, Target]:
     }
 
 
+def _started_jobs(env: Env) -> dict[str, Target]:
+    dense, job = ps.Dense.zeros({"w": TABLE_SIZE}), env.job
+    started = {
+        "tables": "params",
+        "shards": "1..",
+        "staleness": "bound",
+        "workers": "1..",
+        "start": "values?",
+        "durability": "choice",
+        "logs": "path?",
+        "host": "name",
+        "server": "object?",
+        "device": "choice",
+        "name": "name",
+    }
+    settings = {
+        "rule": "rule",
+        "rate": "schedule",
+        "decay": "decay",
+        "guard": "object?",
+        "compression": "compression",
+        "multipliers": "multipliers?",
+    }
+    structure = "params|tensor|TensorSpec|DenseTable"
+    return {
+        "Dense.like": Target(
+            ps.Dense,
+            lambda **wrong: ps.Dense.like(**{"params": {"w": [1.0]}, **wrong}).table("t"),
+            {"params": "params", **settings},
+            {
+                "params": structure,
+                "compression": "compression|topk|threshold",
+                "multipliers": "multipliers|TensorSpec w",
+            },
+        ),
+        "Dense.zeros": Target(
+            ps.Dense.zeros,
+            lambda **wrong: ps.Dense.zeros(**wrong).table("t"),
+            {"shapes": "shapes", "settings": ""},
+            {"shapes": "shapes|params|TensorSpec|tensor w"},
+        ),
+        "Tables": Target(ps.Tables, _first(ps.Tables), {"tables": "tables", "named": ""}),
+        "TableSpec": Target(
+            ps.TableSpec,
+            _with(ps.TableSpec, table=env.table),
+            {
+                "table": "object",
+                "rule": "rule",
+                "schedule": "schedule",
+                "decay": "decay",
+                "guard": "object",
+                "pushed": "choice",
+                "pulled": "choice",
+            },
+        ),
+        "start": Target(
+            ps.start,
+            _with(ps.start, tables=ps.Tables(wrong=dense)),
+            started | {"on": "choice"},
+            {"tables": structure, "start": "start|table wrong", "shards": "shards|table"},
+        ),
+        "local": Target(
+            ps.local,
+            _with(ps.local, tables=ps.Tables(wrong=dense)),
+            {"tables": "params", "options": ""},
+            {"tables": structure},
+        ),
+        "connect": Target(
+            ps.connect,
+            _with(ps.connect, cluster=env.cluster),
+            {"cluster": "cluster", "tables": "params?"},
+            {"tables": f"tables|{structure}"},
+        ),
+        "reader": Target(
+            ps.reader,
+            _with(ps.reader, job=job),
+            {"job": "cluster", "patience_s": "patience"},
+            {"job": "cluster"},
+        ),
+        "aio.reader": Target(
+            ps.aio.reader,
+            _with(ps.aio.reader, job=job),
+            {"job": "cluster", "patience_s": "patience"},
+            {"job": "cluster"},
+        ),
+        "Job.worker": Target(
+            job.worker,
+            _with(job.worker, name="w"),
+            {
+                "name": "name",
+                "incarnation": "0..",
+                "prefetch": "0..",
+                "patience_s": "patience",
+                "options": "",
+            },
+            {"name": "worker"},
+        ),
+        "Job.save": Target(job.save, _with(job.save), {"path": "path"}),
+        "Job.reshard": Target(env.own.reshard, _with(env.own.reshard), {"shards": "1.."}),
+    }
+
+
+def _workers(env: Env) -> dict[str, Target]:
+    me = env.worker
+    gradient = {"w": np.zeros(TABLE_SIZE, np.float32)}
+
+    def step(call: str, **base: Any) -> Callable[..., Any]:
+        def act(**wrong: Any) -> Any:
+            with me.step() as step:
+                return getattr(step, call)(**{**base, **wrong})
+
+        return act
+
+    def result(**wrong: Any) -> Any:
+        with me.step() as step:
+            step.pull()
+        return step.ack.result(**wrong)
+
+    table = {"table": "table name?"}
+    return {
+        "Worker.step": Target(me.step, _with(me.step), {"samples": "0.."}),
+        "Worker.pull": Target(me.pull, _with(me.pull), {"timeout_s": "0 seconds?"}),
+        "WorkerStep.pull": Target(
+            ps.WorkerStep.pull, step("pull"), table | {"timeout_s": "0 seconds?"}
+        ),
+        "WorkerStep.gradients": Target(ps.WorkerStep.gradients, step("gradients"), table),
+        "WorkerStep.push": Target(
+            ps.WorkerStep.push,
+            step("push", table="wrong", gradient=gradient),
+            table | {"gradient": "value"},
+            {"gradient": "table wrong"},
+        ),
+        "AckFuture.result": Target(ps.AckFuture.result, result, {"timeout_s": "0 seconds"}),
+        "Reader.pull": Target(env.reader.pull, _with(env.reader.pull), table),
+    }
+
+
 def _connections(env: Env) -> dict[str, Target]:
     client, console = env.client, env.console
     state = console.export()[0]
-    gradient = np.zeros(_TABLE_SIZE, np.float32)
+    gradient = np.zeros(TABLE_SIZE, np.float32)
     return {
         "Client": Target(
             ps.Client,
@@ -560,30 +600,50 @@ def _connections(env: Env) -> dict[str, Target]:
                 "retry_s": "seconds",
                 "patience_s": "patience",
                 "in_flight": "1..?",
-                "compression": "compression",
+                "compression": "compression|compressions",
                 "keep": "path?",
                 "link": "link",
                 "allocate": "function",
                 "transport": "choice",
                 "stripes": "stripes?",
             },
-            {"compression": "compression|topk|threshold"},
+            {"compression": "compression|topk|threshold|table"},
         ),
-        "Client.pull": Target(client.pull, _with(client.pull), {"clock": "0..?", "copy": "flag"}),
-        "Client.prefetch": Target(client.prefetch, _with(client.prefetch), {"clock": "0.."}),
+        "Client.pull": Target(
+            client.pull,
+            _with(client.pull),
+            {
+                "clock": "0..?",
+                "tables": "table names?",
+                "copy": "flag",
+                "timeout_s": "0 seconds?",
+            },
+            {"tables": "table"},
+        ),
+        "Client.prefetch": Target(
+            client.prefetch,
+            _with(client.prefetch, clock=0),
+            {"clock": "0..", "tables": "table names?"},
+            {"tables": "table"},
+        ),
+        "Client.wait": Target(
+            client.wait,
+            _with(client.wait, until=lambda: True, timeout_s=0.0),
+            {"until": "function", "timeout_s": "0 seconds"},
+        ),
         "Client.push": Target(
             client.push,
             _with(client.push, gradient=gradient),
             {
-                "gradient": "array|strided",
+                "gradient": "array|strided|gradients",
                 "read_versions": "read versions",
                 "steps": "1..",
+                "ticks": "1..|ticks?",
                 "samples": "0..",
                 "loss": "loss",
-                "ticks": "ticks",
                 "prefetch": "0..?",
             },
-            {"gradient": "push to table wrong", "read_versions": "read.versions"},
+            {"gradient": "push to table wrong|table: expected", "read_versions": "read.versions"},
         ),
         "Client.new_gradient": Target(
             client.new_gradient, _with(client.new_gradient), {"zeroed": ""}
@@ -646,8 +706,8 @@ def _training(env: Env) -> dict[str, Target]:
                 "schedule": "schedule",
                 "iter_size": "1..",
                 "clip": "0.. number",
-                "decay": "decay",
                 "prefetch": "flag",
+                "decay": "decay",
             },
         ),
         "Job": Target(
