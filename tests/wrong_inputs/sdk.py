@@ -286,7 +286,7 @@ def _values() -> dict[str, Target]:
         **_strategies(),
     }
     made = {
-        kind.__name__: Target(kind, _with(kind, **base), kinds)  # type: ignore[arg-type]
+        kind.__name__: Target(kind, _with(kind, **base), kinds)
         for kind, (kinds, base) in fields.items()
     }
     table = ps.DenseTable("wrong", [ps.TensorSpec("w", TABLE_SIZE)])  # type: ignore[arg-type]
