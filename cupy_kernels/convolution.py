@@ -48,3 +48,13 @@ def backward(
     """
     body = pick(dy, on_host.backward, in_kernels.backward)
     return body(dy, kept, x_shape, weight, dweight, dbias, shape, work, wanted=wanted)
+
+
+def transposed(
+    y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
+) -> Array:
+    """The transpose of the convolution, x (n, h, w, c) for y (n, oh, ow, out): its gradient by x.
+
+    The result is valid until the next call with this workspace.
+    """
+    return pick(y, on_host.transposed, in_kernels.transposed)(y, x_shape, weight, shape, work)

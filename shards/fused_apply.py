@@ -81,6 +81,7 @@ def _cut(
                     min(one.stop, stop) - start,
                     one.lr_mult,
                     one.decay_mult,
+                    one.buffer,
                 )
                 for one in segments
                 if one.start < stop and one.stop > start

@@ -10,8 +10,9 @@ All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mul
     g <- g + decay * decay_mult * w        L2; sign(w) in place of w for L1; nothing for 0
     w <- w - step(g, slots) * rate * lr_mult
 
-in float32, each operation rounded once, so that a shard equals a serial NumPy loop bit for bit.
-A new rule needs its formula in cupy_kernels/update_loops.py and one class here.
+and for a buffer w <- w - g, in float32, each operation rounded once, so that a shard equals a
+serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/update_loops.py and one
+class here.
 """
 
 from collections.abc import Sequence
@@ -83,9 +84,10 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
 
         All arrays are flat, contiguous, float32, of one size and on one backend; `slots` has one
         array per name in `slot_names`, and `out` overlaps no other array. Every float of `out` is
-        written: those outside `segments` are copied. `segments` ascend and are disjoint. `count` is
-        this update's number, from 1. `read` are the weights that the gradient was computed from
-        (None: `weights`); only a rule with `versions` reads them.
+        written: those outside `segments` are copied, and buffers become `weights - gradient`.
+        `segments` ascend and are disjoint. `count` is this update's number, from 1. `read` are the
+        weights that the gradient was computed from (None: `weights`); only a rule with `versions`
+        reads them.
         """
         assert count >= 1, f"updates count from 1, got {count}"
         assert len(slots) == len(self.slot_names), f"expected slots {self.slot_names}"
@@ -93,7 +95,8 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
-        plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
+        trained = tuple(segment for segment in segments if not segment.buffer)
+        plan = _plan(trained, out.size, self.scale(rate, count), decay)
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
             slots = (
@@ -104,6 +107,9 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
         updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
         for gap in plan.gaps:
             out[gap] = weights[gap]
+        for segment in segments:
+            if segment.buffer:
+                out[segment.keys] = weights[segment.keys] - gradient[segment.keys]
 
     def prepare(self, place: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
@@ -412,10 +418,15 @@ def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -
 
 @lru_cache(maxsize=256)
 def _covered(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
-    """The segments, and the gaps between them as runs of rate 0: w - 0*g is w if g is finite."""
+    """The segments, and the gaps between them as runs of rate 0: w - 0*g is w if g is finite.
+
+    A buffer is a run of rate 1.
+    """
     gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
     ordered = sorted((*segments, *gaps), key=lambda one: one.start)
-    return _plan(tuple(ordered), size, rate, Decay()).runs
+    runs = _plan(tuple(ordered), size, rate, Decay()).runs
+    buffers = np.array([one.buffer for one in ordered])
+    return runs._replace(rates=np.where(buffers, np.float32(1), runs.rates))
 
 
 def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:

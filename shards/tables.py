@@ -41,13 +41,16 @@ _PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even eno
 class TensorSpec(msgspec.Struct, frozen=True):
     """One named tensor of a dense table; a one-dimensional `shape` may be a number.
 
-    `lr_mult` and `decay_mult` scale the learning rate and the weight decay for this tensor alone.
+    `lr_mult` and `decay_mult` scale the learning rate and the weight decay for this tensor alone. A
+    `buffer` is not trained: a push's values are subtracted as they are, whatever the rule and the
+    rate, as the running statistics of a batch normalisation need it.
     """
 
     name: str
     shape: tuple[int, ...]
     lr_mult: float = 1.0
     decay_mult: float = 1.0
+    buffer: bool = False
 
     def __post_init__(self) -> None:
         name = arguments.name("TensorSpec: name", self.name)
@@ -272,17 +275,23 @@ def segments(table: DenseTable, keys: KeyRange) -> tuple["RateRun", ...]:
         low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
         if low < high:
             bounds = low - keys.start, high - keys.start
-            found.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult))
+            found.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult, tensor.buffer))
     return tuple(found)
 
 
 class RateRun(msgspec.Struct, frozen=True):
-    """A run [start, stop) of a flat array with one pair of multipliers."""
+    """A run [start, stop) of a flat array with one pair of multipliers, or of a buffer."""
 
     start: int
     stop: int
     lr_mult: float
     decay_mult: float
+    buffer: bool = False
+
+    @property
+    def keys(self) -> slice:
+        """Its place in the array."""
+        return slice(self.start, self.stop)
 
 
 def _shape(what: str, shape: object) -> tuple[int, ...]:

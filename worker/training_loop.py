@@ -15,6 +15,7 @@ from msgspec import structs
 
 from cupy_kernels.updates import squared_norm
 from ps import Client
+from shards.tables import KeyRange, segments
 from worker import step_machine as machine
 from worker.model import Ahead, Batch, Model, check_loss
 from worker.step_machine import SEEDS, Plan, StepMachine, rate_multipliers
@@ -99,6 +100,9 @@ class _Driver:
         self.batches = batches
         self.plan = plan
         self._inputs: list[Batch] = []
+        table = model.table
+        runs = segments(table, KeyRange(0, table.size))
+        self._buffers = [run.keys for run in runs if run.buffer]
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""
@@ -174,9 +178,18 @@ class _Driver:
             if number:
                 total += part
         if self.plan.clip > 0:
-            norm = squared_norm(total) ** 0.5
-            if norm > self.plan.clip:
-                total *= np.float32(self.plan.clip / norm)
+            self._clip(total)
         if len(inputs) > 1:
             total /= np.float32(len(inputs))
         return total, losses / len(inputs)
+
+    def _clip(self, gradient: Floats) -> None:
+        """Scale a gradient that is too long; what buffers are changed by is no part of it."""
+        changes = [gradient[keys].copy() for keys in self._buffers]
+        for keys in self._buffers:
+            gradient[keys] = 0.0
+        norm = squared_norm(gradient) ** 0.5
+        if norm > self.plan.clip:
+            gradient *= np.float32(self.plan.clip / norm)
+        for keys, change in zip(self._buffers, changes, strict=True):
+            gradient[keys] = change

@@ -71,7 +71,7 @@ def backward(
             part = slice(g * each, (g + 1) * each)
             kernel = np.matmul(rows[:, part].T, windows)
             dweight[part] = kernel.reshape(each, kh, kw, -1).transpose(0, 3, 1, 2)
-    return _input_gradient(dy, x_shape, weight, shape, work) if wanted else None
+    return transposed(dy, x_shape, weight, shape, work) if wanted else None
 
 
 def unroll(x: Array, output: tuple[int, int], shape: Convolution, work: Workspace) -> list[Array]:
@@ -112,7 +112,7 @@ def _strided(source: Array, shape: tuple[int, ...], strides: tuple[int, ...]) ->
     return np.lib.stride_tricks.as_strided(source, shape, strides, writeable=False)
 
 
-def _input_gradient(
+def transposed(
     dy: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
     n, oh, ow, out = dy.shape

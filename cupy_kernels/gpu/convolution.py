@@ -63,11 +63,27 @@ def backward(
     if dweight is not None:
         kernel = f"conv_weight_{shape.precision}"
         _weight_gradient(kernel, x, dy, dweight, sizes | {"packed": packed}, work)
-    if not wanted:
-        return None
+    return _input_gradient(dy, x_shape, read, packed, shape, work) if wanted else None
+
+
+def transposed(
+    y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
+) -> Array:
+    read, packed = _as_read(weight, numbers(x_shape, len(weight), shape), work)
+    return _input_gradient(y, x_shape, read, packed, shape, work)
+
+
+def _input_gradient(
+    dy: Array,
+    x_shape: tuple[int, ...],
+    read: Array,
+    packed: int,
+    shape: Convolution,
+    work: Workspace,
+) -> Array:
     dx = work.take("dx", x_shape, dy)
     given: dict[str, Any] = {"dy": dy, "weight": read, "mask": None, "dx": dx, "packed": packed}
-    launch(f"conv_data_{shape.precision}", **given, **sizes)
+    launch(f"conv_data_{shape.precision}", **given, **numbers(x_shape, len(read), shape))
     return dx
 
 

@@ -122,6 +122,30 @@ def test_padding_stays_zero_and_every_float_is_written(name: str) -> None:
     assert np.array_equal(arena, before), "the version that was read has changed"
 
 
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_buffer_loses_the_gradient_under_every_rule(name: str) -> None:
+    """Whatever the rate, the decay and the slots; other tensors do not notice it."""
+    rule, tensors = RULES[name](), (TensorSpec("w", (70,)), TensorSpec("b", (5,), buffer=True))
+    results = []
+    for table in (DenseTable("t", tensors), DenseTable("t", tensors[:1])):
+        arena, grad, out = table.empty(), table.empty(), table.empty()
+        for seed, filled in enumerate((arena, grad)):
+            for view in table.views(filled).values():
+                view[...] = normal(view.size, SEED + view.size + seed)
+        pieces = segments(table, KeyRange(0, table.size))
+        slots = slots_of(rule, arena.size)
+        rule.apply(arena, grad, slots, out, pieces, rate=0.1, decay=Decay(0.1), count=1)
+        results.append(table.views(out)["w"])
+        if "b" in table.views(out):
+            np.testing.assert_array_equal(
+                table.views(out)["b"], table.views(arena)["b"] - table.views(grad)["b"]
+            )
+            measured = np.empty_like(out)
+            SGD().apply_measured(arena, grad, measured, pieces, 0.1)
+            np.testing.assert_array_equal(table.views(measured)["b"], table.views(out)["b"])
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 def test_an_output_that_overlaps_the_weights_is_refused() -> None:
     """A version may be on its way to a worker, so an update in place is a bug of ours."""
     weights, whole = normal(64, SEED), (RateRun(0, 64, 1.0, 1.0),)

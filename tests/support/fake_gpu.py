@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
+from cupy_kernels.backends import EmulatorBackend
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated, empty
 from cupy_kernels.kernel import Dim3, Kernel, Role
@@ -63,10 +64,20 @@ class FakeGpu(FakeDevice):
         """Whether a stream is in use, so that what happens now is to be queued."""
         return bool(self._current) and self._current[-1] is not None
 
+    def wait_for_stream(self) -> None:
+        """Run what is queued on the stream in use."""
+        assert not self.captures_now, "a read in a capture"
+        stream = self._current[-1]
+        assert stream is not None
+        self.join(self.mark(stream))
+
 
 def queue_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let moves between a `FakeGpu`'s arrays be queued like its kernels, while a stream is used."""
-    real_function = Emulated.__array_function__
+    """Let moves between a `FakeGpu`'s arrays be queued like its kernels, while a stream is used.
+
+    A read of an array waits for its stream, as on a GPU.
+    """
+    real_function, real_read = Emulated.__array_function__, EmulatorBackend.as_host
 
     def setitem(self: Emulated, key: Any, value: Any) -> None:
         _move(self, key, value)
@@ -79,6 +90,13 @@ def queue_moves(monkeypatch: pytest.MonkeyPatch) -> None:
             return _move(args[0], ..., args[1])
         return real_function(self, func, types, args, kw)
 
+    def as_host(self: EmulatorBackend, array: AnyArray) -> NDArray[Any]:
+        device = getattr(self.engine, "device", None)
+        if device is not None and device.queues:
+            device.wait_for_stream()
+        return real_read(self, array)
+
+    monkeypatch.setattr(EmulatorBackend, "as_host", as_host)
     monkeypatch.setattr(Emulated, "__setitem__", setitem)
     monkeypatch.setattr(Emulated, "fill", fill, raising=False)
     monkeypatch.setattr(Emulated, "__array_function__", function)

@@ -28,6 +28,8 @@ from deploy.cli import app
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
 from tests.support.doc_pages import PAGES, ROOT, read
+from worker.caffe.layer import HostLayer, Layer
+from worker.caffe.registry import FAMILIES
 from worker.option_fields import Options, declared
 from worker.strategies import Base
 
@@ -147,6 +149,30 @@ def summary_keys() -> str:
         for name in Summary.__struct_fields__
     ]
     return table(["key", "value", "meaning"], rows)
+
+
+def caffe_layers() -> str:
+    """A table for each family of layers: a type, its fields, and whether it has kernels."""
+    parts = []
+    for family in FAMILIES:
+        title = inspect.cleandoc(family.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        rows = [
+            (
+                f"`{name}`",
+                "host" if issubclass(layer, HostLayer) else "kernels, host",
+                _escaped(" ".join(_prose(layer.__doc__).split())),
+                _fields(layer),
+            )
+            for name, layer in family.ROWS.items()
+        ]
+        parts.append(f"{title}\n\n{table(['type', 'runs in', 'what it does', 'fields'], rows)}")
+    return "\n\n".join(parts)
+
+
+def _fields(layer: type[Layer]) -> str:
+    """The fields that a layer honours, by message."""
+    messages = layer.SUPPORTED_FIELDS.items()
+    return "; ".join(f"`{name}`: {', '.join(sorted(fields))}" for name, fields in messages)
 
 
 def setting_keys() -> str:
@@ -364,6 +390,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "evaluations.csv": evaluation_columns,
     "summary.json": summary_keys,
     "settings.json": setting_keys,
+    "caffe layers": caffe_layers,
     "functions of ps": lambda: names(ps, _is_function),
     "classes of ps": lambda: names(ps, _is_class),
     "errors of ps": lambda: names(ps, _is_error),

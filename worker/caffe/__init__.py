@@ -1,26 +1,27 @@
 """Caffe networks and solvers: prototxt in, gradients out.
 
 A `Description` describes a network, and `CaffeModel` runs it. `LAYERS` is the registry of layer
-types, and `Layer` the class to derive one from. `solver.read_solver` reads how to train a network,
-and `weights` converts weights to and from .caffemodel files. Importing this package alone loads
-none of these.
+types, and `Layer` the class to derive one from; `HostLayer` is simpler and has no kernels.
+`solver.read_solver` reads how to train a network, and `weights` converts weights to and from
+.caffemodel files. Importing this package alone loads none of these.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.caffe.layer import Layer
+    from worker.caffe.layer import HostLayer, Layer
     from worker.caffe.model import CaffeModel
     from worker.caffe.net import Description
     from worker.caffe.registry import LAYERS
 
-__all__ = ["LAYERS", "CaffeModel", "Description", "Layer"]
+__all__ = ["LAYERS", "CaffeModel", "Description", "HostLayer", "Layer"]
 
 _HOMES = {
     "LAYERS": "worker.caffe.registry",
     "CaffeModel": "worker.caffe.model",
     "Description": "worker.caffe.net",
+    "HostLayer": "worker.caffe.layer",
     "Layer": "worker.caffe.layer",
 }
 

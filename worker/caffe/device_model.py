@@ -115,7 +115,10 @@ class _Step:
         self._next = self._second
 
     def _second(self) -> None:
+        bound = [node.layer.where for node in self._net.nodes if not node.layer.captures]
         try:
+            if bound:
+                raise CannotCapture(f"{bound[0]} has work on the host")
             self._next = self._arena.device.capture(self._compute)
         except CannotCapture as error:
             rows = next(iter(self._columns.values())).shape[0]

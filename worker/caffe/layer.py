@@ -8,7 +8,8 @@ network serves one thread.
 
 Shapes are in Caffe's order (n, c, h, w), as users write and read them. Arrays of four axes are
 channels-last in memory; all others are stored in Caffe's order. `to_nhwc` and `to_nchw` convert.
-A new type is one class here or in a `*_layers.py`, and its row in `registry.py`.
+A new type is one class in `layers/`, and its row in the table at the end of its file. `Unary` and
+`HostLayer` are bases for common kinds.
 """
 
 from abc import ABC, abstractmethod
@@ -22,34 +23,41 @@ from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
 from cupy_kernels import backends, layout
+from cupy_kernels.backends import as_host
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import TensorSpec
 from worker.caffe import fillers
-from worker.caffe.caffe_pb2 import TRAIN, FillerParameter, LayerParameter
+from worker.caffe.caffe_pb2 import TRAIN, FillerParameter, LayerParameter, ParamSpec
 from worker.caffe.phases import Phase
 from worker.model import Batch
 
 Shape = tuple[int, ...]
 Takes = Mapping[str, frozenset[str]]
+Arrays = Sequence[AnyArray]
+Gradients = Sequence[AnyArray | None]
+Wanted = Sequence[bool]
 
 # The fields that any layer may set, in addition to its own `*_param` message.
 _COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
 _COMMON |= {"propagate_down", "loss_weight", "blobs"}
+_MOST_LISTED = 8
 _MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
 class LayerContext(msgspec.Struct, frozen=True):
     """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
-    `precision` is that of products in kernels; the host computes in float32.
+    `precision` is that of products in kernels; the host computes in float32. `makers` are the
+    names of the layers that compute the bottoms.
     """
 
     file: str
     phase: Phase
     data_shape: tuple[int, int, int] | None = None
     precision: Precision = Precision.FP32
+    makers: tuple[str, ...] = ()
 
 
 class StepKey(msgspec.Struct, frozen=True):
@@ -61,12 +69,23 @@ class StepKey(msgspec.Struct, frozen=True):
     step: int | AnyArray
     seed: int
 
+    @property
+    def number(self) -> int:
+        """The step as a number on the host, for layers without kernels."""
+        return self.step if isinstance(self.step, int) else int(as_host(self.step)[0])
 
-class TrainedTensor(msgspec.Struct, frozen=True):
-    """A tensor that a layer trains, and the filler of its initial values."""
+
+class LayerTensor(msgspec.Struct, frozen=True):
+    """A tensor of a layer, and the filler of its initial values.
+
+    Layers with the same `shared` name use one tensor; `loose` compares their sizes only, not their
+    shapes. A buffer has no gradient: the layer computes its changes (`Layer.buffer_changes`).
+    """
 
     spec: TensorSpec
     filler: FillerParameter
+    shared: str = ""
+    loose: bool = False
 
 
 class Layer(ABC):
@@ -74,14 +93,15 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `LABELS` is the bottom that never has a gradient.
+    by default. `LABELS` are the bottoms that never have a gradient.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
     BOTTOMS: ClassVar[range] = range(1, 2)
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
-    LABELS: ClassVar[int | None] = None
+    LABELS: ClassVar[frozenset[int]] = frozenset()
+    captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(
         self, spec: LayerParameter, bottoms: Sequence[Shape], setting: LayerContext
@@ -92,7 +112,7 @@ class Layer(ABC):
         self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
         self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
-        self.owned: list[TrainedTensor] = []
+        self.owned: list[LayerTensor] = []
         self.work = Workspace()
         self.bottoms = tuple(bottoms)
         self._check_fields()
@@ -106,25 +126,24 @@ class Layer(ABC):
         """Read the entry, declare the tensors with `add_parameter`, return the tops' shapes."""
 
     @abstractmethod
-    def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
-    ) -> tuple[AnyArray, ...]:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         """The tops' arrays for the bottoms' and this layer's own tensors."""
 
     def backward(
-        self,
-        gradients: Sequence[Array | None],
-        weights: Sequence[Array],
-        out: Sequence[Array],
-        wanted: Sequence[bool],
-    ) -> Sequence[Array | None]:
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
         """The bottoms' gradients, given the tops'; writes the tensors' gradients into `out`.
 
-        A gradient that is not `wanted`, or does not exist, may be None.
+        A gradient that is not `wanted`, or does not exist, may be None. A tensor whose place in
+        `out` is None does not learn.
         """
         assert gradients is not None
         assert len(weights) == len(out)
         return [None] * len(wanted)
+
+    def buffer_changes(self) -> Mapping[int, AnyArray]:
+        """What the latest forward pass subtracts from each buffer, by the tensor's index."""
+        return {}
 
     def fuse_relu(self) -> bool:
         """Apply a ReLU in this layer's own forward pass from now on, and return whether it can."""
@@ -148,16 +167,21 @@ class Layer(ABC):
         """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
         index = len(self.owned)
         fillers.check(filler, self.where)
-        multipliers: dict[str, float] = {}
-        if index < len(self.spec.param):
-            param = self.spec.param[index]
-            multipliers = {"lr_mult": param.lr_mult, "decay_mult": param.decay_mult}
-        spec = TensorSpec(f"{self.name}/{index}", shape, **multipliers)
-        self.owned.append(TrainedTensor(spec, filler))
+        param = self.spec.param[index] if index < len(self.spec.param) else ParamSpec()
+        spec = TensorSpec(f"{self.name}/{index}", shape, param.lr_mult, param.decay_mult)
+        loose = param.share_mode == ParamSpec.PERMISSIVE
+        self.owned.append(LayerTensor(spec, filler, param.name, loose))
 
-    def trains(self, index: int) -> bool:
-        """Whether tensor `index` learns; Caffe computes no gradient where lr_mult is 0."""
-        return self.owned[index].spec.lr_mult != 0
+    def add_buffer(self, shape: Shape) -> None:
+        """Declare the next tensor, which starts at zero and has no gradient."""
+        spec = TensorSpec(f"{self.name}/{len(self.owned)}", shape, 0.0, 0.0, buffer=True)
+        self.owned.append(LayerTensor(spec, FillerParameter()))
+
+    def described(self, bottom: int) -> str:
+        """A bottom's shape, its name and the layer that makes it, for errors."""
+        name = self.spec.bottom[bottom]
+        maker = self.setting.makers[bottom] if self.setting.makers else name
+        return f"{self.bottoms[bottom]} ({name} of layer {maker})"
 
     def bad(self, what: str) -> BadInput:
         """An error that names this layer, for the caller to raise."""
@@ -169,8 +193,22 @@ class Layer(ABC):
             raise self.bad(f"axis {axis} does not exist in a bottom of shape {shape}")
         return axis % len(shape)
 
+    def check_alike(self, but: int | None = None) -> None:
+        """Raise BadInput unless all bottoms have one shape, apart from axis `but`."""
+        first = self.bottoms[0]
+        for number, shape in enumerate(self.bottoms[1:], 1):
+            fits = len(shape) == len(first) and all(
+                a == b or axis == but for axis, (a, b) in enumerate(zip(first, shape, strict=True))
+            )
+            if not fits:
+                where = "" if but is None else f" apart from axis {but}"
+                raise self.bad(
+                    f"expected bottoms of one shape{where}, got {self.described(0)} and"
+                    f" {self.described(number)}"
+                )
+
     def loss_weight(self, top: int) -> float:
-        """The weight of a top in the net's loss; 0 for a top that is not a loss."""
+        """The weight of a top's sum in the net's loss; 0 for a top that is not a loss."""
         if top < len(self.spec.loss_weight):
             return self.spec.loss_weight[top]
         return 1.0 if self.LOSS and top == 0 and not self.spec.loss_weight else 0.0
@@ -184,8 +222,11 @@ class Layer(ABC):
                 known = ", ".join(sorted(self.SUPPORTED_FIELDS)) or "no settings of its own"
                 raise self.bad(f"{field.name} is not supported here; expected {known}")
             self._check_message(field.name, value)
-        if any(self.spec.loss_weight) and not self.LOSS:
-            raise self.bad("loss_weight is supported on loss layers only")
+        if len(self.spec.loss_weight) not in {0, len(self.spec.top)}:
+            raise self.bad(
+                f"expected a loss_weight for each of {len(self.spec.top)} tops, or none, got"
+                f" {len(self.spec.loss_weight)}"
+            )
 
     def _check_message(self, name: str, message: Message) -> None:
         honoured = self.SUPPORTED_FIELDS[name]
@@ -201,7 +242,11 @@ class Layer(ABC):
             ("tops", self.spec.top, self.TOPS),
         ):
             if len(names) not in allowed:
-                expected = " or ".join(str(count) for count in allowed)
+                expected = (
+                    f"at least {allowed[0]}"
+                    if len(allowed) > _MOST_LISTED
+                    else " or ".join(str(count) for count in allowed)
+                )
                 raise self.bad(f"expected {expected} {what}, got {len(names)}")
 
     def _check_sizes(self) -> None:
@@ -221,18 +266,90 @@ class Layer(ABC):
             )
 
 
+class Unary(Layer):
+    """A layer with one bottom, and one top of the same shape, without tensors."""
+
+    def set_up(self) -> tuple[Shape, ...]:
+        return (self.bottoms[0],)
+
+    @abstractmethod
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        """The top."""
+
+    @abstractmethod
+    def differentiate(self, dy: Array) -> AnyArray | None:
+        """The bottom's gradient, given the top's; None if there is none."""
+
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        return (self.apply(bottoms[0], moment),)
+
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        assert gradients[0] is not None
+        return [self.differentiate(gradients[0]) if wanted[0] else None]
+
+
+class HostLayer(Layer):
+    """A layer that has no kernels: it computes in NumPy, wherever the network runs.
+
+    Its arrays are in Caffe's order. In a network of kernels they are copied to the host and back,
+    and steps are not captured.
+    """
+
+    captures = False
+
+    @abstractmethod
+    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        """The tops' arrays, in Caffe's order, for the bottoms in that order."""
+
+    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
+        """The bottoms' gradients, given the tops'; writes those of tensors into `out`."""
+        assert len(weights) == len(out)
+        assert dtops is not None
+        return [None] * len(self.bottoms)
+
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        self._like = bottoms[0]
+        tops = self.compute([_ordered(x) for x in bottoms], [*map(as_host, weights)], moment)
+        return tuple(self._there(top, f"top{number}") for number, top in enumerate(tops))
+
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        into = [None if o is None else np.zeros(o.shape, np.float32) for o in out]
+        given = [None if dy is None else _ordered(dy) for dy in gradients]
+        found = self.gradients(given, [*map(as_host, weights)], into)
+        for source, target in zip(into, out, strict=True):
+            if source is not None and target is not None:
+                backends.copy(source, target)
+        return [
+            None if dx is None or not want else self._there(dx, f"d{number}")
+            for number, (dx, want) in enumerate(zip(found, wanted, strict=True))
+        ]
+
+    def _there(self, array: AnyArray, role: str) -> AnyArray:
+        """The array in the order of memory, as float32, on the network's device."""
+        seen = np.ascontiguousarray(to_nhwc(np.asarray(array)), np.float32)
+        seen = seen.reshape(to_nhwc(np.asarray(array)).shape)  # a scalar keeps its shape ()
+        if backends.backend_of(self._like) == backends.HOST:
+            return seen
+        there = self.work.take(role, seen.shape, self._like)
+        backends.copy(seen, there)
+        return there
+
+
 class SourceLayer(Layer):
     """A layer without bottoms; its tops are the columns of the batch with the tops' names."""
 
     BOTTOMS = range(1)
+    COLUMNS: ClassVar[bool] = True  # whether the tops are columns of the batch
 
     @abstractmethod
-    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
         """Top number `top` from its column, on the device of `like`; raises BadInput."""
 
-    def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
-    ) -> tuple[AnyArray, ...]:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         raise AssertionError("a source is read, not run")
 
     def column(self, top: int, batch: Batch) -> AnyArray:
@@ -270,6 +387,11 @@ def to_nchw(array: AnyArray) -> AnyArray:
     return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
+def caffe_shape(array: AnyArray) -> Shape:
+    """The shape in Caffe's order of an array in the order of memory."""
+    return to_nchw(array).shape
+
+
 def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
     """The array as (product of the axes before `axis`, product of the rest), in Caffe's order.
 
@@ -303,3 +425,48 @@ def contiguous(array: Array, work: Workspace, role: str) -> Array:
     copy = work.take(role, array.shape, array)
     backends.copy(array, copy)
     return copy
+
+
+def by_channel(array: AnyArray, axis: int, count: int, work: Workspace, role: str) -> Array:
+    """The array with the `count` axes from `axis` on (in Caffe's order) moved last, as one axis.
+
+    It is contiguous; an image with its channels moved last, and a matrix, need no copy.
+    """
+    if array.ndim == 4 and (axis, count) == (1, 1):
+        return contiguous(array, work, role)
+    shape = to_nchw(array).shape
+    rows, columns, rest = _cut(shape, axis, count)
+    seen = flat(array, axis, work, f"{role} in order")
+    if rest == 1:
+        return seen.reshape(rows, columns)
+    moved = work.take(role, (rows, rest, 1, columns), array)
+    layout.channels_last(seen.reshape(rows, columns, rest, 1), moved)
+    return moved
+
+
+def from_channel(
+    moved: Array, shape: Shape, axis: int, count: int, work: Workspace, role: str
+) -> AnyArray:
+    """The inverse of `by_channel`: an array of `shape` (Caffe's order), in the order of memory."""
+    if len(shape) == 4 and (axis, count) == (1, 1):
+        return moved
+    rows, columns, rest = _cut(shape, axis, count)
+    if rest > 1:
+        ordered = work.take(f"{role} in order", (rows, columns, rest, 1), moved)
+        layout.channels_first(moved.reshape(rows, rest, 1, columns), ordered)
+        moved = ordered
+    return as_stored(moved.reshape(shape), work, role)
+
+
+def memory_axis(axis: int, axes: int) -> int:
+    """The place in memory of an axis in Caffe's order."""
+    return (0, 3, 1, 2)[axis] if axes == 4 else axis
+
+
+def _cut(shape: Shape, axis: int, count: int) -> tuple[int, int, int]:
+    return prod(shape[:axis]), prod(shape[axis : axis + count]), prod(shape[axis + count :])
+
+
+def _ordered(array: AnyArray) -> AnyArray:
+    """The array on the host, as a view in Caffe's order."""
+    return to_nchw(as_host(array))

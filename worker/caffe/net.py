@@ -3,26 +3,40 @@
 Layers run in the order of the file. For users, a layer with the same name for its top and its
 bottom works in place; here every top is a separate value, which takes over the name, so that
 nothing that a backward pass needs is lost. If several layers read one value, its gradients are
-summed.
+summed, and so are the gradients of a tensor that layers share by name.
+
+A buffer, such as the statistics of a BatchNorm, is a tensor without a gradient. Its place in the
+gradient's arena gets the difference between its old and its new value.
 
 Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an arena and a .caffemodel
 hold the same bytes. Padding in the arena's gradient is zero.
 """
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import backends, eltwise
+from cupy_kernels import backends, channels, eltwise
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe import fillers
 from worker.caffe.caffe_pb2 import LayerParameter
-from worker.caffe.layer import Layer, LayerContext, Shape, SourceLayer, StepKey, to_nchw, to_nhwc
+from worker.caffe.layer import (
+    Arrays,
+    Layer,
+    LayerContext,
+    LayerTensor,
+    Shape,
+    SourceLayer,
+    StepKey,
+    to_nchw,
+    to_nhwc,
+)
 from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
@@ -58,7 +72,7 @@ class Node(msgspec.Struct, frozen=True):
     layer: Layer
     bottoms: tuple[int, ...]
     tops: tuple[int, ...]
-    tensors: slice
+    tensors: tuple[int, ...]
     wanted: tuple[bool, ...]
 
 
@@ -76,14 +90,15 @@ class Network:
         self._names: dict[str, int] = {}
         self._read: set[int] = set()
         self._columns: dict[int, str] = {}
+        self._tensors: list[LayerTensor] = []
+        self._shared: dict[str, int] = {}
         setting = LayerContext(
             file, description.phase, description.data_shape, description.precision
         )
         for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
-        owned = [tensor for node in self.nodes for tensor in node.layer.owned]
-        self._fillers = {tensor.spec.name: tensor.filler for tensor in owned}
-        self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in owned))
+        self._fillers = {tensor.spec.name: tensor.filler for tensor in self._tensors}
+        self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in self._tensors))
         self._places = [
             (start, start + tensor.size, tensor.shape)
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
@@ -104,8 +119,13 @@ class Network:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that a batch must have."""
-        sources = [node.layer for node in self.nodes if isinstance(node.layer, SourceLayer)]
-        return tuple(top for source in sources for top in source.spec.top)
+        return tuple(top for source in self._sources for top in source.spec.top)
+
+    @property
+    def _sources(self) -> list[SourceLayer]:
+        """The layers with columns of the batch as their tops."""
+        layers = [node.layer for node in self.nodes]
+        return [x for x in layers if isinstance(x, SourceLayer) and x.COLUMNS]
 
     @property
     def row_shape(self) -> Shape | None:
@@ -125,17 +145,25 @@ class Network:
         return self.blobs[self.inputs[0]][0]
 
     def check(self, batch: Batch) -> None:
-        """Raise BadInput unless those of the net's columns that are present are of one length."""
-        rows = {name: len(batch[name]) for name in self.inputs if name in batch}
-        if len(set(rows.values())) > 1:
-            raise BadInput(f"{self.description.file}: expected columns of one length, got {rows}")
+        """Raise BadInput unless those of the net's columns that are present are of one length.
+
+        Columns for which the prototxt states different lengths (of time and of rows) may differ.
+        """
+        stated: dict[int, dict[str, int]] = {}
+        for name in self.inputs:
+            if name in batch:
+                stated.setdefault(self.blobs[name][0], {})[name] = len(batch[name])
+        for rows in stated.values():
+            if len(set(rows.values())) > 1:
+                raise BadInput(
+                    f"{self.description.file}: expected columns of one length, got {rows}"
+                )
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
         """The columns that the net reads, each checked alone, and all checked for equal length."""
-        sources = [node.layer for node in self.nodes if isinstance(node.layer, SourceLayer)]
         found = {
             name: source.column(top, batch)
-            for source in sources
+            for source in self._sources
             for top, name in enumerate(source.spec.top)
         }
         self.check(found)
@@ -146,7 +174,7 @@ class Network:
         """The names of the tensors that the named blobs depend on."""
         needed = self._needed(blobs)
         nodes = [node for node in self.nodes if needed.intersection(node.tops)]
-        return frozenset(owned.spec.name for node in nodes for owned in node.layer.owned)
+        return frozenset(self._tensors[i].spec.name for node in nodes for i in node.tensors)
 
     @property
     def trained(self) -> frozenset[str]:
@@ -161,12 +189,13 @@ class Network:
             reached.update(
                 value for value, wanted in zip(node.bottoms, node.wanted, strict=True) if wanted
             )
-            names.update(
-                tensor.spec.name
-                for index, tensor in enumerate(node.layer.owned)
-                if node.layer.trains(index)
-            )
+            names.update(self._tensors[i].spec.name for i in node.tensors if self._trains(i))
         return frozenset(names)
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The names of the tensors without a gradient, which layers change by themselves."""
+        return frozenset(tensor.spec.name for tensor in self._tensors if tensor.spec.buffer)
 
     def initial(self, seed: int) -> NDArray[np.float32]:
         """A new arena, with each tensor drawn by its filler for `seed`."""
@@ -197,10 +226,10 @@ class Network:
             if isinstance(node.layer, SourceLayer):
                 for top, value in enumerate(node.tops):
                     if needed is None or value in needed:
-                        self._values[value] = node.layer.read(top, batch, weights)
+                        self._values[value] = node.layer.read(top, batch, weights, moment)
                 continue
             bottoms = [self._values[value] for value in node.bottoms]
-            tops = node.layer.forward(bottoms, tensors[node.tensors], moment)
+            tops = node.layer.forward(bottoms, _of(node, tensors), moment)
             self._values.update(zip(node.tops, tops, strict=True))
 
     def blob(self, name: str) -> AnyArray:
@@ -214,13 +243,12 @@ class Network:
 
     def losses(self) -> list[AnyArray]:
         """The losses of the latest forward pass, arrays without axes, on the network's device."""
-        return [self._values[value] for value in self._losses()]
+        return [self._total(value) for value in self._losses()]
 
     def loss(self) -> float:
         """Wait for the latest forward pass; return the weighted sum of its losses."""
-        return float(
-            sum(w * float(backends.as_host(self._values[v])) for v, w in self._losses().items())
-        )
+        pairs = zip(self.loss_weights, self.losses(), strict=True)
+        return float(sum(weight * float(backends.as_host(loss)) for weight, loss in pairs))
 
     def backward(
         self, weights: Array, out: Array, given: Mapping[str, AnyArray] | None = None
@@ -234,17 +262,19 @@ class Network:
         out.fill(0.0)
         gradients = self._seeds(given, out)
         summed: set[int] = set()
+        written: set[int] = set()
         for node in reversed(self.nodes):
+            for place, change in node.layer.buffer_changes().items():
+                backends.copy(change, into[node.tensors[place]])
             tops = [gradients.get(value) for value in node.tops]
             if isinstance(node.layer, SourceLayer) or all(top is None for top in tops):
                 continue
-            if not any(node.wanted) and not node.layer.owned:
+            if not any(node.wanted) and not node.tensors:
                 continue
-            for value, gradient in zip(
-                node.bottoms,
-                node.layer.backward(tops, tensors[node.tensors], into[node.tensors], node.wanted),
-                strict=True,
-            ):
+            places = self._places_of(node, into, written)
+            found = node.layer.backward(tops, _of(node, tensors), places, node.wanted)
+            self._merge(node, places, into, written)
+            for value, gradient in zip(node.bottoms, found, strict=True):
                 if gradient is not None and value in gradients:
                     gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
@@ -259,30 +289,33 @@ class Network:
         """Build one layer on the values that earlier layers compute."""
         where = f"{setting.file}: layer {spec.name} ({spec.type})"
         if spec.type not in LAYERS:
-            raise BadInput(f"{where}: type not supported; expected one of {', '.join(LAYERS)}")
+            closest = ", ".join(get_close_matches(spec.type, LAYERS, cutoff=0.0))
+            raise BadInput(
+                f"{where}: type not supported; expected one of {len(LAYERS)} types, of which"
+                f" {closest} are closest"
+            )
         if any(node.layer.name == spec.name for node in self.nodes):
             raise BadInput(f"{where}: expected a unique name, another layer has this one")
-        shared = [param.name for param in spec.param if param.name]
-        if shared:
-            raise BadInput(f"{where}: shared tensors (param name {shared[0]}) are not supported")
         for name in spec.bottom:
             if name not in self._names:
                 raise BadInput(f"{where}: no layer before this one makes its bottom {name}")
         bottoms = tuple(self._names[name] for name in spec.bottom)
+        makers = tuple(self._maker(value).name for value in bottoms)
+        setting = msgspec.structs.replace(setting, makers=makers)
         layer = LAYERS[spec.type](spec, [self._shapes[value] for value in bottoms], setting)
-        first = sum(len(node.layer.owned) for node in self.nodes)
         wanted = [self._needs[value] for value in bottoms]
         for index, propagates in enumerate(spec.propagate_down[: len(wanted)]):
             wanted[index] = propagates
-        if layer.LABELS is not None and wanted[layer.LABELS]:
+        for label in layer.LABELS.intersection(range(len(wanted))):
             # force_backward asks for every gradient that exists; labels have none.
-            if not self.parsed.force_backward:
-                raise layer.bad(f"{spec.bottom[layer.LABELS]}: labels have no gradient")
-            wanted[layer.LABELS] = False
+            if wanted[label] and not self.parsed.force_backward:
+                raise layer.bad(f"{spec.bottom[label]}: labels have no gradient")
+            wanted[label] = False
         if list(spec.top) == list(spec.bottom) and bottoms[0] not in self._read:
-            layer.fuse_into(next(node.layer for node in self.nodes if bottoms[0] in node.tops))
+            layer.fuse_into(self._maker(bottoms[0]))
         self._read.update(bottoms)
-        trains = any(layer.trains(index) for index in range(len(layer.owned)))
+        tensors = tuple(self._tensor(layer, tensor) for tensor in layer.owned)
+        trains = any(self._trains(index) for index in tensors)
         needs = (
             any(wanted) or trains or (isinstance(layer, SourceLayer) and self.parsed.force_backward)
         )
@@ -290,8 +323,7 @@ class Network:
             self._make(layer, name, shape, needs)
             for name, shape in zip(spec.top, layer.tops, strict=True)
         )
-        tensors = slice(first, first + len(layer.owned))
-        if isinstance(layer, SourceLayer):
+        if isinstance(layer, SourceLayer) and layer.COLUMNS:
             self._columns.update(zip(tops, spec.top, strict=True))
         self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(wanted)))
 
@@ -302,6 +334,63 @@ class Network:
         self._shapes.append(shape)
         self._needs.append(needs)
         return self._names[name]
+
+    def _maker(self, value: int) -> Layer:
+        return next(node.layer for node in self.nodes if value in node.tops)
+
+    def _trains(self, index: int) -> bool:
+        """Whether a tensor learns; Caffe computes no gradient where lr_mult is 0."""
+        return self._tensors[index].spec.lr_mult != 0
+
+    def _tensor(self, layer: Layer, tensor: LayerTensor) -> int:
+        """The number of a layer's tensor: a new one, or one that another layer shares with it."""
+        first = self._shared.get(tensor.shared) if tensor.shared else None
+        if first is not None:
+            spec = self._tensors[first].spec
+            fits = (
+                spec.size == tensor.spec.size if tensor.loose else spec.shape == tensor.spec.shape
+            )
+            if not fits:
+                raise layer.bad(
+                    f"param {tensor.shared}: expected the shape of {spec.name}, {spec.shape}, got"
+                    f" {tensor.spec.shape}"
+                )
+            return first
+        self._tensors.append(tensor)
+        if tensor.shared:
+            self._shared[tensor.shared] = len(self._tensors) - 1
+        return len(self._tensors) - 1
+
+    def _places_of(self, node: Node, into: Arrays, written: set[int]) -> list[AnyArray | None]:
+        """Where a layer writes its tensors' gradients: in the arena, or aside for a second part."""
+        places: list[AnyArray | None] = []
+        for index, view in zip(node.tensors, _of(node, into), strict=True):
+            if not self._trains(index):
+                places.append(None)
+            elif index in written:
+                places.append(self._work.take(f"part{index}", view.shape, view))
+            else:
+                places.append(view)
+        return places
+
+    def _merge(
+        self, node: Node, places: list[AnyArray | None], into: Arrays, written: set[int]
+    ) -> None:
+        """Add the second and later parts of shared tensors' gradients to the first."""
+        for index, place in zip(node.tensors, places, strict=True):
+            if place is not None and index in written:
+                eltwise.accumulate(place.reshape(into[index].shape), into[index])
+            written.add(index)
+
+    def _total(self, value: int) -> AnyArray:
+        """The sum of a value's numbers, without axes, on its device."""
+        array = self._values[value]
+        if array.ndim == 0:
+            return array
+        total = self._work.take(f"total{value}", (1,), array)
+        seen = array.reshape(-1, 1)
+        channels.scale_backward(seen, seen, None, None, total, self._work)
+        return total.reshape(())
 
     def _bind(self, arena: Array) -> list[Array]:
         """The tensors as views of an arena, a float32 array of the table's size."""
@@ -354,10 +443,19 @@ class Network:
         eltwise.accumulate(more, total)
         return total
 
+    def _seed(self, value: int, weight: float) -> Array:
+        """The gradient of the net's loss by one of its terms: the weight of each number."""
+        array = self._values[value]
+        if array.ndim == 0:
+            return np.asarray(weight, np.float32)
+        seed = self._work.take(f"seed{value}", array.shape, array)
+        seed.fill(weight)
+        return seed
+
     def _seeds(self, given: Mapping[str, AnyArray] | None, like: Array) -> dict[int, Array]:
         """The gradients that a backward pass starts from; those of losses stay on the host."""
         if given is None:
-            return {value: np.asarray(w, np.float32) for value, w in self._losses().items()}
+            return {value: self._seed(value, w) for value, w in self._losses().items()}
         seeds = {}
         for name, gradient in given.items():
             seed = np.array(to_nhwc(gradient), np.float32, order="C")
@@ -370,3 +468,11 @@ class Network:
 def _caffes(array: AnyArray) -> AnyArray:
     """A copy on the host, in Caffe's order."""
     return np.array(to_nchw(backends.as_host(array)), order="C")
+
+
+def _of(node: Node, tensors: Arrays) -> list[AnyArray]:
+    """A layer's own tensors of all, in the shapes that it declares."""
+    return [
+        tensors[index].reshape(owned.spec.shape)
+        for index, owned in zip(node.tensors, node.layer.owned, strict=True)
+    ]

@@ -1,21 +1,44 @@
-"""Layer types by their names in a prototxt. A new type is one class and one row here."""
+"""Layer types by their names in a prototxt.
 
-from worker.caffe.data_layers import Data, Input, MemoryData
-from worker.caffe.dense_layers import Dropout, InnerProduct, ReLU
-from worker.caffe.image_layers import Convolution, Pooling
+A type is a class in a file of `worker/caffe/layers/`, and its row at the end of that file. A new
+file takes one line here.
+"""
+
 from worker.caffe.layer import Layer
-from worker.caffe.loss_layers import Accuracy, Softmax, SoftmaxWithLoss
+from worker.caffe.layers import (
+    convolution,
+    data,
+    dropout,
+    elementwise,
+    inner_product,
+    joining,
+    losses,
+    normalisation,
+    pooling,
+    recurrent,
+    scaling,
+    selection,
+    shaping,
+    softmax,
+)
+
+FAMILIES = (
+    data,
+    convolution,
+    pooling,
+    inner_product,
+    recurrent,
+    elementwise,
+    dropout,
+    normalisation,
+    scaling,
+    joining,
+    shaping,
+    selection,
+    softmax,
+    losses,
+)
 
 LAYERS: dict[str, type[Layer]] = {
-    "Data": Data,
-    "MemoryData": MemoryData,
-    "Input": Input,
-    "Convolution": Convolution,
-    "Pooling": Pooling,
-    "InnerProduct": InnerProduct,
-    "ReLU": ReLU,
-    "Dropout": Dropout,
-    "Softmax": Softmax,
-    "SoftmaxWithLoss": SoftmaxWithLoss,
-    "Accuracy": Accuracy,
+    name: layer for family in FAMILIES for name, layer in family.ROWS.items()
 }

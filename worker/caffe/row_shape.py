@@ -14,7 +14,7 @@ from worker.caffe.net import Description
 from worker.caffe.phases import NetState, layers_kept
 from worker.caffe.text import parse_net
 
-_NEED_IMAGES = {"Convolution", "Pooling"}
+_NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}
 _DATA = "data"
 
 

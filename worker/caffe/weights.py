@@ -8,7 +8,6 @@ four-dimensional shape, can be read as well.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,36 +16,29 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from shards.tables import DenseTable
+from worker.caffe.blobs import array_of, read_limited
 from worker.caffe.caffe_pb2 import BlobProto, LayerParameter, NetParameter, V1LayerParameter
 from worker.caffe.net import Network
 
 Floats = NDArray[np.float32]
 Blobs = Mapping[str, Sequence[Floats]]
 
-MAX_BYTES = 2**31 - 1  # protobuf's own limit
-
 
 def read_caffemodel(path: Path) -> dict[str, list[Floats]]:
     """The blobs of each layer, by layer name, in the shapes that the file states."""
-    try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= MAX_BYTES else b""
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    if size > MAX_BYTES:
-        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes, got {size}")
+    data = read_limited(path)
     net = NetParameter()
     try:
         net.ParseFromString(data)
     except DecodeError:
         raise BadInput(
-            f"{path}: expected a .caffemodel, got {size} bytes of something else"
+            f"{path}: expected a .caffemodel, got {len(data)} bytes of something else"
         ) from None
     layers: list[LayerParameter | V1LayerParameter] = [*net.layer, *net.layers]
     if not layers:
         raise BadInput(f"{path}: expected a .caffemodel, got a file with no layers")
     return {
-        layer.name: [_array(blob, f"{path}: layer {layer.name}") for blob in layer.blobs]
+        layer.name: [array_of(blob, f"{path}: layer {layer.name}") for blob in layer.blobs]
         for layer in layers
         if layer.blobs
     }
@@ -60,8 +52,9 @@ def into_arena(blobs: Blobs, table: DenseTable, arena: Floats, source: str) -> t
     views = table.views(arena)
     counts: dict[str, int] = {}
     for name in views:
-        layer = name.rpartition("/")[0]
-        counts[layer] = counts.get(layer, 0) + 1
+        # The highest index: the tensors before it may be shared with another layer.
+        layer, _, index = name.rpartition("/")
+        counts[layer] = int(index) + 1
     for layer, count in counts.items():
         found = blobs.get(layer)
         if found is not None and len(found) != count:
@@ -104,16 +97,17 @@ def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Flo
 
 def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
     """Write the net's layers with their blobs, whole or not at all."""
-    blobs = from_arena(net.table, arena)
+    tensors = list(net.table.views(arena).values())
     message = NetParameter(name=net.name)
     for node in net.nodes:
         layer = message.layer.add()
         layer.CopyFrom(node.layer.spec)
         layer.ClearField("blobs")
-        for tensor in blobs.get(layer.name, ()):
+        for index in node.tensors:  # a shared tensor is written for each of its layers
+            tensor = tensors[index]
             blob = layer.blobs.add()
             blob.shape.dim.extend(tensor.shape)
-            blob.data.extend(tensor.ravel().tolist())
+            blob.MergeFromString(_packed(tensor))
     write_whole(path, message.SerializeToString())
 
 
@@ -131,13 +125,15 @@ def write_whole(path: Path, content: bytes) -> None:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _array(blob: BlobProto, where: str) -> Floats:
-    legacy = (blob.num, blob.channels, blob.height, blob.width)
-    shape = tuple(blob.shape.dim) if blob.HasField("shape") else legacy
-    values = np.array(blob.double_data or blob.data, np.float32)
-    if min(shape, default=1) < 0 or prod(shape) != values.size:
-        raise BadInput(f"{where}: a blob states shape {shape} and holds {values.size} numbers")
-    return values.reshape(shape)
+def _packed(tensor: Floats) -> bytes:
+    """The field `data` of a blob as bytes; many times faster than a list of Python floats."""
+    content = np.ascontiguousarray(tensor, "<f4").tobytes()
+    number, length = BlobProto.DESCRIPTOR.fields_by_name["data"].number, len(content)
+    header = bytearray([number << 3 | 2])  # a field of bytes: tag, length, content
+    while length > 127:
+        header.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*header, length]) + content
 
 
 def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

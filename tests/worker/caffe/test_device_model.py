@@ -18,6 +18,7 @@ from tests.support.fake_gpu import FakeGpu, queue_moves
 from tests.support.model_training import LENET, PLANS, TINY, Floats, Trained, digits, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
+from worker.caffe.net import Description
 from worker.model import Ahead, Batch, Movable
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
@@ -160,3 +161,32 @@ def test_models_say_what_they_can() -> None:
     assert isinstance(moved, Ahead)
     assert moved.table == model.table
     np.testing.assert_array_equal(moved.initial(5), model.initial(5))
+
+
+TINY_NET = tiny_job.NET
+BUFFERED = TINY_NET.replace(
+    'layer { name: "ip2" ',
+    'layer { name: "bn" type: "BatchNorm" bottom: "ip1" top: "ip1" }\nlayer { name: "ip2" ',
+)
+HINGED = BUFFERED.replace('"SoftmaxWithLoss"', '"HingeLoss"')
+
+
+@pytest.mark.parametrize(("net", "replays"), [(BUFFERED, 4), (HINGED, 0)], ids=["captured", "not"])
+def test_buffers_and_layers_on_the_host(
+    net: str, replays: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A captured step moves the statistics of a BatchNorm as the CPU does. A net with a layer that
+    has no kernels trains to the same weights, kernel by kernel, and says which layer is why."""
+    assert len({TINY_NET, BUFFERED, HINGED}) == 3
+    description = Description(net, data_shape=(1, 8, 8))
+    batches = [small(tiny_job.BATCH, seed) for seed in range(5)]
+    device = FakeGpu()
+    found = Trained(DeviceModel(description, device), batches)
+    expected = Trained(CaffeModel(description), batches)
+    same(found.weights, expected.weights, 1e-5)
+    views = CaffeModel(description).table.views(found.weights)
+    assert views["bn/2"][0] == pytest.approx(sum(0.999**k for k in range(5)))
+    assert (device.hazards, device.replays) == ([], replays)
+    assert ["(HingeLoss) has work on the host" in text for text in caplog.messages] == [True] * (
+        replays == 0
+    )

@@ -119,15 +119,29 @@ layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
 layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1"
         pooling_param { pool: MAX kernel_size: 3 stride: 2 } }
 layer { name: "relu1" type: "ReLU" bottom: "pool1" top: "pool1" }
-layer { name: "conv2" type: "Convolution" bottom: "pool1" top: "conv2"
-        convolution_param { num_output: 8 kernel_size: 5 pad: 2 group: 2
+layer { name: "norm1" type: "LRN" bottom: "pool1" top: "norm1" lrn_param { alpha: 0.1 } }
+layer { name: "conv2" type: "Convolution" bottom: "norm1" top: "conv2"
+        convolution_param { num_output: 8 kernel_size: 5 pad: 2 group: 2 bias_term: false
                             weight_filler { type: "xavier" } } }
+layer { name: "batch" type: "BatchNorm" bottom: "conv2" top: "conv2" }
+layer { name: "scale" type: "Scale" bottom: "conv2" top: "conv2" scale_param { bias_term: true } }
 layer { name: "relu2" type: "ReLU" bottom: "conv2" top: "conv2"
         relu_param { negative_slope: 0.1 } }
-layer { name: "pool2" type: "Pooling" bottom: "conv2" top: "pool2"
+layer { name: "slope" type: "PReLU" bottom: "norm1" top: "slope" }
+layer { name: "sum" type: "Eltwise" bottom: "conv2" bottom: "slope" top: "sum"
+        eltwise_param { coeff: 1 coeff: -0.5 } }
+layer { name: "join" type: "Concat" bottom: "sum" bottom: "norm1" top: "join" }
+layer { name: "part" type: "Slice" bottom: "join" top: "front" top: "back"
+        slice_param { slice_point: 10 } }
+layer { name: "silence" type: "Silence" bottom: "back" }
+layer { name: "tanh" type: "TanH" bottom: "front" top: "front" }
+layer { name: "pool2" type: "Pooling" bottom: "front" top: "pool2"
         pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
 layer { name: "drop" type: "Dropout" bottom: "pool2" top: "pool2" }
-layer { name: "ip1" type: "InnerProduct" bottom: "pool2" top: "ip1"
+layer { name: "ip1" type: "InnerProduct" bottom: "pool2" top: "ip1" param { name: "shared" }
+        inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+layer { name: "again" type: "InnerProduct" bottom: "pool2" top: "again" param { name: "shared" }
+        loss_weight: 0.01
         inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
 layer { name: "ip2" type: "InnerProduct" bottom: "pool2" top: "ip2"
         inner_product_param { num_output: 10 transpose: true weight_filler { type: "xavier" } } }
@@ -139,7 +153,7 @@ layer { name: "aux" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "
 
 
 def test_a_net_of_every_layer_equals_the_cpus() -> None:
-    """In the manner of Caffe's cifar10_quick: groups, a leaky slope, means, dropout, two losses."""
+    """All that have kernels: groups, branches, buffers, a shared tensor, dropout, three losses."""
     net, there = network(EVERYTHING), network(EVERYTHING)
     weights, batch = net.initial(seed=2), digits(2, 5, (3, 16, 16))
     gradient = np.empty_like(weights)

@@ -1,13 +1,18 @@
 """How layers are wired into a network, and what a network refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shards.errors import BadInput
+from tests.support.model_training import Trained
 from tests.support.small_nets import DATA, SMALL, network, rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
+from worker.model import Batch
+from worker.strategies import Downpour, LocalSGD
 
 
 def dense(name: str, bottom: str, top: str, settings: str = "", outputs: int = 4) -> str:
@@ -209,15 +214,16 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
     ("layers", "text"),
     [
         (
-            'layer { name: "n" type: "LRN" bottom: "data" top: "n" }',
-            r"net: layer n \(LRN\): type not supported; expected one of Data, MemoryData, Input,",
+            'layer { name: "n" type: "LRM" bottom: "data" top: "n" }',
+            r"net: layer n \(LRM\): type not supported; expected one of \d+ types, of which LRN, ",
         ),
         (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
         (dense("a", "data", "a") * 2, r"layer a .*: expected a unique name"),
         (dense("a", "data", "x") + dense("b", "data", "x"), "layer b .*: another layer makes"),
         (
-            dense("a", "data", "a", 'param { name: "shared" }'),
-            r"layer a .*: shared tensors \(param name shared\) are not supported",
+            dense("a", "data", "a", 'param { name: "w" }')
+            + dense("b", "a", "b", 'param { name: "w" }'),
+            r"layer b .*: param w: expected the shape of a/0, \(4, 72\), got \(4, 4\)",
         ),
         (dense("a", "data", "a", "param {} param {} param {}"), "at most 2 param entries, got 3"),
         (dense("a", "data", "a", outputs=0), "layer a .*: expected a num_output of at least 1"),
@@ -225,7 +231,10 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             dense("a", "data", "a", "pooling_param { kernel_size: 2 }"),
             "pooling_param is not supported here; expected inner_product_param",
         ),
-        (dense("a", "data", "a", "loss_weight: 1"), "loss_weight is supported on loss layers only"),
+        (
+            dense("a", "data", "a", "loss_weight: 1 loss_weight: 2"),
+            "expected a loss_weight for each of 1 tops, or none, got 2",
+        ),
         (
             dense("a", "data", "a").replace('"xavier"', '"cauchy"'),
             "filler cauchy is not supported; expected one of constant, uniform, gaussian,",
@@ -233,9 +242,9 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
         (
             (
                 'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
-                " pooling_param { pool: STOCHASTIC kernel_size: 2 } }"
+                " pooling_param { pool: STOCHASTIC kernel_size: 2 pad: 1 } }"
             ),
-            r"layer p \(Pooling\): pool STOCHASTIC is not supported",
+            r"layer p \(Pooling\): expected no pad with pool STOCHASTIC",
         ),
         (
             (
@@ -286,9 +295,63 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
         (
             loss("data"),
             (
-                r"expected a label for each of 144 rows of scores of shape \(4, 2, 6, 6\), got"
-                r" labels of shape \(4,\)"
+                r"expected a label for each of 144 rows of scores of shape \(4, 2, 6, 6\) \(data of"
+                r" layer rows\), got labels of shape \(4,\) \(label of layer rows\)"
             ),
+        ),
+        (
+            dense("a", "data", "a")
+            + dense("b", "data", "b", outputs=5)
+            + 'layer { name: "e" type: "Eltwise" bottom: "a" bottom: "b" top: "e" }',
+            (
+                r"layer e .* of one shape, got \(4, 4\) \(a of layer a\) and \(4, 5\)"
+                r" \(b of layer b\)"
+            ),
+        ),
+        (
+            dense("a", "data", "a")
+            + 'layer { name: "e" type: "Concat" bottom: "a" bottom: "data" top: "e" }',
+            (
+                r"of one shape apart from axis 1, got \(4, 4\) \(a of layer a\) and \(4, 2, 6, 6\)"
+                r" \(data of layer rows\)"
+            ),
+        ),
+        (
+            'layer { name: "s" type: "Slice" bottom: "data" top: "a" top: "b" top: "c" }',
+            r"expected axis 1 of \(4, 2, 6, 6\) \(data of layer rows\) to be a multiple of 3 tops",
+        ),
+        (
+            'layer { name: "n" type: "LRN" bottom: "data" top: "n" lrn_param { local_size: 4 } }',
+            "expected an odd local_size, got 4",
+        ),
+        (
+            (
+                'layer { name: "r" type: "Reshape" bottom: "data" top: "r"'
+                " reshape_param { shape { dim: 0 dim: 71 } } }"
+            ),
+            r"expected the 288 numbers of \(4, 2, 6, 6\) \(data of layer rows\), got \(4, 71\)",
+        ),
+        (
+            (
+                'layer { name: "c" type: "Crop" bottom: "data" bottom: "data" top: "c"'
+                " crop_param { offset: 1 } }"
+            ),
+            r"an offset of 1 and the size of .* do not fit axis 2 of \(4, 2, 6, 6\)",
+        ),
+        (
+            'layer { name: "s" type: "Scale" bottom: "data" top: "s" scale_param { num_axes: 9 } }',
+            r"expected num_axes that fit axis 1 of \(4, 2, 6, 6\) .*, got 9",
+        ),
+        (
+            'layer { name: "x" type: "Exp" bottom: "data" top: "x" exp_param { base: 0 } }',
+            "expected a base above 0 other than 1, or -1 for e, got 0",
+        ),
+        (
+            (
+                'layer { name: "r" type: "LSTM" bottom: "data" bottom: "label" top: "r"'
+                " recurrent_param { num_output: 2 } }"
+            ),
+            r"expected a bottom \(time, batch, \.\.\.\) and its cont",
         ),
         (
             dense("a", "data", "a")
@@ -348,3 +411,112 @@ def test_an_error_does_not_quote_a_net() -> None:
     assert len(str(caught.value)) < 2_100
     assert "characters left out" in str(caught.value)
     assert "expected one of" in str(caught.value)
+
+
+NORMALISED = (
+    DATA
+    + """
+layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn"
+        batch_norm_param { moving_average_fraction: 0.8 } }
+layer { name: "ip" type: "InnerProduct" bottom: "bn" top: "ip"
+        inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"strategy": Downpour(n_push=2)}, {"strategy": LocalSGD(h=2)}, {"clip": 1e-3}],
+    ids=["plain", "n_push", "local", "clip"],
+)
+def test_the_shards_keep_the_statistics_of_a_batch_norm(more: dict[str, Any]) -> None:
+    """They move although they have no gradient, unclipped and at a rate of 1, and tests use them.
+
+    The data has mean 3 and variance 4: the sums over their weight are near these after 30 steps.
+    """
+    rng = np.random.default_rng(2)
+    batches: list[Batch] = []
+    for _ in range(30):
+        pixels = 3 + 2 * rng.standard_normal((64, 2, 6, 6))
+        batches.append({"data": pixels.astype(np.float32), "label": rng.integers(0, 4, 64)})
+    model = CaffeModel(Description(NORMALISED))
+    weights = Trained(model, batches, **more).weights
+    mean, variance, factor = (model.table.views(weights)[f"bn/{i}"] for i in range(3))
+    assert factor[0] > 3.9
+    np.testing.assert_allclose(mean / factor, 3, atol=0.1)
+    np.testing.assert_allclose(variance / factor, 4, atol=0.2)
+    test = CaffeModel(Description(NORMALISED, Phase.TEST))
+    seen = test.forward(weights, batches[0], ["bn"])["bn"]
+    assert abs(seen.mean()) < 0.1
+    assert abs(seen.std() - 1) < 0.05
+
+
+def test_one_workers_statistics_are_caffes() -> None:
+    """Step after step, with the recurrences of Caffe's BatchNorm: f*s + new, and the factor."""
+    rng = np.random.default_rng(3)
+    batches: list[Batch] = []
+    for _ in range(5):
+        pixels = rng.standard_normal((8, 2, 6, 6), np.float32)
+        batches.append({"data": pixels, "label": rng.integers(0, 4, 8)})
+    model = CaffeModel(Description(NORMALISED))
+    weights = Trained(model, batches).weights
+    sums, factor = np.zeros((2, 2)), 0.0
+    for batch in batches:
+        pixels = batch["data"].astype(float)
+        moments = np.stack([pixels.mean(axis=(0, 2, 3)), pixels.var(axis=(0, 2, 3), ddof=1)])
+        sums, factor = 0.8 * sums + moments, 0.8 * factor + 1
+    views = model.table.views(weights)
+    np.testing.assert_allclose(views["bn/0"], sums[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(views["bn/1"], sums[1], rtol=1e-4)
+    np.testing.assert_allclose(views["bn/2"], factor, rtol=1e-5)
+
+
+def test_a_loss_weight_on_any_top_adds_the_sum_of_its_numbers() -> None:
+    """A hidden blob with a weight is a term of the loss, and its gradient that weight."""
+    plain = DATA + dense("a", "data", "a") + loss("a")
+    penalised = DATA + dense("a", "data", "a", "loss_weight: 0.01") + loss("a")
+    found = []
+    for text in (plain, penalised):
+        model = CaffeModel(Description(text))
+        weights, out = model.initial(1), model.table.empty()
+        value = model.gradient(weights, rows(), out, step=0, seed=0)
+        scores = model.forward(weights, rows(), ["a"])["a"]
+        found.append((value, scores, model.table.views(out)["a/1"].copy()))
+    assert found[1][0] == pytest.approx(found[0][0] + 0.01 * found[0][1].sum(), rel=1e-5)
+    np.testing.assert_allclose(found[1][2], found[0][2] + 0.01 * 4, rtol=1e-4)
+
+
+def test_shared_tensors_are_one() -> None:
+    """Two layers with one matrix have the gradients of two layers with equal matrices, summed."""
+    shared = 'param { name: "w" }'
+    ends = loss("a", name="first") + loss("b", name="second")
+    text = DATA + dense("a", "data", "a", shared) + dense("b", "data", "b", shared) + ends
+    model = CaffeModel(Description(text))
+    assert [t.name for t in model.table.tensors] == ["a/0", "a/1", "b/1"]
+    apart = CaffeModel(Description(text.replace(shared, "")))
+    weights, out = model.initial(1), model.table.empty()
+    equal, other = apart.table.empty(), apart.table.empty()
+    for view in ("a/0", "b/0"):
+        apart.table.views(equal)[view][...] = model.table.views(weights)["a/0"]
+    model.gradient(weights, rows(), out, step=0, seed=0)
+    apart.gradient(equal, rows(), other, step=0, seed=0)
+    views = apart.table.views(other)
+    np.testing.assert_allclose(
+        model.table.views(out)["a/0"], views["a/0"] + views["b/0"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_loosely_shared_tensor_may_have_another_shape() -> None:
+    """With share_mode PERMISSIVE the number of floats counts: (6, 4) and (4, 6)."""
+    strict = 'param { name: "w" }'
+    text = DATA + dense("a", "data", "a", outputs=6) + dense("b", "a", "b", strict)
+    text += dense("c", "b", "c", strict, outputs=6) + loss("c")
+    with pytest.raises(BadInput, match=r"layer c .*: param w: expected the shape of b/0, \(4, 6\)"):
+        network(text)
+    model = CaffeModel(
+        Description(text.replace(strict, 'param { name: "w" share_mode: PERMISSIVE }'))
+    )
+    out = model.table.empty()
+    model.gradient(model.initial(1), rows(), out, step=0, seed=0)
+    assert model.table.views(out)["b/0"].any()

@@ -4,45 +4,49 @@ Labels are numbers of any type and must be whole and in [0, classes), except for
 which may be any. The scores' class axis is moved last and the rest flattened to rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels import softmax
+from cupy_kernels import backends, softmax
 from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.caffe_pb2 import LossParameter
-from worker.caffe.layer import Layer, Shape, StepKey, Takes, as_stored, contiguous, to_nchw
+from worker.caffe.layer import (
+    Arrays,
+    Gradients,
+    Layer,
+    Shape,
+    StepKey,
+    Takes,
+    Unary,
+    Wanted,
+    as_stored,
+    contiguous,
+    to_nchw,
+)
+from worker.caffe.layers.normalisers import mode_of
 
 
-class Softmax(Layer):
+class Softmax(Unary):
     """exp(x) over its sum, along an axis."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"softmax_param": frozenset({"axis", "engine"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._axis = self.axis(self.spec.softmax_param.axis, self.bottoms[0])
-        return (self.bottoms[0],)
+        return super().set_up()
 
-    def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
-    ) -> tuple[AnyArray, ...]:
-        x = contiguous(np.moveaxis(to_nchw(bottoms[0]), self._axis, -1), self.work, "scores")
-        self._p = softmax.softmax(x, self.work)
-        return (as_stored(np.moveaxis(self._p, -1, self._axis), self.work, "top"),)
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        scores = contiguous(np.moveaxis(to_nchw(x), self._axis, -1), self.work, "scores")
+        self._p = softmax.softmax(scores, self.work)
+        return as_stored(np.moveaxis(self._p, -1, self._axis), self.work, "top")
 
-    def backward(
-        self,
-        gradients: Sequence[Array | None],
-        weights: Sequence[Array],
-        out: Sequence[Array],
-        wanted: Sequence[bool],
-    ) -> Sequence[Array | None]:
-        assert gradients[0] is not None
-        dy = contiguous(np.moveaxis(to_nchw(gradients[0]), self._axis, -1), self.work, "dy")
-        dx = softmax.softmax_backward(dy, self._p, self.work)
-        return [as_stored(np.moveaxis(dx, -1, self._axis), self.work, "bottom")]
+    def differentiate(self, dy: Array) -> AnyArray:
+        moved = contiguous(np.moveaxis(to_nchw(dy), self._axis, -1), self.work, "dy")
+        dx = softmax.softmax_backward(moved, self._p, self.work)
+        return as_stored(np.moveaxis(dx, -1, self._axis), self.work, "bottom")
 
 
 class _Labelled(Layer):
@@ -60,7 +64,7 @@ class _Labelled(Layer):
         if prod(scores) != prod(labels) * self.classes:
             raise self.bad(
                 f"expected a label for each of {prod(scores) // self.classes} rows of scores of"
-                f" shape {scores}, got labels of shape {labels}"
+                f" shape {self.described(0)}, got labels of shape {self.described(1)}"
             )
 
     def scores(self, bottom: AnyArray) -> Array:
@@ -89,22 +93,16 @@ class SoftmaxWithLoss(_Labelled):
         "softmax_param": frozenset({"axis", "engine"}),
     }
     LOSS = True
-    LABELS = 1
+    LABELS = frozenset({1})
 
     def set_up(self) -> tuple[Shape, ...]:
-        param = self.spec.loss_param
-        ignored = param.ignore_label if param.HasField("ignore_label") else None
+        self._mode, ignored = mode_of(self.spec.loss_param, LossParameter.VALID)
         self.set_up_rows(self.spec.softmax_param.axis, ignored)
-        self._mode = param.normalization
-        if param.HasField("normalize") and not param.HasField("normalization"):
-            self._mode = LossParameter.VALID if param.normalize else LossParameter.BATCH_SIZE
         if len(self.spec.loss_weight) > 1 and self.spec.loss_weight[1] != 0:
             raise self.bad("expected no loss_weight for the second top, which is no loss")
         return ((), self.bottoms[0])[: len(self.spec.top)]
 
-    def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
-    ) -> tuple[AnyArray, ...]:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         self._shape = np.moveaxis(to_nchw(bottoms[0]), self._axis, -1).shape
         self._x, divisor = x, self._divide_by(len(x))
@@ -114,15 +112,11 @@ class SoftmaxWithLoss(_Labelled):
         return loss, self._back(softmax.softmax(x, self.work), "top")
 
     def backward(
-        self,
-        gradients: Sequence[Array | None],
-        weights: Sequence[Array],
-        out: Sequence[Array],
-        wanted: Sequence[bool],
-    ) -> Sequence[Array | None]:
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
         if gradients[0] is None or not wanted[0]:
             return [None, None]
-        weight = float(gradients[0])
+        weight = float(backends.as_host(gradients[0]))
         dx = softmax.cross_entropy_backward(self._x, self._kept, weight, self.work)
         return [self._back(dx, "bottom"), None]
 
@@ -156,12 +150,17 @@ class Accuracy(_Labelled):
             raise self.bad(f"expected a top_k in [1, {self.classes}], got {param.top_k}")
         return ((), (self.classes,))[: len(self.spec.top)]
 
-    def forward(
-        self, bottoms: Sequence[AnyArray], weights: Sequence[Array], moment: StepKey
-    ) -> tuple[AnyArray, ...]:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         rule = (self._ignored, self.spec.accuracy_param.top_k, self.work)
         share = softmax.accuracy(x, labels, *rule)
         if len(self.spec.top) == 1:
             return (share,)
         return share, softmax.class_accuracies(x, labels, *rule)
+
+
+ROWS: Mapping[str, type[Layer]] = {
+    "Softmax": Softmax,
+    "SoftmaxWithLoss": SoftmaxWithLoss,
+    "Accuracy": Accuracy,
+}

@@ -1,11 +1,11 @@
-"""The layers that read a net's data: Data, MemoryData and Input.
+"""The layers that provide a net's data: Data, MemoryData, Input and DummyData.
 
 None of them opens a file here. The batch arrives as columns, and a data layer's tops name the
 columns that it reads; `source` and `backend` in the prototxt have no effect here. The transform is
 Caffe's: (pixel - mean) * scale.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +13,9 @@ import numpy as np
 from cupy_kernels import layout
 from cupy_kernels.backends import backend_of, copied, copy
 from cupy_kernels.types import AnyArray, Array
-from worker.caffe.layer import Shape, SourceLayer, Takes, to_nhwc
+from worker.caffe import fillers
+from worker.caffe.caffe_pb2 import FillerParameter
+from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, Takes, to_nhwc
 from worker.model import Batch
 
 _TRANSFORM = frozenset({"scale", "mean_value"})
@@ -39,7 +41,7 @@ class _Images(SourceLayer):
         self._scale = transform.scale
         return ((batch_size, *image), (batch_size,))[: len(self.spec.top)]
 
-    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
         column = self.column(top, batch)
         if column.shape[1:] != self.tops[top][1:]:
             raise self.bad(
@@ -120,7 +122,7 @@ class Input(SourceLayer):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
         return tuple(shapes * count if len(shapes) == 1 else shapes)
 
-    def read(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
         column = self.column(top, batch)
         if column.shape[1:] != self.tops[top][1:]:
             raise self.bad(
@@ -136,5 +138,48 @@ class Input(SourceLayer):
         return x
 
 
+class DummyData(SourceLayer):
+    """Blobs of given shapes, drawn by fillers, again for each step."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "dummy_data_param": frozenset({
+            "data_filler", "shape", "num", "channels", "height", "width",
+        })
+    }  # fmt: skip
+    TOPS = range(1, 1025)
+    COLUMNS = False
+    captures = False
+
+    def set_up(self) -> tuple[Shape, ...]:
+        param, count = self.spec.dummy_data_param, len(self.spec.top)
+        old = zip(param.num, param.channels, param.height, param.width, strict=False)
+        shapes = [tuple(shape.dim) for shape in param.shape] or [tuple(shape) for shape in old]
+        given = list(param.data_filler) or [FillerParameter()]
+        for what, found in (("shapes", shapes), ("data_fillers", given)):
+            if len(found) not in {1, count}:
+                raise self.bad(f"expected 1 or {count} {what} for {count} tops, got {len(found)}")
+        if any(size < 1 for shape in shapes for size in shape):
+            raise self.bad(f"expected dimensions of at least 1, got {shapes}")
+        for filler in given:
+            fillers.check(filler, self.where)
+        self._fillers = given * count if len(given) == 1 else given
+        return tuple(shapes * count if len(shapes) == 1 else shapes)
+
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+        values = np.empty(self.tops[top], np.float32)
+        fillers.fill(values, f"{self.name}/{top}/{moment.number}", self._fillers[top], moment.seed)
+        x = self.work.take(f"x{top}", to_nhwc(values).shape, like)
+        copy(np.ascontiguousarray(to_nhwc(values)), x)
+        return x
+
+
 def _listed(sizes: Shape) -> str:
     return ", ".join(str(size) for size in sizes)
+
+
+ROWS: Mapping[str, type[Layer]] = {
+    "Data": Data,
+    "MemoryData": MemoryData,
+    "Input": Input,
+    "DummyData": DummyData,
+}

@@ -1,0 +1,47 @@
+"""Caffe's arrays in files: the blobs of a .caffemodel, and files of one blob (.binaryproto)."""
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import BlobProto
+
+Floats = NDArray[np.float32]
+
+MAX_BYTES = 2**31 - 1  # protobuf's own limit
+
+
+def read_limited(path: Path) -> bytes:
+    """The file's bytes, at most `MAX_BYTES`; raises BadInput."""
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= MAX_BYTES else b""
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    if size > MAX_BYTES:
+        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes, got {size}")
+    return data
+
+
+def read_blob(path: Path) -> Floats:
+    """The array in a file of one blob; raises BadInput."""
+    data, blob = read_limited(path), BlobProto()
+    try:
+        blob.ParseFromString(data)
+    except DecodeError:
+        raise BadInput(f"{path}: expected one blob, got {len(data)} other bytes") from None
+    return array_of(blob, str(path))
+
+
+def array_of(blob: BlobProto, where: str) -> Floats:
+    """A blob's numbers in the shape that it states; `where` names it in errors."""
+    legacy = (blob.num, blob.channels, blob.height, blob.width)
+    shape = tuple(blob.shape.dim) if blob.HasField("shape") else legacy
+    values = np.array(blob.double_data or blob.data, np.float32)
+    if min(shape, default=1) < 0 or prod(shape) != values.size:
+        raise BadInput(f"{where}: a blob states shape {shape} and holds {values.size} numbers")
+    return values.reshape(shape)

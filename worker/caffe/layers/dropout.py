@@ -1,0 +1,41 @@
+"""Dropout."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import ClassVar
+
+from cupy_kernels import dropout
+from cupy_kernels.rng_keys import RngKey
+from cupy_kernels.types import Array
+from worker.caffe.layer import Layer, Shape, StepKey, Takes, Unary
+
+
+class Dropout(Unary):
+    """Sets some activations to zero while training and scales the others up; no effect in tests."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {"dropout_param": frozenset({"dropout_ratio"})}
+
+    def set_up(self) -> tuple[Shape, ...]:
+        self._ratio = self.spec.dropout_param.dropout_ratio
+        if not 0 < self._ratio < 1:
+            raise self.bad(f"expected a dropout_ratio between 0 and 1, got {self._ratio}")
+        self._number = number_of(self.name)
+        return super().set_up()
+
+    def apply(self, x: Array, moment: StepKey) -> Array:
+        if not self.training:
+            return x
+        draw = RngKey(moment.seed, moment.step, self._number)
+        y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
+        return y
+
+    def differentiate(self, dy: Array) -> Array:
+        return dropout.backward(dy, self._kept, self.work) if self.training else dy
+
+
+def number_of(name: str) -> int:
+    """The number of a layer for random draws, by its name."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+ROWS: Mapping[str, type[Layer]] = {"Dropout": Dropout}

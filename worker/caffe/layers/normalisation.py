@@ -1,0 +1,166 @@
+"""Layers that normalise: LRN, BatchNorm and MVN."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from cupy_kernels import backends, batch_norm, channels, eltwise, lrn
+from cupy_kernels.conv_shapes import Lrn
+from cupy_kernels.running_statistics import RunningStatistics
+from cupy_kernels.types import AnyArray, Array
+from worker.caffe.caffe_pb2 import LRNParameter
+from worker.caffe.layer import (
+    Arrays,
+    Gradients,
+    HostLayer,
+    Layer,
+    Shape,
+    StepKey,
+    Takes,
+    Unary,
+    Wanted,
+    by_channel,
+    caffe_shape,
+    from_channel,
+)
+from worker.caffe.layers.windows import image_of
+
+
+class LRN(Unary):
+    """Local response normalisation, across channels or within each."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "lrn_param": frozenset({"local_size", "alpha", "beta", "norm_region", "k", "engine"})
+    }
+
+    def set_up(self) -> tuple[Shape, ...]:
+        param = self.spec.lrn_param
+        image_of(self)
+        if param.local_size % 2 == 0:
+            raise self.bad(f"expected an odd local_size, got {param.local_size}")
+        self._within = param.norm_region == LRNParameter.WITHIN_CHANNEL
+        # As in Caffe, k is 1 within a channel, whatever the file says.
+        k = 1.0 if self._within else param.k
+        self._rule = Lrn(param.local_size, param.alpha, param.beta, k)
+        return super().set_up()
+
+    def apply(self, x: Array, moment: StepKey) -> Array:
+        self._x = x
+        if not self._within:
+            return lrn.across(x, self._rule, self.work)
+        y, self._scale = lrn.within(x, self._rule, self.work)
+        return y
+
+    def differentiate(self, dy: Array) -> Array:
+        if not self._within:
+            return lrn.across_backward(dy, self._x, self._rule, self.work)
+        return lrn.within_backward(dy, self._x, self._scale, self._rule, self.work)
+
+
+class BatchNorm(Layer):
+    """Zero mean and unit variance by channel; scale and shift belong to a Scale layer behind it.
+
+    Its three buffers are sums of means and of variances, and of their weights. A training step uses
+    the batch's own statistics and adds them to the buffers; a test uses the buffers. The update of
+    a buffer travels with the gradients, as the difference between its old and new value.
+    """
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "batch_norm_param": frozenset({"use_global_stats", "moving_average_fraction", "eps"})
+    }
+
+    def set_up(self) -> tuple[Shape, ...]:
+        param, (bottom,) = self.spec.batch_norm_param, self.bottoms
+        self._global = (
+            param.use_global_stats if param.HasField("use_global_stats") else not self.training
+        )
+        if len(bottom) < 2:
+            raise self.bad(f"expected a bottom of at least two axes, got {self.described(0)}")
+        for shape in ((bottom[1],), (bottom[1],), (1,)):
+            self.add_buffer(shape)
+        self._changes: dict[int, Array] = {}
+        return (bottom,)
+
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        param = self.spec.batch_norm_param
+        self._shape = caffe_shape(bottoms[0])
+        self._x = x = by_channel(bottoms[0], 1, 1, self.work, "x")
+        fraction = param.moving_average_fraction
+        if self._global:
+            statistics = RunningStatistics(weights[0], weights[1], weights[2], fraction)
+            self._mean, self._deviate = batch_norm.running_statistics(
+                statistics, param.eps, self.work
+            )
+        else:
+            copies = [self._copied(weight, f"buffer{i}") for i, weight in enumerate(weights)]
+            statistics = RunningStatistics(copies[0], copies[1], copies[2], fraction)
+            self._mean, self._deviate = batch_norm.statistics(x, param.eps, statistics, self.work)
+            self._note(weights, copies)
+        y = batch_norm.forward(x, self._mean, self._deviate, None, None, self.work)
+        return (from_channel(y, self._shape, 1, 1, self.work, "top"),)
+
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        assert gradients[0] is not None
+        if not wanted[0]:
+            return [None]
+        dy = by_channel(gradients[0], 1, 1, self.work, "dy")
+        if self._global:
+            dx = channels.scale_backward(dy, self._x, self._deviate, None, None, self.work)
+        else:
+            dx = batch_norm.backward(
+                *(dy, self._x, self._mean, self._deviate, None, None, None, self.work)
+            )
+        return [from_channel(dx, self._shape, 1, 1, self.work, "bottom")]
+
+    def buffer_changes(self) -> Mapping[int, AnyArray]:
+        return self._changes
+
+    def _copied(self, array: Array, role: str) -> Array:
+        copy = self.work.take(role, array.shape, array)
+        backends.copy(array, copy)
+        return copy
+
+    def _note(self, old: Arrays, new: Arrays) -> None:
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            change = self._copied(before, f"change{index}")
+            eltwise.accumulate(after, change, -1.0)
+            self._changes[index] = change
+
+
+class MVN(HostLayer):
+    """Each image's channel (or image) minus its mean, and over its standard deviation plus eps."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "mvn_param": frozenset({"normalize_variance", "across_channels", "eps"})
+    }
+
+    def set_up(self) -> tuple[Shape, ...]:
+        image_of(self)
+        return (self.bottoms[0],)
+
+    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        param, x = self.spec.mvn_param, bottoms[0]
+        self._axes = (1, 2, 3) if param.across_channels else (2, 3)
+        y = x - x.mean(axis=self._axes, keepdims=True, dtype=np.float64)
+        if param.normalize_variance:
+            self._deviation = np.sqrt(np.square(y).mean(axis=self._axes, keepdims=True))
+            y /= self._deviation + param.eps
+        self._y = y
+        return (y,)
+
+    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
+        dy, y, axes = dtops[0], self._y, self._axes
+        assert dy is not None
+        dx = dy - dy.mean(axis=axes, keepdims=True, dtype=np.float64)
+        if not self.spec.mvn_param.normalize_variance:
+            return [dx]
+        inner = (dy * y).mean(axis=axes, keepdims=True, dtype=np.float64)
+        scale = self._deviation + self.spec.mvn_param.eps
+        safe = np.where(self._deviation > 0, self._deviation, 1)
+        return [dx / scale - y * inner / safe]
+
+
+ROWS: Mapping[str, type[Layer]] = {"LRN": LRN, "BatchNorm": BatchNorm, "MVN": MVN}
