@@ -144,9 +144,14 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
 
 def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
     """The items of an iterable other than a string, mapping or set."""
+    return tuple(iterable(what, value, expected))
+
+
+def iterable(what: str, value: object, expected: str) -> Iterable[Any]:
+    """An iterable other than a string, mapping or set."""
     if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise wrong(what, expected, value)
-    return tuple(value)
+    return value
 
 
 def flag(what: str, value: object) -> bool:

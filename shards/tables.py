@@ -59,6 +59,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         for field in ("lr_mult", "decay_mult"):
             value = arguments.number(f"{what}: {field}", getattr(self, field))
             structs.force_setattr(self, field, value)
+        structs.force_setattr(self, "buffer", arguments.flag(f"{what}: buffer", self.buffer))
 
     @property
     def size(self) -> int:

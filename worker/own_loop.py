@@ -78,6 +78,8 @@ def loop(
     weights a step ahead. Further options are those of `ps.Client`. Raises BadInput for a job with
     several tables.
     """
+    arguments.instance("job", job, ps.Job, "a ps.Job")
+    own = iter(arguments.iterable("batches", batches, "an iterable of batches"))
     if len(job.tables) != 1:
         raise BadInput(f"loop: expected a job with one table, got {', '.join(job.tables)}")
     ((table_name, dense),) = job.tables.items()
@@ -93,7 +95,7 @@ def loop(
     )
     model = FunctionModel(dense.table(table_name), job, gradient)
     with job.worker(name, incarnation=incarnation, **options) as me:
-        return train_worker(me.client, model, iter(batches), plan, incarnation=incarnation)
+        return train_worker(me.client, model, own, plan, incarnation=incarnation)
 
 
 class FunctionModel:

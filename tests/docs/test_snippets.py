@@ -45,8 +45,7 @@ def run_commands(example: Example) -> None:
         )
         if "train" in words and words is command:
             shorter += " --shards-in processes"
-        with own_logs():
-            result = CliRunner().invoke(app, shorter.split(), catch_exceptions=False)
+        result = CliRunner().invoke(app, shorter.split(), catch_exceptions=False)
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
 
 
@@ -78,7 +77,8 @@ def run_page(page: str, tmp_path: Path) -> None:
     if page == TUTORIAL:
         parsers.append(CodeBlockParser("bash", run_commands))
     document = Document.parse(str(copy), *parsers)
-    for example in document.examples():
-        example.evaluate()
+    with own_logs():
+        for example in document.examples():
+            example.evaluate()
     shown = [fence for fence in fences(read(page)) if fence.language == "python"]
     assert len(list(document.examples())) >= len(shown) > 0

@@ -24,6 +24,7 @@ import pytest
 
 from deploy import ray_cluster
 from deploy.evaluations import read_evaluations
+from ps import load_snapshot
 from ps.launch import processes
 from ps.launch.launch_plan import LaunchPlan
 from tests.support import tiny_job
@@ -73,7 +74,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     tells of one run."""
     tiny_job.write_job(tmp_path, extra="snapshot: 40")
     run = tmp_path / "run"
-    # Until the killed worker's next life has joined, its lease holds the other one at the bound.
+    # The killed worker's lease holds the other one at the bound, until its next life says hello.
     with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60) as child:
         await_snapshots(run, 1, child)
         spark_worker(child).kill()
@@ -92,7 +93,10 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     # push of each may have reached one shard of the two, and then counts in the number alone.
     assert told["updates"] - 2 * stopped_at >= -2
 
-    steps = stopped_at + 60
+    # Between the hello of that life and its join, the other worker was held by nobody.
+    _, states = load_snapshot(run / f"snapshots/{stopped_at}")
+    entries = [entry for state in states for entry in state.saved.ledger.entries.values()]
+    steps = max(entry.step for entry in entries) + 60
     # Where the shards live is not the run's affair: the second half needs no Ray.
     resume = ("train", "--resume", "run", "--max-iter", steps)
     status, out, err = here(*resume, "--shards-in", "processes")

@@ -423,7 +423,7 @@ def test_logs_stay_where_the_last_snapshot_failed(
     assert outcome.weights.min() == -5
     logs = newest_logs(tmp_path / "logs")
     assert logs is not None
-    assert [state.arrays["net/weights"].min() for state in logs.states] == [-5, -5]
+    assert [state.arrays["weights/weights"].min() for state in logs.states] == [-5, -5]
     assert notes == [
         f"snapshot {tmp_path}/snapshots/1",
         f"no space left; the last good one is {tmp_path}/snapshots/1",

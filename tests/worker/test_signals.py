@@ -23,9 +23,14 @@ from worker.signals import (
 
 @pytest.fixture(autouse=True)
 def plain_handler() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, as in a user's process, before each test and after it."""
+    """Ctrl-C raises KeyboardInterrupt, as in a user's process, before each test and after it.
+
+    Nor is a closed terminal ignored, as it is where the tests run under nohup.
+    """
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    former_hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
+    assert signal.signal(signal.SIGHUP, former_hangup) is signal.SIG_DFL
     assert signal.signal(signal.SIGINT, former) is signal.default_int_handler
 
 

@@ -262,7 +262,13 @@ def _values() -> dict[str, Target]:
         ps.Decay: ({"weight": number, "kind": "choice"}, {}),
         ps.Guard: ({"max_norm": "above 0?", "quarantine_after": count}, {}),
         ps.TensorSpec: (
-            {"name": "name", "shape": "shape", "lr_mult": number, "decay_mult": number},
+            {
+                "name": "name",
+                "shape": "shape",
+                "lr_mult": number,
+                "decay_mult": number,
+                "buffer": "flag",
+            },
             {"name": "w", "shape": 3},
         ),
         ps.DenseTable: (
@@ -757,6 +763,30 @@ def _training(env: Env) -> dict[str, Target]:
             )
             for kind in (ShardRuntime, LinkOptions, SnapshotPolicy)
         },
+        "worker.start": Target(
+            worker.start,
+            _with(worker.start, tables=ps.Dense.zeros({"w": 3}), on="threads"),
+            {"tables": "params", "strategy": "strategy", "workers": "1..", "options": ""},
+            {"tables": "params|tensor|TensorSpec"},
+        ),
+        "worker.loop": Target(
+            worker.loop,
+            _with(worker.loop, job=env.job, name="w", gradient=_model, batches=[], steps=1),
+            {
+                "job": "object",
+                "name": "name",
+                "gradient": "function",
+                "batches": "iterable",
+                "steps": "0..",
+                "strategy": "strategy",
+                "workers": "1..",
+                "incarnation": "0..",
+                "seed": "whole",
+                "prefetch": "flag",
+                "options": "",
+            },
+            {"name": "worker"},
+        ),
         "run_job": Target(
             run_job,
             _with(run_job, df=frame, job=_job()),

@@ -59,6 +59,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "flag": (*_ANY, None, 0, 1, "yes", [], nan),
     "function": (*_ANY[:2], None, 3, "f", []),
     "object": (*_ANY, None, 3, 1.5, "nope", [], b"", True, nan),
+    "iterable": (*_ANY, None, 3, 1.5, "nope", b"", True, nan),
     "rule": (*_ANY, None, 3, "nope", "", [], True, ps.Adam, ps.Fixed(base_rate=0.1)),
     "schedule": (*_ANY, None, "fast", nan, inf, -1, [], True, 1e300, ps.Fixed, ps.SGD()),
     "decay": (*_ANY, None, "L2", nan, inf, [], True, 1e300),

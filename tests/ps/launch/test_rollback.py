@@ -58,7 +58,7 @@ def parts(console: AdminClient) -> list[set[float]]:
     """Each shard's distinct weights."""
     whole, cluster = console.read(), console.cluster
     return [
-        {float(value) for part in cluster.map.cut(whole, shard) for value in part if value}
+        {float(value) for value in cluster.map.cut(whole, shard) if value}
         for shard in range(cluster.map.shards)
     ]
 
