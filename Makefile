@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim mutants lint format docs reference bench bench-strategies peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -55,6 +55,9 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
 	@set -e; for bench in $(filter-out %/bench_datapath.py,$(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+bench-sdk: install ## what the SDK's steps, tables and readers cost
+	$(BIN)/python tests/bench/bench_sdk.py
 
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py

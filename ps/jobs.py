@@ -45,6 +45,7 @@ from shards.tables import DenseTable, Layout
 Floats = NDArray[np.float32]
 
 MOST_PREFETCHED = 64
+_PORT_DIGITS = 5
 
 
 class On(StrEnum):
@@ -64,9 +65,7 @@ class Job:
         """`tables` describes those of the cluster; it was checked that they are."""
         self._cluster = cluster
         self.tables = tables
-        self.views = TableViews(
-            {name: (dense.table(name), dense.structure) for name, dense in tables.items()}
-        )
+        self.views = _views(tables)
 
     @property
     def cluster(self) -> Cluster:
@@ -194,6 +193,7 @@ def start(
     durability = arguments.choice("durability", durability, Durability)
     device = arguments.choice("device", device, ShardDevice)
     specs = _specs(described, shards, staleness, workers, server, name)
+    arena = _arena(described, start)
     host, port = _address(host)
     root = None if logs is None else paths.path("logs", logs)
 
@@ -218,7 +218,7 @@ def start(
     with ExitStack() as stack:
         job = OwnJob(specs, described, launch, stack)
         with AdminClient(job.cluster) as admin:
-            admin.install(_arena(described, job.views, start))
+            admin.install(arena)
         yield job
 
 
@@ -280,7 +280,13 @@ def _table_spec(table: DenseTable, dense: Dense, half: ServerHalf) -> TableSpec:
     return TableSpec(table, half.rule or dense.rule, dense.rate, dense.decay, dense.guard)
 
 
-def _arena(described: Tables, views: TableViews, start: Mapping[str, object] | None) -> Floats:
+def _views(tables: Tables) -> TableViews:
+    return TableViews(
+        {name: (dense.table(name), dense.structure) for name, dense in tables.items()}
+    )
+
+
+def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     """The first values of all tables: those in `start`, or those that they were described with."""
     if not isinstance(start, Mapping | None):
         raise arguments.wrong("start", "a dict of values by table", start)
@@ -288,6 +294,7 @@ def _arena(described: Tables, views: TableViews, start: Mapping[str, object] | N
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
     arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
+    views = _views(described)
     for name, dense in described.items():
         views.write(name, given.get(name, dense.start), arena)
     return arena
@@ -309,7 +316,7 @@ def _address(host: str) -> tuple[str, int]:
     name, colon, port = text.rpartition(":")
     if not colon:
         return text, 0
-    if not port.isdecimal():
+    if not port.isdecimal() or len(port) > _PORT_DIGITS:
         raise arguments.wrong("host", "HOST or HOST:PORT", host)
     return name, int(port)
 

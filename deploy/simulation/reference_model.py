@@ -11,7 +11,7 @@ A round is the mean of its pushes, and a buffer the sum of its pushes divided by
 that a round has dropped changes nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
@@ -26,6 +26,9 @@ from shards.rules import RULES, Decay, Rule
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, of_table
 from shards.tables import RateRun
+
+Beginning = tuple[int, Mapping[str, int]]
+"""A shard's first state: its version, and the number of updates of each table."""
 
 _WHOLE = (RateRun(0, BLOCK, 1.0, 1.0),)
 
@@ -53,9 +56,17 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
 
 
 def check_state(
-    rows: NDArray[np.void], shard: Shard, setting: SimulationConfig, block: int, where: str
+    rows: NDArray[np.void],
+    shard: Shard,
+    setting: SimulationConfig,
+    block: int,
+    begun: Sequence[Beginning],
+    where: str,
 ) -> None:
-    """Check the weights and slots of a block of the arena against the records of its pushes."""
+    """Check the weights and slots of a block of the arena against the records of its pushes.
+
+    `begun` are the first states of the shards that held the block, one after another.
+    """
     start = BLOCK * block
     section = next(
         one
@@ -67,9 +78,12 @@ def check_state(
     seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.pushed(seq)}
     pushed = rows[np.isin(rows["seq"], list(seqs))]
     arrays = of_table(shard.held.copy(), section.table)
+    counts = [(version, updates.get(section.table, 0)) for version, updates in begun]
     buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
     for name, wanted in zip(
-        (WEIGHTS, *rule.slot_names, *buffer), _replayed(shard, rule, block, pushed), strict=True
+        (WEIGHTS, *rule.slot_names, *buffer),
+        _replayed(shard, rule, block, pushed, counts),
+        strict=True,
     ):
         found = arrays[name][part]
         if found.tobytes() != wanted.tobytes():
@@ -80,8 +94,18 @@ def check_state(
             )
 
 
-def _replayed(shard: Shard, rule: Rule, block: int, rows: NDArray[np.void]) -> Sequence[Array]:
-    """A block's weights and slots, a buffer included, after all these pushes of its table."""
+def _replayed(
+    shard: Shard,
+    rule: Rule,
+    block: int,
+    rows: NDArray[np.void],
+    counts: Sequence[tuple[int, int]],
+) -> Sequence[Array]:
+    """A block's weights and slots, a buffer included, after all these pushes of its table.
+
+    Beyond each version in `counts` the table's updates count from the number there: of the shards
+    that a job left, with backup workers, one may have applied more rounds than another.
+    """
     merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     buffer = np.zeros(BLOCK, np.float32)
@@ -94,7 +118,8 @@ def _replayed(shard: Shard, rule: Rule, block: int, rows: NDArray[np.void]) -> S
             total /= np.float32(merge.size)
         else:
             total = parts[0] if len(parts) == 1 else mean(parts)
-        count += 1
+        known = [updates for began, updates in counts if began < version]
+        count = max(count, *known) + 1
         rule.apply(
             *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=count
         )

@@ -15,7 +15,7 @@ from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
-from deploy.simulation.reference_model import check_state, check_versions, held_rows
+from deploy.simulation.reference_model import Beginning, check_state, check_versions, held_rows
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.envelopes import Arrival, Outgoing
@@ -77,6 +77,8 @@ class ShardHost:
         self._acknowledged: dict[str, int] = {}  # the last acknowledged push of each worker
         self._handed_over: int | None = None
         self._began = 0  # the version of its first state
+        self._counts: dict[str, int] = {}  # the updates of each table in its first state
+        self._begun_before: list[Beginning] = []  # those of the shards that held the job earlier
         # For each block, the records of its pushes at the shards that held it earlier.
         self._before = dict.fromkeys(self.blocks, np.empty(0, RECORD))
         # For each block, the pushes by worker that may be missing: those that a resharding cut off.
@@ -203,6 +205,9 @@ class ShardHost:
         self._handed_over = saved.version
         for successor in to:
             successor._began = max(successor._began, saved.version)
+            successor._begun_before = [*self._begun_before, (self._began, self._counts)]
+            for table, count in saved.updates.items():
+                successor._counts[table] = max(count, successor._counts.get(table, 0))
             for worker, seq in self._acknowledged.items():
                 successor._note_ack(worker, seq)
             successor.check_durable("it receives the state of its predecessors")
@@ -283,7 +288,8 @@ class ShardHost:
             check_versions(rows, self._began, shard)
             for block in self.blocks:
                 before = self._earlier(block)
-                check_state(np.concatenate([before, rows]), shard, setting, block, where)
+                begun = [*self._begun_before, (self._began, self._counts)]
+                check_state(np.concatenate([before, rows]), shard, setting, block, begun, where)
         if not self._world.durable:
             invariants.check_begun(rows, where)
             if exact(setting, "none"):

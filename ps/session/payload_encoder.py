@@ -89,9 +89,14 @@ class PayloadEncoder:
         self.feedback = ErrorFeedback.of(layout, compression)
         self.views: dict[tuple[int, str], PulledView] = {}
         self.arrives = {name: _arrives(one) for name, one in compression.items()}
-        self._layout = layout
         self._shape = (layout.size,)  # kept, because `size` sums over the tensors at each access
         self._sizes = {table.name: table.size for table in layout.tables}
+        # Kept, because a layout sums over tables and tensors at each access.
+        self._places = {
+            name: slice(keys.start, keys.stop)
+            for name in layout.names
+            for keys in (layout.section(name),)
+        }
         self._packs = any(one.zstd for one in compression.values())
         self._views_are_kept = any(one.pulls_changes for one in compression.values())
         self._sections = [
@@ -116,7 +121,7 @@ class PayloadEncoder:
                 strides = gradient.strides
                 raise BadInput(f"{what}: expected a contiguous array, got strides {strides}")
             if len(self._sizes) > 1:
-                return self._layout.split(gradient)
+                return {name: gradient[part] for name, part in self._places.items()}
             return dict.fromkeys(self._sizes, gradient)
         for name, array in gradient.items():
             if name not in self._sizes:

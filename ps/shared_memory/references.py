@@ -36,7 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from ps.shared_memory.segment import Reference, ShmSegment, Window
+from ps.shared_memory.segment import REFERENCE_BYTES, Reference, ShmSegment, Window
+from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import Message
 from shards.wire_format import Buffer, Frames
@@ -80,13 +81,28 @@ def referring(segment: ShmSegment, messages: Together) -> Together | None:
     return replaced if found else None
 
 
+def enclosed(messages: Together) -> Parts:
+    """The parts of an envelope whose frames are references: the headers, and all references."""
+    headers, *references = wire_format.enclose(messages)
+    return [headers, b"".join(references)]  # one part, because each costs a call of the socket
+
+
+def separated(parts: Parts) -> Parts:
+    """The headers, and each reference: the inverse of `enclosed`; raises BadMessage."""
+    if len(parts) != 2:
+        raise BadMessage(f"references: expected one part behind the headers, got {len(parts) - 1}")
+    packed = memoryview(parts[1])
+    starts = range(0, packed.nbytes, REFERENCE_BYTES)
+    return [parts[0], *[packed[start : start + REFERENCE_BYTES] for start in starts]]
+
+
 def looked_up(window: Window, parts: Parts, share: Share | None = None) -> Parts | None:
     """The headers, and views for the references behind them; each view keeps `share` alive.
 
-    Returns None if a reference is of an earlier generation.
+    Returns None if a reference is of an earlier generation; raises BadMessage.
     """
     found: Parts = [parts[0]]
-    for frame in parts[1:]:
+    for frame in separated(parts)[1:]:
         view = window.view(Reference.unpack(frame))
         if view is None:
             return None

@@ -81,7 +81,9 @@ class ShardSide:
         tenant = self._identify(sender, note)
         if tenant is None:
             # For an earlier process of this shard, as the header will show: the frames are lost.
-            return [parts[1], *(b"" for _ in parts[2:])] if note.referred else parts[1:]
+            if not note.referred:
+                return parts[1:]
+            return [parts[1], *(b"" for _ in references.separated(parts[1:])[1:])]
         tenant.loans.settle(note.seen, note.held)
         return references.looked_up(tenant.window, parts[1:]) if note.referred else parts[1:]
 
@@ -97,7 +99,7 @@ class ShardSide:
         loan = tenant.loans.lend(messages) if referring is not None else None
         if referring is None or loan is None:
             return wire_format.enclose(messages), None
-        return [handshake.encode(Lent(loan)), *wire_format.enclose(referring)], loan
+        return [handshake.encode(Lent(loan)), *references.enclosed(referring)], loan
 
     def withdraw(self, to: bytes, loan: int | None) -> None:
         """Cancel `loan`, if any: its message could not be sent."""

@@ -107,7 +107,9 @@ class WorkerSide:
             borrowed.seen,
             borrowed.held,
         )
-        return [handshake.encode(carried), *wire_format.enclose(referring or messages)]
+        if referring is None:
+            return [handshake.encode(carried), *wire_format.enclose(messages)]
+        return [handshake.encode(carried), *references.enclosed(referring)]
 
     def open(self, shard: int, parts: Parts) -> Parts | None:
         """The parts without their note, with references resolved; None if outdated.

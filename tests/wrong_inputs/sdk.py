@@ -458,9 +458,9 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "start": "values?",
         "durability": "choice",
         "logs": "path?",
-        "host": "name",
-        "server": "object?",
+        "host": "host",
         "device": "choice",
+        "server": "object?",
         "name": "name",
     }
     settings = {
@@ -507,7 +507,12 @@ def _started_jobs(env: Env) -> dict[str, Target]:
             ps.start,
             _with(ps.start, tables=ps.Tables(wrong=dense)),
             started | {"on": "choice"},
-            {"tables": structure, "start": "start|table wrong", "shards": "shards|table"},
+            {
+                "tables": structure,
+                "start": "start|table wrong",
+                "host": "host|port",
+                "shards": "shards|table",
+            },
         ),
         "local": Target(
             ps.local,
