@@ -95,8 +95,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
             assert array.dtype == out.dtype == np.float32
             assert array.shape == out.shape == (out.size,)
             assert not np.may_share_memory(array, out), "a version must not be overwritten"
-        trained = tuple(segment for segment in segments if not segment.buffer)
-        plan = _plan(trained, out.size, self.scale(rate, count), decay)
+        plan = _plan(tuple(segments), out.size, self.scale(rate, count), decay)
         if self.versions:
             # The formula writes into this slot, so it is given a copy.
             slots = (
@@ -107,9 +106,8 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
         updates.apply(name, weights, gradient, slots, out, plan.runs, self.constants_at(count))
         for gap in plan.gaps:
             out[gap] = weights[gap]
-        for segment in segments:
-            if segment.buffer:
-                out[segment.keys] = weights[segment.keys] - gradient[segment.keys]
+        for buffer in plan.buffers:
+            out[buffer] = weights[buffer] - gradient[buffer]
 
     def prepare(self, place: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
@@ -401,19 +399,21 @@ def _layout(segments: tuple[RateRun, ...], size: int) -> _Layout:
 class _Plan(NamedTuple):
     runs: updates.Runs
     gaps: tuple[slice, ...]
+    buffers: tuple[slice, ...]
 
 
 @lru_cache(maxsize=256)
 def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -> _Plan:
     """The segments as the loops need them; cached, because the rate seldom changes."""
-    layout = _layout(segments, size)
+    layout = _layout(tuple(one for one in segments if not one.buffer), size)
     runs = updates.Runs(
         layout.bounds,
         np.float32(rate) * layout.lr_mults,
         np.float32(decay.weight) * layout.decay_mults,
         decay.kind is DecayKind.L1,
     )
-    return _Plan(runs, layout.gaps)
+    buffers = tuple(one.keys for one in segments if one.buffer)
+    return _Plan(runs, _layout(segments, size).gaps, buffers)
 
 
 @lru_cache(maxsize=256)
@@ -424,7 +424,8 @@ def _covered(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.R
     """
     gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
     ordered = sorted((*segments, *gaps), key=lambda one: one.start)
-    runs = _plan(tuple(ordered), size, rate, Decay()).runs
+    trained = tuple(structs.replace(one, buffer=False) for one in ordered)
+    runs = _plan(trained, size, rate, Decay()).runs
     buffers = np.array([one.buffer for one in ordered])
     return runs._replace(rates=np.where(buffers, np.float32(1), runs.rates))
 

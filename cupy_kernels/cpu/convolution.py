@@ -113,12 +113,12 @@ def _strided(source: Array, shape: tuple[int, ...], strides: tuple[int, ...]) ->
 
 
 def transposed(
-    dy: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
+    y: Array, x_shape: tuple[int, ...], weight: Array, shape: Convolution, work: Workspace
 ) -> Array:
-    n, oh, ow, out = dy.shape
+    n, oh, ow, out = y.shape
     _, h, w, c = x_shape
     (ph, pw), (sh, sw), (dh, dw) = shape.pad, shape.stride, shape.dilation
-    rows, into, each = out // shape.group, c // shape.group, dy.reshape(-1, out)
+    rows, into, each = out // shape.group, c // shape.group, y.reshape(-1, out)
     taps = np.ascontiguousarray(weight.transpose(2, 3, 0, 1))
     padded = work.zeros("dpadded", (n, h + 2 * ph, w + 2 * pw, c))
     part = work.take("dtap", (n * oh * ow, into))

@@ -14,7 +14,7 @@ NETWORKS = [
     (
         '"Convolution"',
         '"Convulsion"',
-        r"net\.prototxt: layer conv \(Convulsion\): type not supported; expected one of .*Pooling",
+        r"net\.prototxt: layer conv \(Convulsion\): type not supported; .* Convolution",
     ),
     ("kernel_size", "kernel_sighs", r'net\.prototxt:7: .*no field named "kernel_sighs"'),
     (

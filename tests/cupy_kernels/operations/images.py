@@ -60,10 +60,12 @@ def convolve(
         dx = convolution.backward(
             gradient, kept, a.shape, b, dw, db, shape, works["a"], wanted=True
         )
+        turned = convolution.transposed(gradient, size, b, shape, works["t"])
         cut, _ = convolution.forward(a, b, None, shape, works["b"], relu=True)
-        return {"y": y, "dx": dx, "dw": dw, "db": db, "relu": cut}
+        return {"y": y, "dx": dx, "dw": dw, "db": db, "relu": cut, "transposed": turned}
 
     found = {"y": y, "dx": last(dx), "dw": dw, "db": db, "relu": np.maximum(y - bias, 0)}
+    found["transposed"] = found["dx"]
     return Operation(f"convolution {shape.kernel}", run, found, 2e-5, 1e-4)
 
 

@@ -11,6 +11,7 @@ from tests.support.small_nets import DATA, SMALL, network, rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
+from worker.caffe.registry import LAYERS
 from worker.model import Batch
 from worker.strategies import Downpour, LocalSGD
 
@@ -520,3 +521,32 @@ def test_a_loosely_shared_tensor_may_have_another_shape() -> None:
     out = model.table.empty()
     model.gradient(model.initial(1), rows(), out, step=0, seed=0)
     assert model.table.views(out)["b/0"].any()
+
+
+SHAPES = [(), (4,), (4, 3), (4, 3, 2), (4, 3, 6, 6), (4, 3, 2, 2, 2), (1,) * 12]
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_any_bottoms_fit_or_are_refused(kind: str) -> None:
+    """Up to four bottoms of any shapes, up to three tops, without settings and with odd ones."""
+    sources = "".join(
+        f'layer {{ name: "s{i}" type: "DummyData" top: "s{i}"'
+        f" dummy_data_param {{ shape {{ {' '.join(f'dim: {n}' for n in shape)} }} }} }}\n"
+        for i, shape in enumerate(SHAPES)
+    )
+    message = next(iter(LAYERS[kind].SUPPORTED_FIELDS), None)
+    found = LAYERS[kind].SUPPORTED_FIELDS.get(message or "", frozenset())
+    odd = [f"{field}: {value}" for field in sorted(found) for value in (-3, 0, 9, 2**31 - 1)]
+    settings = ["", *(f"{message} {{ {text} }}" for text in odd)]
+    rng, errors = np.random.default_rng(len(kind)), []
+    for number in range(120):
+        names = [f'bottom: "s{i}"' for i in rng.integers(0, len(SHAPES), number % 5)]
+        names += [f'top: "t{i}"' for i in range(1 + number % 3)]
+        entry = settings[number % len(settings)]
+        text = f'layer {{ name: "L" type: "{kind}" {" ".join(names)} {entry} }}'
+        try:
+            network(sources + text)
+        except BadInput as error:
+            errors.append(str(error))
+    assert errors, "all of them fit?"
+    assert not any("\n" in error for error in errors)

@@ -40,6 +40,7 @@ class EuclideanLoss(Layer):
     LOSS = True
 
     def set_up(self) -> tuple[Shape, ...]:
+        self.axis(0, self.bottoms[0])
         self.check_alike()
         return ((),)
 
@@ -204,6 +205,7 @@ class SigmoidCrossEntropyLoss(_HostLoss):
 
     def set_up(self) -> tuple[Shape, ...]:
         scores, targets = self.bottoms
+        self.axis(0, scores)
         if prod(scores) != prod(targets):
             raise self.bad(
                 f"expected as many targets as scores, got {self.described(1)} and"
@@ -239,6 +241,7 @@ class ContrastiveLoss(HostLayer):
 
     def set_up(self) -> tuple[Shape, ...]:
         a, b, labels = self.bottoms
+        self.axis(0, a)
         if a != b or prod(labels) != a[0]:
             raise self.bad(
                 "expected two bottoms of one shape and a label a row, got"

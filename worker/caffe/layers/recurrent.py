@@ -63,7 +63,7 @@ class _Recurrent(HostLayer):
         self.add_parameter((wide, prod(x[2:])), param.weight_filler)
         self.add_parameter((wide,), param.bias_filler)
         if self._static:
-            if self.bottoms[2][0] != x[1]:
+            if self.bottoms[2][:1] != x[1:2]:
                 raise self.bad(f"expected {x[1]} rows, got {self.described(2)}")
             self.add_parameter((wide, prod(self.bottoms[2][1:])), param.weight_filler)
         self.add_parameter((wide, self._outputs), param.weight_filler)

@@ -56,6 +56,7 @@ class ArgMax(HostLayer):
 
     def set_up(self) -> tuple[Shape, ...]:
         param, bottom = self.spec.argmax_param, self.bottoms[0]
+        self.axis(0, bottom)
         self._axis = self.axis(param.axis, bottom) if param.HasField("axis") else None
         size = prod(bottom[1:]) if self._axis is None else bottom[self._axis]
         if not 1 <= param.top_k <= size:
@@ -84,6 +85,8 @@ class Filter(HostLayer):
 
     def set_up(self) -> tuple[Shape, ...]:
         *bottoms, selector = self.bottoms
+        for shape in self.bottoms:
+            self.axis(0, shape)
         if len(self.spec.top) != len(bottoms):
             raise self.bad(f"expected {len(bottoms)} tops, got {len(self.spec.top)}")
         if prod(selector) != selector[0] or any(shape[0] != selector[0] for shape in bottoms):
