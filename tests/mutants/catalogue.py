@@ -59,7 +59,7 @@ MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()
 }
 SCENARIOS = sorted((Path(__file__).parents[1] / "deploy/simulation/scenarios").glob("*.toml"))
-SEEDS = 500
+SEEDS = 200
 """Seeds within which a mutant without a scenario must be detected."""
 
 
