@@ -21,7 +21,7 @@ install: $(INSTALLED) ## set up .venv from constraints.txt; nothing to do when i
 DEMO ?= runs/demo
 demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEMO=runs/second
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
-		--shards 2 --workers 4 --staleness 4 --out $(DEMO)
+		--shards 2 --workers 4 --staleness 4 --strategy downpour:scale=1 --out $(DEMO)
 
 # Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
 test: lint ## lint, then all tests

@@ -13,6 +13,8 @@ import pytest
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, copied
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.types import AnyArray
+from shards.errors import BadInput
+from worker.caffe.caffe_pb2 import BlobProto
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
@@ -234,3 +236,27 @@ def test_stochastic_pooling(place: Backend) -> None:
     assert test.blob("y")[0, 1, 2, 1] == pytest.approx(
         (x[0, 1, 4:, 2:] ** 2).sum() / x[0, 1, 4:, 2:].sum(), rel=1e-5
     )
+
+
+def test_infogain_with_the_identity_is_the_softmax_loss(tmp_path: Path) -> None:
+    """From a file of one blob; a matrix of another size, or no blob, is refused by its name."""
+    file, text = tmp_path / "h.binaryproto", ""
+    for name, sizes in (("x", (4, 5)), ("l", (4,))):
+        dims = " ".join(f"dim: {size}" for size in sizes)
+        text += f'layer {{ name: "{name}" type: "Input" top: "{name}"'
+        text += f" input_param {{ shape {{ {dims} }} }} }}\n"
+    entry = 'layer {{ name: "L" type: "{}" bottom: "x" bottom: "l" top: "y" {} }}'
+    source = f'infogain_loss_param {{ source: "{file}" }}'
+    losses, batch = [], numbers("softmaxloss_default", "in")
+    for kind, settings in (("InfogainLoss", source), ("SoftmaxWithLoss", "")):
+        file.write_bytes(
+            BlobProto(shape={"dim": [5, 5]}, data=np.eye(5).ravel()).SerializeToString()
+        )
+        net = Network(Description(text + entry.format(kind, settings)))
+        net.forward(net.table.empty(), batch)
+        losses.append(net.loss())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for content in (BlobProto(shape={"dim": [4]}, data=[0] * 4).SerializeToString(), b"no blob"):
+        file.write_bytes(content)
+        with pytest.raises(BadInput, match=r"h\.binaryproto: expected"):
+            Network(Description(text + entry.format("InfogainLoss", source)))
