@@ -199,9 +199,11 @@ class ShardReplica:
             return Effects()
         answers: list[Outgoing] = []
         posts = self._repeat(now)
-        silent = self.shard.ledger.silent(now)
-        for begin in range(0, len(silent), MOST_EXPIRED):
-            some = tuple(silent[begin : begin + MOST_EXPIRED])
+        due = self.shard.due(now)
+        if due is None:
+            return Effects(answers, posts)
+        for begin in range(0, max(1, len(due)), MOST_EXPIRED):
+            some = tuple(due[begin : begin + MOST_EXPIRED])
             effects = self._log(now, (), some, self.shard.expire(some, now))
             answers += effects.answers
             posts += effects.posts
@@ -363,7 +365,7 @@ class ShardReplica:
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:
         """Apply the primary's entry to this shard and drop the answers, which the primary gives."""
-        if message.expired:
+        if not frames:
             self.shard.expire(message.expired, message.at)
         else:
             request = wire_format.decode_request(frames[0])

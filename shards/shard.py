@@ -142,8 +142,17 @@ class Shard:
 
         Before a late call the driver calls `forgive_silence`.
         """
+        due = self.due(now)
+        return [] if due is None else self.expire(due, now)
+
+    def due(self, now: float) -> list[str] | None:
+        """The workers to `expire` now, perhaps none; None if there is nothing to do.
+
+        A quiesce may end by itself after the last worker has left. Then no message makes the shard
+        apply what its buffer holds, but an `expire` without workers does.
+        """
         silent = self.ledger.silent(now)
-        return self.expire(silent, now) if silent else []
+        return silent if silent or self.workers.owes_flush(now) else None
 
     def forgive_silence(self, late_s: float) -> None:
         """Extend all leases by `late_s`, the seconds by which the driver's `tick` was delayed.

@@ -154,8 +154,13 @@ class Updates:
 
     def flush(self) -> None:
         """Apply what the buffer holds if no worker is left that could fill it."""
-        if self._held.buffered and not self._ledger.active:
+        if self.unfilled:
             self._apply_buffer()
+
+    @property
+    def unfilled(self) -> bool:
+        """Whether the buffer holds pushes, and no worker is left that could fill it."""
+        return bool(self._held.buffered) and not self._ledger.active
 
     def _collect_round(self, one: Arrived, now: float) -> list[Applied]:
         """Keep a push for its round, or drop it if that round was applied without it."""

@@ -138,8 +138,12 @@ class WorkerRequests:
 
         A shard that is quiesced or has handed over its part leaves that to its successors.
         """
-        if not self._move.begun(now):
+        if self.owes_flush(now):
             self._updates.flush()
+
+    def owes_flush(self, now: float) -> bool:
+        """Whether `flush` would apply anything."""
+        return self._updates.unfilled and not self._move.begun(now)
 
     def redirect_waiting(self) -> None:
         """Forget all waiting requests after a handover; their senders repeat and are redirected."""

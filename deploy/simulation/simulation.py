@@ -114,7 +114,8 @@ class Simulation:
         self._check_left()
 
     def _busy(self) -> bool:
-        return not all(host.drained() for host in self.hosts)
+        # A shard that the last worker left while it was quiesced still has its buffer to apply.
+        return not all(host.drained() and not host.shard.updates.unfilled for host in self.hosts)
 
     def _stuck(self) -> None:
         lives = [life for life in self.lives.values() if life.number in self._unfinished]

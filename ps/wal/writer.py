@@ -273,11 +273,11 @@ class LoggedShard:
 
     def tick(self, now: float) -> list[Outgoing]:
         """Expire leases, and log that."""
-        silent = self._shard.ledger.silent(now)
-        if not silent:
+        due = self._shard.due(now)
+        if due is None:
             return []
-        answers = self._shard.expire(silent, now)
-        self._log.append(wal_format.Expired(now, silent))
+        answers = self._shard.expire(due, now)
+        self._log.append(wal_format.Expired(now, due))
         return _awaited(answers)
 
 
