@@ -123,8 +123,8 @@ class AsyncReader:
                     self._resolve(connection, done)
         except DownpourError as error:
             # The links are of no use any more, so nothing that waits would be answered.
-            for waiting in (*self._under_way.values(), self._next):
-                if waiting is not None and not waiting.done():
+            for waiting in self._waiting():
+                if not waiting.done():
                     waiting.set_exception(error)
 
     def _resolve(self, connection: Connection, done: Done) -> None:
@@ -138,15 +138,19 @@ class AsyncReader:
         arena.flags.writeable = False
         waiting.set_result(arena)
 
+    def _waiting(self) -> list[asyncio.Future[Floats]]:
+        """The reads under way, and the next one if it is wanted."""
+        following = [] if self._next is None else [self._next]
+        return [*self._under_way.values(), *following]
+
     async def close(self) -> None:
         """Drop the connections; may be called twice."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
             self._pump = None
-        for waiting in (*self._under_way.values(), self._next):
-            if waiting is not None:
-                waiting.cancel()
+        for waiting in self._waiting():
+            waiting.cancel()
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -39,7 +39,7 @@ def start(
     workers: int = 1,
     **options: Any,
 ) -> AbstractContextManager[ps.Job]:
-    """Start shards as `ps.start` does, which update as `strategy` asks for with so many `workers`.
+    """Start shards as `ps.start` does, for a `strategy` with this many `workers`.
 
     `tables` is one table, or the parameters for one. Where the strategy brings an update rule or a
     rate of its own, it replaces the table's; a warning is logged. The staleness bound is 0 by

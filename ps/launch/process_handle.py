@@ -12,10 +12,10 @@ class Stranded(GiveUp):
 
 
 class ExitReason(NamedTuple):
-    """How a process ended: `told` if it reported the reason itself, `killed` if from outside."""
+    """How a process ended: `reported` if it gave the reason itself, `killed` if from outside."""
 
     text: str
-    told: bool
+    reported: bool
     killed: bool = False
 
 

@@ -194,10 +194,10 @@ class ChildProcess(ProcessHandle):
                 self.empty = empty
                 return endpoint
             case Failed(text, mendable=True):
-                self._fate = ExitReason(f"failed: {text}", told=True)
+                self._fate = ExitReason(f"failed: {text}", reported=True)
                 raise BadInput(text)
             case Failed(text):
-                self._fate = ExitReason(f"failed: {text}", told=True)
+                self._fate = ExitReason(f"failed: {text}", reported=True)
                 raise GiveUp(f"{self.name} did not start: {text}")
         self.process.wait()
         raise GiveUp(f"{self.name} did not start: {self._ending()}")
@@ -215,10 +215,12 @@ class ChildProcess(ProcessHandle):
         if self._fate is None:
             match self._receive():
                 case Failed(text):
-                    self._fate = ExitReason(f"failed: {text}", told=True)
+                    self._fate = ExitReason(f"failed: {text}", reported=True)
                 case _:
                     killed = -self.process.returncode in _FROM_OUTSIDE
-                    self._fate = ExitReason(f"died: {self._ending()}", told=False, killed=killed)
+                    self._fate = ExitReason(
+                        f"died: {self._ending()}", reported=False, killed=killed
+                    )
         return self._fate
 
     def ask_to_end(self) -> None:

@@ -197,10 +197,10 @@ class Actor(ProcessHandle):
         try:
             ray.get(self._lived)
         except RayActorError:
-            return ExitReason("died: its Ray actor is gone", told=False)
+            return ExitReason("died: its Ray actor is gone", reported=False)
         except RayError as error:
-            return ExitReason(f"failed: {_cause(error)}", told=True)
-        return ExitReason("ended", told=True)
+            return ExitReason(f"failed: {_cause(error)}", reported=True)
+        return ExitReason("ended", reported=True)
 
     def ask_to_end(self) -> None:
         self._ask_to_end(last=True)

@@ -167,7 +167,7 @@ class RestartingProcess:
         if self._ending.is_set():
             return False
         first, how, died = True, fate.text, f"{self.child.name} has {fate.text}"
-        if fate.told:
+        if fate.reported:
             self._failure = died
             return False
         self._deaths.died(time.monotonic() - self._since, killed=fate.killed)

@@ -39,7 +39,7 @@ class Life(ProcessHandle):
         return "tcp://127.0.0.1:1"
 
     def wait(self) -> ExitReason:
-        return ExitReason(self.died, told=False)
+        return ExitReason(self.died, reported=False)
 
     def ask_to_end(self) -> None:
         self.died = "ended"

@@ -12,11 +12,11 @@ from ps.logs import logger
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 
-KILLED = ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
+KILLED = ExitReason("died: its process was ended by signal 9 (Killed)", reported=False)
 KILLED_LATER = ExitReason(
-    "died: its process was ended by signal 9 (Killed)", told=False, killed=True
+    "died: its process was ended by signal 9 (Killed)", reported=False, killed=True
 )
-FULL = ExitReason("failed: log x: No space left on device", told=True)
+FULL = ExitReason("failed: log x: No space left on device", reported=True)
 
 
 class Fake(ProcessHandle):
@@ -41,11 +41,11 @@ class Fake(ProcessHandle):
         return "tcp://x"
 
     def ask_to_end(self) -> None:
-        self.fates.put(ExitReason("ended", told=False))
+        self.fates.put(ExitReason("ended", reported=False))
 
     def stop(self) -> None:
         self.stopped = True
-        self.fates.put(ExitReason("ended", told=False))
+        self.fates.put(ExitReason("ended", reported=False))
 
     def close(self) -> None:
         self.closed = True

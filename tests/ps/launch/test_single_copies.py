@@ -34,7 +34,7 @@ class Child(ProcessHandle):
 
     def wait(self) -> ExitReason:
         self.ended.wait()
-        return ExitReason("died: its process was ended by signal 9 (Killed)", told=False)
+        return ExitReason("died: its process was ended by signal 9 (Killed)", reported=False)
 
     def ask_to_end(self) -> None:
         self.ended.set()
