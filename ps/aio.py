@@ -77,12 +77,15 @@ class AsyncReader:
         self._under_way: dict[int, asyncio.Future[Floats]] = {}
         self._next: asyncio.Future[Floats] | None = None
         self._pump: asyncio.Task[None] | None = None
+        self._fault: Exception | None = None
         self._begun = asyncio.Event()
 
     async def pull(self, table: str | None = None) -> Any:
         """The present weights, as `ps.Reader.pull`, but read-only; may be called concurrently."""
         if self._connection is None:
             raise BadInput("reader: it is closed; expected `async with`")
+        if self._fault is not None:
+            raise self._fault
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         # Shielded, because others may wait for the same read.
@@ -122,7 +125,8 @@ class AsyncReader:
                 for done in ended:
                     self._resolve(connection, done)
         except DownpourError as error:
-            # The links are of no use any more, so nothing that waits would be answered.
+            # The links are of no use any more, so nothing that waits, or comes, would be answered.
+            self._fault = error
             for waiting in self._waiting():
                 if not waiting.done():
                     waiting.set_exception(error)

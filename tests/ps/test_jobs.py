@@ -11,6 +11,7 @@ import pytest
 
 import ps
 from ps import errors
+from ps.transport.links import Links
 
 PARAMS: dict[str, Any] = {"w": np.arange(5, dtype=np.float32), "b": np.float32(1)}
 ONES = {"w": np.ones(5), "b": 1.0}
@@ -156,6 +157,23 @@ def test_coroutines_share_a_reader(job: Any) -> None:
 
     values = asyncio.run(read())
     np.testing.assert_allclose(values, [1.0] * 3 + [0.99] * 100)
+
+
+def test_a_coroutines_reader_whose_links_fail(job: Any, monkeypatch: Any) -> None:
+    """The error reaches the read under way and every later one; none waits for ever."""
+
+    def fail(_links: Links, _timeout_s: float) -> Any:
+        raise errors.BadMessage("not a reply")
+
+    async def read() -> None:
+        async with ps.aio.reader(job) as reader:
+            await reader.pull()
+            monkeypatch.setattr(Links, "receive", fail)
+            for _ in range(2):
+                with pytest.raises(errors.BadMessage, match="not a reply"):
+                    await asyncio.wait_for(reader.pull(), 60)
+
+    asyncio.run(read())
 
 
 def test_another_process_connects_by_file(tmp_path: Path) -> None:
