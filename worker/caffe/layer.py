@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike
 
 from cupy_kernels import backends, layout
 from cupy_kernels.backends import as_host
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -50,7 +51,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
     `precision` is that of products in kernels; the host computes in float32. `makers` are the
-    names of the layers that compute the bottoms.
+    names of the layers that compute the bottoms. `pool` is the network's memory on the host.
     """
 
     file: str
@@ -58,6 +59,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     precision: Precision = Precision.FP32
     makers: tuple[str, ...] = ()
+    pool: HostPool = msgspec.field(default_factory=HostPool)
 
 
 class StepKey(msgspec.Struct, frozen=True):
@@ -113,7 +115,7 @@ class Layer(ABC):
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
         self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
         self.owned: list[LayerTensor] = []
-        self.work = Workspace()
+        self.work = Workspace(setting.pool)
         self.bottoms = tuple(bottoms)
         self._check_fields()
         self._check_blobs()

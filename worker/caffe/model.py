@@ -44,7 +44,7 @@ class CaffeModel:
     ) -> float:
         """See `worker.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
-        self.net.forward(weights, batch, StepKey(step, seed))
+        self.net.forward(weights, batch, StepKey(step, seed), release=True)
         self.net.backward(weights, out)
         return self.net.loss()
 

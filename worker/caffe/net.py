@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import backends, channels, eltwise
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -92,8 +93,9 @@ class Network:
         self._columns: dict[int, str] = {}
         self._tensors: list[LayerTensor] = []
         self._shared: dict[str, int] = {}
+        pool = HostPool()
         setting = LayerContext(
-            file, description.phase, description.data_shape, description.precision
+            file, description.phase, description.data_shape, description.precision, pool=pool
         )
         for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
@@ -104,7 +106,8 @@ class Network:
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
         ]
         self._values: dict[int, AnyArray] = {}
-        self._work = Workspace()
+        self._last = {value: i for i, node in enumerate(self.nodes) for value in node.bottoms}
+        self._work = Workspace(pool)
 
     @property
     def name(self) -> str:
@@ -210,17 +213,21 @@ class Network:
         batch: Batch,
         moment: StepKey = START,
         wanted: Collection[str] | None = None,
+        *,
+        release: bool = False,
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
 
         The network runs on the device that holds `weights`; columns may be there or on the host.
+        With `release`, each blob is dropped behind its last reader: layers then keep only what a
+        backward pass needs.
         """
         tensors = self._bind(weights)
         if backends.backend_of(weights).runs_kernels:
             self._check_values(batch, wanted)
         needed = None if wanted is None else self._needed(wanted)
-        self._values = {}
-        for node in self.nodes:
+        self._values, losses = {}, self._losses()
+        for number, node in enumerate(self.nodes):
             if needed is not None and not needed.intersection(node.tops):
                 continue
             if isinstance(node.layer, SourceLayer):
@@ -231,6 +238,11 @@ class Network:
             bottoms = [self._values[value] for value in node.bottoms]
             tops = node.layer.forward(bottoms, _of(node, tensors), moment)
             self._values.update(zip(node.tops, tops, strict=True))
+            if release:
+                for value in set(node.bottoms).difference(losses):
+                    if self._last[value] == number:
+                        del self._values[value]
+                del bottoms
 
     def blob(self, name: str) -> AnyArray:
         """A copy of a blob of the latest forward pass, in Caffe's order."""
@@ -266,8 +278,10 @@ class Network:
         for node in reversed(self.nodes):
             for place, change in node.layer.buffer_changes().items():
                 backends.copy(change, into[node.tensors[place]])
-            tops = [gradients.get(value) for value in node.tops]
-            if isinstance(node.layer, SourceLayer) or all(top is None for top in tops):
+            if isinstance(node.layer, SourceLayer):
+                continue
+            tops = [gradients.pop(value, None) for value in node.tops]
+            if all(top is None for top in tops):
                 continue
             if not any(node.wanted) and not node.tensors:
                 continue
@@ -279,6 +293,7 @@ class Network:
                     gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
                     gradients[value] = gradient
+            del tops, found, gradient
         return {
             name: _caffes(gradients[self._names[name]])
             for name in self.inputs
@@ -436,12 +451,13 @@ class Network:
 
     def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
         """The sum of two gradients of a value, in separate memory: `held` may be a layer's own."""
-        total = self._work.take(f"sum{value}", held.shape, held)
         if value not in summed:
+            total = self._work.take(f"sum{value}", held.shape, held)
             backends.copy(held, total)
             summed.add(value)
-        eltwise.accumulate(more, total)
-        return total
+            held = total
+        eltwise.accumulate(more, held)
+        return held
 
     def _seed(self, value: int, weight: float) -> Array:
         """The gradient of the net's loss by one of its terms: the weight of each number."""

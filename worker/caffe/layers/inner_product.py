@@ -107,7 +107,7 @@ class Embed(Layer):
                 "expected a num_output and an input_dim of at least 1, got"
                 f" {param.num_output} and {param.input_dim}"
             )
-        self._back = Workspace()  # the top must outlive the second gather
+        self._back = Workspace(self.setting.pool)  # the top must outlive the second gather
         self.add_parameter((param.input_dim, param.num_output), param.weight_filler)
         if param.bias_term:
             self.add_parameter((param.num_output,), param.bias_filler)

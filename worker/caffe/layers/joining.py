@@ -140,9 +140,9 @@ class Eltwise(Layer):
         return (self.bottoms[0],)
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        self._bottoms = bottoms
         if self._operation == EltwiseParameter.SUM:
             return (eltwise.weighted_sum(bottoms, self._factors, self.work),)
+        self._bottoms = bottoms
         if self._operation == EltwiseParameter.PROD:
             return (eltwise.product(bottoms, self.work),)
         y, self._kept = eltwise.maximum(bottoms, self.work)

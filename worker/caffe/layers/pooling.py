@@ -182,7 +182,7 @@ class SPP(Layer):
             raise self.bad(f"expected a pyramid_height in [1, 16], got {param.pyramid_height}")
         self._max = param.pool == SPPParameter.MAX
         self._levels = [self._level(2**level, h, w) for level in range(param.pyramid_height)]
-        self._works = [Workspace() for _ in self._levels]
+        self._works = [Workspace(self.setting.pool) for _ in self._levels]
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 

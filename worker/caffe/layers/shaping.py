@@ -117,7 +117,9 @@ class Crop(Layer):
                     f"an offset of {offset} and the size of {self.described(1)} do not fit axis"
                     f" {axis} of {self.described(0)}"
                 )
-        self._works: dict[str, Workspace] = defaultdict(Workspace)
+        self._works: dict[str, Workspace] = defaultdict(
+            lambda: Workspace(self.setting.pool)
+        )
         # (axis in memory, floats before the window, in it, behind it) of each axis that shrinks
         self._cuts = [
             (memory_axis(axis, len(bottom)), offset, top[axis], bottom[axis] - offset - top[axis])
@@ -159,7 +161,7 @@ class Tile(Unary):
         axis = self.axis(param.axis, bottom)
         if param.tiles < 1:
             raise self.bad(f"expected at least 1 tiles, got {param.tiles}")
-        self._sums = Workspace()  # the top must outlive the backward pass
+        self._sums = Workspace(self.setting.pool)  # the top must outlive the backward pass
         self._tiles, self._axis = param.tiles, memory_axis(axis, len(bottom))
         return ((*bottom[:axis], bottom[axis] * param.tiles, *bottom[axis + 1 :]),)
 
