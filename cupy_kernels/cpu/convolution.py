@@ -5,11 +5,15 @@ Channels-last, a window's rows are contiguous runs of kw*c floats. The matrix is
 output lines at a time, so that it stays in the second-level cache between its making and its use;
 the backward pass builds it once more rather than to keep it. A 1x1 kernel's windows are the image.
 
+A first layer's windows have short rows, of a few pixels of 1 or 3 channels. With a stride of 1 its
+matrix is built transposed, with runs of a whole output line; GEMM accepts both.
+
 The gradient by the input is the same backwards: GEMM makes a block of the windows' gradients, which
 are added to their places in the image.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +24,7 @@ from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 _BLOCK = 1 << 18  # floats of unrolled windows at a time: 1 MiB
+_SHORT = 16  # floats of a window's row
 
 
 class _Block(NamedTuple):
@@ -73,14 +78,15 @@ def backward(
     if dweight is not None:
         kh, kw = shape.kernel
         each = out // shape.group
-        total = work.zeros("dkernel", (shape.group, each, weight[0].size))
+        total = work.zeros("dkernel", (shape.group, weight[0].size, each))
         part = work.take("dpart", total[0].shape)
         for block, windows in _unrolled(kept[0], dy.shape, shape, work):
             rows = block.of(dy)
             for g in range(shape.group):
-                np.matmul(rows[:, g * each : (g + 1) * each].T, windows[g], out=part)
+                np.matmul(windows[g].T, rows[:, g * each : (g + 1) * each], out=part)
                 np.add(total[g], part, out=total[g])
-        np.copyto(dweight, total.reshape(out, kh, kw, -1).transpose(0, 3, 1, 2))
+        kernels = total.reshape(shape.group, kh, kw, -1, each).transpose(0, 4, 3, 1, 2)
+        np.copyto(dweight.reshape(kernels.shape), kernels)
     return transposed(dy, x_shape, weight, shape, work) if wanted else None
 
 
@@ -137,6 +143,9 @@ def _unrolled(
         yield whole, [rows[:, g * each : (g + 1) * each] for g in range(shape.group)]
         return
     size = shape.kernel[0] * shape.kernel[1] * each
+    if shape.kernel[1] * each < _SHORT and shape.stride == (1, 1) and shape.group == 1:
+        yield from _transposed_windows(x, y_shape, shape, work)
+        return
     memory = work.take("columns", (shape.group, _most_rows(y_shape, size * shape.group), size))
     for block in _blocks(y_shape, size * shape.group):
         count = (block.images.stop - block.images.start) * (block.lines[1] - block.lines[0])
@@ -144,6 +153,27 @@ def _unrolled(
         for g in range(shape.group):
             _unroll(x[block.images], g * each, block.lines, shape, columns[g])
         yield block, [*columns]
+
+
+def _transposed_windows(
+    x: Array, y_shape: tuple[int, ...], shape: Convolution, work: Workspace
+) -> Iterator[tuple[_Block, list[Array]]]:
+    n, h, w, c = x.shape
+    ph, pw = shape.pad
+    planes = work.zeros("planes", (c, n, h + 2 * ph, w + 2 * pw))
+    np.copyto(planes[:, :, ph : ph + h, pw : pw + w], x.transpose(3, 0, 1, 2))
+    sc, sn, sy, sx = planes.strides
+    strides = (sy * shape.dilation[0], sx * shape.dilation[1], sc, sn, sy, sx)
+    size, (_, _, ow, _) = shape.kernel[0] * shape.kernel[1] * c, y_shape
+    memory = work.take("columns", (size * _most_rows(y_shape, size),))
+    for block in _blocks(y_shape, size):
+        start, stop = block.lines
+        source = planes[:, block.images, start:]
+        sizes = (*shape.kernel, c, source.shape[1], stop - start, ow)
+        columns = memory[: prod(sizes)]
+        seen = np.lib.stride_tricks.as_strided(source, sizes, strides, writeable=False)
+        np.copyto(columns.reshape(sizes), seen)
+        yield block, [columns.reshape(size, -1).T]
 
 
 def _copies_nothing(shape: Convolution) -> bool:
