@@ -59,20 +59,6 @@ def test_forward_and_backward_equal_the_reference(
     check(shape, x, mode, seed)
 
 
-@given(
-    n=st.integers(1, 3), half=st.tuples(st.integers(1, 5), st.integers(1, 5)), c=st.integers(1, 5)
-)
-@settings(max_examples=40)
-def test_the_fast_two_by_two_path_breaks_ties_in_reading_order(
-    n: int, half: tuple[int, int], c: int
-) -> None:
-    """2x2 windows that tile the image have a path of their own; of equal values the first wins."""
-    shape = Pooling((2, 2), (2, 2))
-    assert shape.halves(2 * half[0], 2 * half[1])
-    x = np.random.default_rng(n).integers(0, 2, (n, 2 * half[0], 2 * half[1], c))
-    check(shape, x.astype(np.float32), "max", c)
-
-
 def test_windows_of_more_than_256_cells_remember_their_maximum() -> None:
     """An offset beyond a byte is kept: global pooling of a 20 x 20 image."""
     x = np.random.default_rng(5).standard_normal((2, 20, 20, 3), np.float32)
