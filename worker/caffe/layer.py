@@ -95,7 +95,9 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `LABELS` are the bottoms that never have a gradient.
+    by default. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is whether a
+    layer in place behind may write into its top: no bottom shares its memory, and `backward` does
+    not read it.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
@@ -103,6 +105,7 @@ class Layer(ABC):
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
     LABELS: ClassVar[frozenset[int]] = frozenset()
+    OVERWRITABLE: ClassVar[bool] = False
     captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(

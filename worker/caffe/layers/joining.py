@@ -124,6 +124,7 @@ class Eltwise(Layer):
         "eltwise_param": frozenset({"operation", "coeff", "stable_prod_grad"})
     }
     BOTTOMS = range(2, _MANY)
+    OVERWRITABLE = True
 
     def set_up(self) -> tuple[Shape, ...]:
         param, count = self.spec.eltwise_param, len(self.bottoms)

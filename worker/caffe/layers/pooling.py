@@ -43,6 +43,7 @@ class Pooling(Unary):
             "stride_h", "stride_w", "engine", "global_pooling", "round_mode",
         })
     }  # fmt: skip
+    OVERWRITABLE = True
 
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
