@@ -26,7 +26,7 @@ class HostPool:
     def __init__(self) -> None:
         self._segments: list[NDArray[np.uint8]] = []
         self._free: list[tuple[int, int]] = []  # (start, end), addresses, in order, never adjacent
-        # A dropped array may be noticed at any moment, even within `take`: noted here, merged there.
+        # Arrays may be dropped at any moment, even within `take`: noted here, merged there.
         self._returned: deque[tuple[int, int]] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -72,4 +72,4 @@ class _Lease:
         self._pool, self._span = pool, (start, start + size)
 
     def __del__(self) -> None:
-        self._pool._returned.append(self._span)  # noqa: SLF001  # one thing in two classes
+        self._pool._returned.append(self._span)

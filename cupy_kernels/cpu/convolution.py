@@ -5,7 +5,7 @@ Channels-last, a window's rows are contiguous runs of kw*c floats. The matrix is
 output lines at a time, so that it stays in the second-level cache between its making and its use;
 the backward pass builds it once more rather than to keep it. A 1x1 kernel's windows are the image.
 
-A first layer's windows have short rows, of a few pixels of 1 or 3 channels. With a stride of 1 its
+A first layer's windows have short rows, of a few pixels of 1 channel. With a stride of 1 its
 matrix is built transposed, with runs of a whole output line; GEMM accepts both.
 
 The gradient by the input is the same backwards: GEMM makes a block of the windows' gradients, which
@@ -24,7 +24,7 @@ from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 _BLOCK = 1 << 18  # floats of unrolled windows at a time: 1 MiB
-_SHORT = 16  # floats of a window's row
+_SHORT = 8  # floats of a window's row
 
 
 class _Block(NamedTuple):
@@ -214,9 +214,7 @@ def _unroll(
         windows[seen] = x[source]
 
 
-def _fold(
-    columns: Array, x: Array, first: int, lines: tuple[int, int], shape: Convolution
-) -> None:
+def _fold(columns: Array, x: Array, first: int, lines: tuple[int, int], shape: Convolution) -> None:
     """Add the rows to the places in x that `_unroll` copies them from."""
     windows = _windows(columns, len(x), lines, shape)
     if loops.COMPILED:
@@ -256,7 +254,7 @@ def _taps(
 def _reach(
     start: int, stop: int, tap: int, axis: int, size: int, shape: Convolution
 ) -> tuple[slice, slice] | None:
-    """The output places in [start, stop), counted from start, with a tap inside; and the input's."""
+    """The places in [start, stop), from start on, with a tap in the image; and its places there."""
     stride, offset = shape.stride[axis], tap * shape.dilation[axis] - shape.pad[axis]
     low = max(start, -(offset // stride))
     high = min(stop, (size - 1 - offset) // stride + 1)

@@ -45,7 +45,8 @@ def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Arra
 
 
 def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
-    return _masked(dy, *kept, work.take("dx", dy.shape))
+    mask, factor = kept
+    return _masked(dy, mask, factor, work.take("dx", dy.shape))
 
 
 def _masked(x: Array, mask: NDArray[np.bool_], factor: np.float32, out: Array) -> Array:

@@ -15,6 +15,8 @@ Rule = tuple[int, ...]
 
 __all__ = ["COMPILED"]
 
+_VECTOR = 16  # floats of the widest registers
+
 
 @compiled
 def _copy(source: Array, out: Array) -> None:
@@ -37,29 +39,35 @@ def unroll(x: Array, first: int, rule: Rule, lines: tuple[int, int], columns: Ar
     """
     kh, kw, sh, sw, ph, pw, dh, dw = rule
     n, h, w, c = x.shape
-    each, ow = columns.shape[5], columns.shape[2]
-    source, out, at, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    whole = dw == 1 and each == c
+    ow, each = columns.shape[2], columns.shape[5]
+    source, out, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
+    long, step = -(-run // _VECTOR) * _VECTOR, kh * run
+    low = -(-pw // sw) if dw == 1 and each == c else ow
+    high = (w - kw + pw) // sw
     for image in range(n):
         for p in range(lines[0], lines[1]):
-            for q in range(ow):
-                left = q * sw - pw
-                for i in range(kh):
-                    y = p * sh - ph + i * dh
-                    start = ((image * h + y) * w + left) * c + first
-                    into = out[at : at + run]
-                    if y < 0 or y >= h:
-                        into[:] = 0
-                    elif whole and left >= 0 and left + kw <= w:
-                        _copy(source[start : start + run], into)
-                    else:
-                        for j in range(kw):
-                            tap, part = start + j * dw * c, into[j * each : (j + 1) * each]
-                            if 0 <= left + j * dw < w:
-                                _copy(source[tap : tap + each], part)
-                            else:
-                                part[:] = 0
-                    at += run
+            for i in range(kh):
+                y, at = p * sh - ph + i * dh, line + i * run
+                if y < 0 or y >= h:
+                    for q in range(ow):
+                        out[at + q * step : at + q * step + run] = 0
+                    continue
+                start = ((image * h + y) * w - pw) * c + first
+                # Whole vectors are faster; the window's next rows overwrite the excess.
+                fits = long <= (kh - i) * run and start + (pw + w) * c + long <= len(source)
+                length = long if fits else run
+                for q in range(ow):
+                    if low <= q <= high:
+                        spot, tap = at + q * step, start + q * sw * c
+                        _copy(source[tap : tap + length], out[spot : spot + length])
+                        continue
+                    for j in range(kw):
+                        spot, tap = at + q * step + j * each, start + (q * sw + j * dw) * c
+                        if 0 <= q * sw - pw + j * dw < w:
+                            _copy(source[tap : tap + each], out[spot : spot + each])
+                        else:
+                            out[spot : spot + each] = 0
+            line += ow * step
 
 
 @compiled
@@ -133,16 +141,16 @@ def max_pool_backward(dy: Array, where: Array, rule: Rule, dx: Array) -> None:
     kh, kw, sh, sw, ph, pw = rule
     n, oh, ow, c = dy.shape
     h, w = dx.shape[1:3]
+    into, offsets = dx.reshape(-1), np.empty(kh * kw, np.int64)
+    for cell in range(kh * kw):
+        offsets[cell] = (cell // kw * w + cell % kw) * c
     for image in range(n):
         for p in range(oh):
             for q in range(ow):
                 given, place = dy[image, p, q], where[image, p, q]
-                for i in range(max(0, ph - p * sh), min(kh, h + ph - p * sh)):
-                    for j in range(max(0, pw - q * sw), min(kw, w + pw - q * sw)):
-                        cell = where.dtype.type(i * kw + j)
-                        into = dx[image, p * sh - ph + i, q * sw - pw + j]
-                        for k in range(c):
-                            into[k] += given[k] if place[k] == cell else np.float32(0)
+                corner = ((image * h + p * sh - ph) * w + q * sw - pw) * c
+                for k in range(c):
+                    into[corner + offsets[place[k]] + k] += given[k]
 
 
 @compiled

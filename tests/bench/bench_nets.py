@@ -16,7 +16,6 @@ there is nothing to compare with, and no goals.
 
 import argparse
 import importlib.util
-import json
 import random
 import re
 import statistics

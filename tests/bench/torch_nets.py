@@ -1,4 +1,4 @@
-"""PyTorch's twin of a Caffe net: the same layers on the same weights, as a PyTorch user writes them.
+"""PyTorch's twin of a Caffe net: the same layers and weights, as a PyTorch user writes them.
 
 Activations are rectified in place, a BatchNorm and the Scale behind it are one operation, and a
 value is released after its last reader, as a local variable of a module is.
@@ -76,7 +76,7 @@ class TorchNet:
             case "InnerProduct":
                 return lambda x: functional.linear(x.flatten(1), *weights)
             case "ReLU":
-                return torch.relu_
+                return lambda x: x.relu_()
             case "Pooling":
                 return _pooling(spec.pooling_param)
             case "LRN":

@@ -117,9 +117,7 @@ class Crop(Layer):
                     f"an offset of {offset} and the size of {self.described(1)} do not fit axis"
                     f" {axis} of {self.described(0)}"
                 )
-        self._works: dict[str, Workspace] = defaultdict(
-            lambda: Workspace(self.setting.pool)
-        )
+        self._works: dict[str, Workspace] = defaultdict(lambda: Workspace(self.setting.pool))
         # (axis in memory, floats before the window, in it, behind it) of each axis that shrinks
         self._cuts = [
             (memory_axis(axis, len(bottom)), offset, top[axis], bottom[axis] - offset - top[axis])
