@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.update_loops import COMPILED, compiled
+from cupy_kernels.cpu.updates import COMPILED, compiled
 
 Array = Any  # numba infers the loops' types, not these annotations
 Rule = tuple[int, ...]
