@@ -23,7 +23,7 @@ from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
-_BLOCK = 1 << 18  # floats of unrolled windows at a time: 1 MiB
+_BLOCK = 1 << 17  # floats of unrolled windows at a time: 512 KiB
 _SHORT = 8  # floats of a window's row
 
 

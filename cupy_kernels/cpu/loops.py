@@ -75,27 +75,28 @@ def fold(columns: Array, first: int, rule: Rule, lines: tuple[int, int], x: Arra
     """Add each element of `columns` to the place in x that `unroll` copies it from."""
     kh, kw, sh, sw, ph, pw, dh, dw = rule
     n, h, w, c = x.shape
-    each, ow = columns.shape[5], columns.shape[2]
-    into, source, at, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    whole = dw == 1 and each == c
+    ow, each = columns.shape[2], columns.shape[5]
+    into, source, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
+    step, low = kh * run, -(-pw // sw) if dw == 1 and each == c else ow
+    high = (w - kw + pw) // sw
     for image in range(n):
         for p in range(lines[0], lines[1]):
-            for q in range(ow):
-                left = q * sw - pw
-                for i in range(kh):
-                    y = p * sh - ph + i * dh
-                    start = ((image * h + y) * w + left) * c + first
-                    taps = source[at : at + run]
-                    if 0 <= y < h:
-                        if whole and left >= 0 and left + kw <= w:
-                            _add(taps, into[start : start + run])
-                        else:
-                            for j in range(kw):
-                                if 0 <= left + j * dw < w:
-                                    tap = start + j * dw * c
-                                    part = taps[j * each : (j + 1) * each]
-                                    _add(part, into[tap : tap + each])
-                    at += run
+            for i in range(kh):
+                y, at = p * sh - ph + i * dh, line + i * run
+                if y < 0 or y >= h:
+                    continue
+                start = ((image * h + y) * w - pw) * c + first
+                for q in range(ow):
+                    if low <= q <= high:
+                        spot, tap = at + q * step, start + q * sw * c
+                        _add(source[spot : spot + run], into[tap : tap + run])
+                        continue
+                    for j in range(kw):
+                        if 0 <= q * sw - pw + j * dw < w:
+                            spot = at + q * step + j * each
+                            tap = start + (q * sw + j * dw) * c
+                            _add(source[spot : spot + each], into[tap : tap + each])
+            line += ow * step
 
 
 @compiled
