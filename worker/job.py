@@ -8,6 +8,7 @@ from msgspec import structs
 from shards import arguments
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
 from shards.schedules import Fixed, Schedule, schedule_of
+from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -23,7 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bound in steps (None: no bound). Each worker computes on a `device`
     (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
     mean of the last `average_loss` iterations (None: one). An iteration is one step of every
-    worker.
+    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     logs_apart: bool = False
     display: int = 0
     average_loss: int | None = None
+    function: FunctionTask | None = None
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():

@@ -24,6 +24,7 @@ from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
+from worker.context import FunctionTask, run_function
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
 from worker.training_loop import Plan, WorkerReport, train_worker
@@ -44,7 +45,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
     pushes and pulls; the residual that it leaves is stored with the snapshots at `keep`, and
     restored from the snapshot `residuals`, both paths or URIs. A retried task starts without its
-    residual.
+    residual. A `function`, if there is one, runs in place of the loop over the worker's batches.
     """
 
     cluster: Cluster
@@ -60,6 +61,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     compression: Compression = Compression()
     keep: str | None = None
     residuals: str | None = None
+    function: FunctionTask | None = None
 
 
 def run_task(
@@ -106,8 +108,25 @@ def _live(
         yield first
         yield from rows
 
-    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
+    if spec.function is not None:
+        return run_function(
+            spec.function,
+            spec.plan,
+            stream(),
+            spec.cluster,
+            partition=partition,
+            attempt=attempt,
+            incarnation=incarnation,
+            gpus=gpus,
+            shuffle=spec.shuffle,
+            compression=spec.compression,
+            patience_s=spec.patience_s,
+            keep=spec.keep,
+            link=spec.link,
+            transport=spec.transport,
+        )
+    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     with ExitStack() as stack:
         client = stack.enter_context(
             Client(
