@@ -125,6 +125,14 @@ class ShardHost:
         """Whether every request has been processed."""
         raise NotImplementedError
 
+    def finished(self) -> bool:
+        """Whether nothing is left to do after all workers have left.
+
+        A buffer is applied later if the last worker left while the shard was quiesced: when that
+        ends, or, at the shards that took over, when the worker's lease has run out.
+        """
+        return self.drained() and not self.shard.held.buffered
+
     # --- faults; a kind of shard ignores those that it does not know ------------------------------
 
     def kill_serving(self) -> None:

@@ -65,6 +65,12 @@ def a_hand_over_skips_the_last_check(patch: Patch) -> None:
     patch.setattr(admin_plans, "hand_over", hand_over)
 
 
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.SERIAL)
+def uneven_buffers_are_handed_over(patch: Patch) -> None:
+    """New shards count the pushes of a buffer that one old shard has, and others have applied."""
+    patch.setattr(admin_plans, "_evenly_buffered", lambda _: True)
+
+
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def a_retired_shard_is_handed_over_again(patch: Patch) -> None:
     """The bug that the simulation found when two operators resharded a job at the same time."""
