@@ -121,7 +121,7 @@ def _reach_cut(
     *,
     apply_buffer: bool = False,
 ) -> Plan[None]:
-    """Hold every shard until it has all pushes up to `cut`, and if asked, has applied its buffer."""
+    """Hold every shard until it has all pushes up to `cut`, and has applied its buffer if asked."""
     missing: Sequence[int] = side.shards
     while True:
         heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
