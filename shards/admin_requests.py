@@ -140,7 +140,7 @@ class AdminRequests:
         missing = ledger.short_of(cut)
         if message.apply_buffer and not missing:
             self._part.updates.apply_buffer()
-        self._workers.flush(now)  # the last worker may have left while the shard was quiesced
+        self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
         reply = Quiesced(message.request, self._shard, self._boot, missing)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 

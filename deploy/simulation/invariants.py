@@ -107,7 +107,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Check that no request waits at a shard after all its workers have left."""
-    if shard.gate.parked or shard.updates.round:
+    if shard.gate.parked or shard.updates.round or shard.held.buffered:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )

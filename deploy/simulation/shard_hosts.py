@@ -124,12 +124,11 @@ class ShardHost:
         raise NotImplementedError
 
     def finished(self) -> bool:
-        """Whether nothing is left to do after all workers have left.
+        """Whether nothing is left to do: no request, and no buffer that no worker can fill.
 
-        A buffer is applied later if the last worker left while the shard was quiesced: when that
-        ends, or, at the shards that took over, when the worker's lease has run out.
+        If the last lease ran out while the shard was quiesced, its buffer is applied afterwards.
         """
-        return self.drained() and not self.shard.held.buffered
+        return self.drained() and not self.shard.updates.unfilled
 
     # --- faults; a kind of shard ignores those that it does not know ------------------------------
 
