@@ -137,8 +137,11 @@ class AdminRequests:
         ledger = self._part.ledger
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
         self._move.standstill.begin(cut, message.seconds, now)
-        self._workers.flush(now)  # the last worker may have left while the shard was quiesced
-        reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(cut))
+        missing = ledger.short_of(cut)
+        if message.apply_buffer and not missing:
+            self._part.updates.apply_buffer()
+        self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
+        reply = Quiesced(message.request, self._shard, self._boot, missing)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 
     def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:

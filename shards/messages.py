@@ -224,10 +224,12 @@ class Read(FromOperator, frozen=True, tag="read"):
 class Quiesce(FromOperator, frozen=True, tag="hold"):
     """Quiesce for this many seconds (0: resume) at the cut in the frame (a `Cut`).
 
-    Without a frame, quiesce at the pushes applied so far.
+    Without a frame, quiesce at the pushes applied so far. `apply_buffer`: once all pushes up to the
+    cut are there, apply what a buffer holds, although it is not full.
     """
 
     seconds: Annotated[float, Meta(ge=0, le=3600)]
+    apply_buffer: bool = False
 
 
 class HandOver(FromOperator, frozen=True, tag="retire"):

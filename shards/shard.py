@@ -148,8 +148,8 @@ class Shard:
     def due(self, now: float) -> list[str] | None:
         """The workers to `expire` now, perhaps none; None if there is nothing to do.
 
-        A quiesce may end by itself after the last worker has left. Then no message makes the shard
-        apply what its buffer holds, but an `expire` without workers does.
+        A quiesce may end by itself after the last lease has run out. Then no message makes the
+        shard apply what its buffer holds, but an `expire` without workers does.
         """
         silent = self.ledger.silent(now)
         return silent if silent or self.workers.owes_flush(now) else None

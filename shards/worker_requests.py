@@ -116,6 +116,7 @@ class WorkerRequests:
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
         """Stop counting a worker, and answer the requests that this lets pass."""
         self._identify(message, now)
+        self._move.standstill.check_leave(message.worker, now)
         self._ledger.leave(message.worker)
         self.gate.forget(message.worker)
         self._part.journal.forget(message.worker)
