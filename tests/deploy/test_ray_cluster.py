@@ -15,6 +15,7 @@ import pytest
 from deploy import ray_cluster
 from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, GiveUp, WrongBuild
+from tests.support.numba_hidden import import_path
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
@@ -27,7 +28,7 @@ def run(*addresses: str, **environ: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.ray_probe", *addresses],
         cwd="/",
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        env=os.environ | import_path(ROOT) | environ,
         capture_output=True,
         text=True,
         check=False,
