@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.levels import LEVELS
+from tests.support.numba_hidden import import_path
 
 ROOT = Path(__file__).parents[2]
 # A worker's next life takes a millisecond, a shard's a second of a core.
@@ -30,7 +31,7 @@ def chaos(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.run", "--seed", str(SEED), *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | import_path(ROOT),
         capture_output=True,
         text=True,
         check=False,

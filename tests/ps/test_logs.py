@@ -23,6 +23,7 @@ from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
 from shards.job_ids import short_id
 from tests.support.eventually import eventually
+from tests.support.numba_hidden import import_path
 from tests.support.own_logs import own_logs
 from tests.support.sample_job import specs_of
 
@@ -43,8 +44,7 @@ def of(part: str, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 def python(code: str, relay: LogRelay) -> subprocess.Popen[bytes]:
     """A child whose records go to `relay`."""
-    path = {"PYTHONPATH": str(ROOT)}
-    env = os.environ | path | relay.environ
+    env = os.environ | import_path(ROOT) | relay.environ
     return subprocess.Popen([sys.executable, "-c", code], env=env, pass_fds=(relay.descriptor,))
 
 

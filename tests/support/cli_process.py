@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny_job
 from tests.support.eventually import eventually
+from tests.support.numba_hidden import import_path
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import read_caffemodel
@@ -43,7 +44,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, *map(str, arguments)],
             cwd=folder,
-            env=os.environ | {_MARK: self._mark, "PYTHONPATH": str(_ROOT)} | environ,
+            env=os.environ | {_MARK: self._mark} | import_path(_ROOT) | environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

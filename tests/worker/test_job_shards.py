@@ -28,8 +28,6 @@ from tests.support.stoppable_shards import Servers
 from worker import job_shards as resharding
 from worker.job_shards import JobShards, ReshardedShards, Risks
 
-pytestmark = pytest.mark.usefixtures("quick_start")
-
 
 class Request:
     """A reshard request, and its answers."""
@@ -182,9 +180,7 @@ def test_deaths_with_logs(
 
 
 @pytest.mark.timeout(600)  # eight processes start
-def test_replicated_shards_that_are_killed(
-    quick_start: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicated_shards_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old and a new primary, in processes, over CURVE, are killed by kill -9 just before workers
     are redirected: the reshard succeeds, and the remaining copies hold everything."""
     specs = ps.shard_specs(

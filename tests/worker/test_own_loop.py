@@ -30,7 +30,13 @@ def gradient(params: Any, batch: Any) -> tuple[float, Any]:
     return error @ error / 32, {"slope": x.T @ error / 16, "offset": error.mean()}
 
 
-SHORT = {"diloco": "diloco:h=10", "async_diloco": "async_diloco:h=10"}
+# DiLoCo's outer rate and momentum go with hundreds of local steps: with ten large ones async_diloco
+# never settles, and the last interleaving decides where it ends. With these, the threads may run in
+# any order: the worst of 400 random interleavings ends at 0.03.
+SHORT = {
+    "diloco": "diloco:h=10",
+    "async_diloco": "async_diloco:h=10,inner_lr=0.05,momentum=0.5,weight_decay=0",
+}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -25,7 +25,6 @@ from shards.errors import BadInput, GiveUp
 from shards.repartition import whole_weights
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
-pytestmark = pytest.mark.usefixtures("quick_start")
 PARENT = """
 import sys, time
 from pathlib import Path

@@ -40,6 +40,7 @@ def gone(pids: tuple[int, ...]) -> bool:
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.usefixtures("compiled_start")
 def test_two_processes_serve_a_job_until_one_is_killed() -> None:
     """A job trains and is read; each call of `check` reports a killed shard; then no child is left.
 

@@ -24,7 +24,6 @@ from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
 
-pytestmark = pytest.mark.usefixtures("quick_start")
 PARENT = """
 import time
 from ps import process_shards

@@ -23,7 +23,6 @@ from tests.support.curve_clients import as_worker
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
-pytestmark = pytest.mark.usefixtures("quick_start")
 ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
 
 

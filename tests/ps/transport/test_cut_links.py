@@ -15,7 +15,7 @@ import pytest
 
 import ps
 from tests.chaos.namespaces import missing
-from tests.support.numba_hidden import without_numba
+from tests.support.numba_hidden import import_path
 from tests.support.one_shard import SIZE, client_of, shards_of_one
 
 ROOT = Path(__file__).parents[3]
@@ -94,7 +94,7 @@ def test_a_link_that_is_cut_and_whole_again_has_another_connection(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.cut_link"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{without_numba(tmp_path / 'light')}:{ROOT}"},
+        env=os.environ | import_path(ROOT),
         capture_output=True,
         text=True,
         check=False,
