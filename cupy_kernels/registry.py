@@ -17,6 +17,7 @@ from cupy_kernels.kernel_specs import (
     layout,
     normalisation,
     pooling,
+    reduction,
     softmax,
     updates,
 )
@@ -31,6 +32,7 @@ SUBJECTS = (
     layout,
     normalisation,
     pooling,
+    reduction,
     softmax,
     convolution_unrolled,
     updates,

@@ -138,10 +138,6 @@ struct SharedRow {
   }
 };
 
-// This thread's row of a (32, 8) block, and how many rows all blocks take at a time.
-__device__ __forceinline__ i64 warp_row() { return (i64)blockIdx.x * blockDim.y + threadIdx.y; }
-__device__ __forceinline__ i64 warp_rows() { return (i64)gridDim.x * blockDim.y; }
-
 __device__ __forceinline__ Online scan(const float* x, int k, int t, int threads) {
   Online o = {-infinity(), 0.0f};
   for (int j = t; j < k; j += threads) take(o, x[j]);

@@ -18,6 +18,7 @@ from cupy_kernels.kernel_spec import (
     over,
     reads,
     scalar,
+    warps_over,
     writes,
 )
 from cupy_kernels.types import Wide
@@ -34,10 +35,6 @@ VALID, FIXED = 0, 1
 
 NO_CLASS = -(2**62)
 """The result of `labels_from_floats` for a label that is not whole."""
-
-
-def _warps(sizes: Sizes) -> Dim3:
-    return min(-(-sizes["rows"] // 8), MOST_BLOCKS), 1, 1
 
 
 def _blocks(sizes: Sizes) -> Dim3:
@@ -125,7 +122,7 @@ ROWS = (
         "softmax_forward",
         "softmax.cu",
         (reads("x", "rows*k"), writes("p", "rows*k"), scalar("rows"), scalar("k", "i4")),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_forward,
         bytes_each=8,
         tolerance=_CLOSE,
@@ -141,7 +138,7 @@ ROWS = (
             scalar("rows"),
             scalar("k", "i4"),
         ),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_backward,
         bytes_each=12,
         tolerance=_CLOSE,
@@ -151,7 +148,7 @@ ROWS = (
         "softmax_loss",
         "softmax.cu",
         _LOSS,
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_loss,
         bytes_each=8,
         tolerance=_CLOSE,
@@ -202,7 +199,7 @@ ROWS = (
             scalar("k", "i4"),
             scalar("top_k", "i4"),
         ),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _top_k_hits,
         bytes_each=4,
         tolerance=EXACT,

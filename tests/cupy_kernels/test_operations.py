@@ -21,7 +21,9 @@ from cupy_kernels import (
     inner_product,
     layout,
     lrn,
+    mvn,
     pooling,
+    reduction,
     softmax,
 )
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copied
@@ -82,7 +84,7 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 
 SUBJECTS = (
     activation, batch_norm, channels, convolution, dropout, eltwise, embedding, inner_product,
-    layout, lrn, pooling, softmax,
+    layout, lrn, mvn, pooling, reduction, softmax,
 )  # fmt: skip
 
 

@@ -6,12 +6,35 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels.types import AnyArray
+from cupy_kernels import backends, channels, reduction
+from cupy_kernels.reduction import Term
+from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import ReductionParameter
-from worker.caffe.layer import Arrays, Gradients, HostLayer, Layer, Shape, StepKey, Takes
+from worker.caffe.layer import (
+    Arrays,
+    Gradients,
+    HostLayer,
+    Layer,
+    Shape,
+    StepKey,
+    Takes,
+    Unary,
+    as_stored,
+    by_channel,
+    caffe_shape,
+    flat,
+    from_channel,
+)
+
+_TERMS = {
+    ReductionParameter.SUM: Term.VALUES,
+    ReductionParameter.MEAN: Term.VALUES,
+    ReductionParameter.ASUM: Term.MAGNITUDES,
+    ReductionParameter.SUMSQ: Term.SQUARES,
+}
 
 
-class Reduction(HostLayer):
+class Reduction(Unary):
     """The sum, mean, sum of absolute values or of squares over the axes from `axis` on."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -22,32 +45,25 @@ class Reduction(HostLayer):
         self._axis = self.axis(self.spec.reduction_param.axis, self.bottoms[0])
         return (self.bottoms[0][: self._axis],)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        self._x = x = bottoms[0]
-        rows = x.reshape(*x.shape[: self._axis], -1).astype(np.float64)
-        self._factor = self.spec.reduction_param.coeff
-        match self.spec.reduction_param.operation:
-            case ReductionParameter.ASUM:
-                rows = np.abs(rows)
-            case ReductionParameter.SUMSQ:
-                rows = np.square(rows)
-            case ReductionParameter.MEAN:
-                self._factor /= rows.shape[-1]
-        return (self._factor * rows.sum(axis=-1),)
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        param, self._shape = self.spec.reduction_param, caffe_shape(x)
+        self._x = flat(x, self._axis, self.work, "x in order")
+        mean = param.operation == ReductionParameter.MEAN
+        factor = param.coeff / self._x.shape[1] if mean else param.coeff
+        self._rule = _TERMS[param.operation], factor, self.work
+        sums = reduction.row_sums(self._x, *self._rule)
+        return as_stored(sums.reshape(self._shape[: self._axis]), self.work, "top")
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        x, dy = self._x, dtops[0]
-        assert dy is not None
-        spread = dy.reshape(*dy.shape, *(1,) * (x.ndim - dy.ndim)) * np.float32(self._factor)
-        match self.spec.reduction_param.operation:
-            case ReductionParameter.ASUM:
-                return [spread * np.sign(x)]
-            case ReductionParameter.SUMSQ:
-                return [spread * 2 * x]
-        return [np.broadcast_to(spread, x.shape)]
+    def differentiate(self, dy: Array) -> AnyArray:
+        rows = flat(dy, dy.ndim, self.work, "dy in order").reshape(-1)
+        if dy.ndim == 0:  # a loss weight, which stays on the host
+            rows = self.work.take("weight", (1,), self._x)
+            rows.fill(float(backends.as_host(dy)))
+        dx = reduction.row_sums_backward(rows, self._x, *self._rule)
+        return as_stored(dx.reshape(self._shape), self.work, "bottom")
 
 
-class ArgMax(HostLayer):
+class ArgMax(Unary):
     """The places of the top_k largest values, or these values, or both. It has no gradient."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -66,15 +82,21 @@ class ArgMax(HostLayer):
         blank = (1,) * max(0, len(bottom) - 3)
         return ((bottom[0], 2 if param.out_max_val else 1, param.top_k, *blank),)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        param, x = self.spec.argmax_param, bottoms[0]
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        param, shape = self.spec.argmax_param, caffe_shape(x)
         if self._axis is not None:
-            places, values = _largest(np.moveaxis(x, self._axis, -1), param.top_k)
-            found = values if param.out_max_val else places
-            return (np.moveaxis(found, -1, self._axis),)
-        places, values = _largest(x.reshape(len(x), -1), param.top_k)
-        both = np.stack((places, values) if param.out_max_val else (places,), axis=1)
-        return (both.reshape(len(x), *self.tops[0][1:]),)
+            rows = by_channel(x, self._axis, 1, self.work, "x")
+            found = reduction.row_largest(rows.reshape(-1, rows.shape[-1]), param.top_k, self.work)
+            kept = found[param.out_max_val].reshape(*rows.shape[:-1], param.top_k)
+            top = (*shape[: self._axis], param.top_k, *shape[self._axis + 1 :])
+            return from_channel(kept, top, self._axis, 1, self.work, "top")
+        rows = flat(x, 1, self.work, "x in order")
+        found = reduction.row_largest(rows, param.top_k, self.work)
+        both = channels.concatenate(found[: 1 + param.out_max_val], 1, self.work)
+        return as_stored(both.reshape(len(rows), *self.tops[0][1:]), self.work, "top")
+
+    def differentiate(self, dy: Array) -> None:
+        return None
 
 
 class Filter(HostLayer):
@@ -140,14 +162,6 @@ class BatchReindex(HostLayer):
         dx = np.zeros(self._shape, np.float32)
         np.add.at(dx, self._rows, dtops[0])
         return [dx, None]
-
-
-def _largest(x: AnyArray, count: int) -> tuple[AnyArray, AnyArray]:
-    """(places, values) of the `count` largest along the last axis; of equals the last is first."""
-    size = x.shape[-1]
-    order = size - 1 - np.argsort(-x[..., ::-1], axis=-1, kind="stable")
-    places = order[..., :count]
-    return places, np.take_along_axis(x, places, axis=-1)
 
 
 ROWS: Mapping[str, type[Layer]] = {
