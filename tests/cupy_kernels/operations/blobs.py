@@ -188,18 +188,16 @@ def combine(dice: np.random.Generator) -> Operation:
 
 def look_up(dice: np.random.Generator) -> Operation:
     table, ids, dy = draw(dice, 9, 5), dice.integers(-1, 10, 40), draw(dice, 40, 5)
-    found = embedding.segments(ids)
 
     def run(there: There, works: Works) -> Results:
-        order, starts = there(found.order), there(found.starts)
-        return {
-            "y": embedding.gather(there(table), there(ids), works["a"]),
-            "sums": embedding.segment_sums(there(dy), order, starts, works["a"]),
-        }
+        rows, gradient = there(ids), there(unwritten(table))
+        y = embedding.gather(there(table), rows, works["a"])
+        embedding.gather_backward(there(dy), rows, gradient, works["a"])
+        return {"y": y, "dtable": gradient}
 
     expected = {
         "y": [table[i] if 0 <= i < 9 else np.zeros(5) for i in ids],
-        "sums": [wide(dy)[ids == i].sum(axis=0) for i in found.ids],
+        "dtable": [wide(dy)[ids == row].sum(axis=0) for row in range(9)],
     }
     return Operation("embedding", run, expected)
 

@@ -1,24 +1,26 @@
-"""Layers that pick or reduce: Reduction, ArgMax, Filter and BatchReindex. They have no kernels."""
+"""Layers that pick or reduce: Reduction, ArgMax, Filter and BatchReindex."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels import backends, channels, reduction
+from cupy_kernels import backends, channels, embedding, reduction
 from cupy_kernels.reduction import Term
-from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.types import AnyArray, Array, Labels
+from cupy_kernels.workspace import Workspace
 from worker.caffe.caffe_pb2 import ReductionParameter
 from worker.caffe.layer import (
     Arrays,
     Gradients,
-    HostLayer,
     Layer,
     Shape,
     StepKey,
     Takes,
     Unary,
+    Wanted,
     as_stored,
     by_channel,
     caffe_shape,
@@ -99,11 +101,15 @@ class ArgMax(Unary):
         return None
 
 
-class Filter(HostLayer):
-    """Of every other bottom, the rows where the last bottom is not zero."""
+class Filter(Layer):
+    """Of every other bottom, the rows where the last bottom is not zero.
+
+    The host reads the last bottom, because the tops' sizes depend on it; so a step is not captured.
+    """
 
     BOTTOMS = range(2, 1025)
     TOPS = range(1, 1024)
+    captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
         *bottoms, selector = self.bottoms
@@ -116,27 +122,41 @@ class Filter(HostLayer):
                 f"expected one number a row in the last bottom, got {self.described(-1)} for"
                 f" {self.described(0)}"
             )
+        self._works: dict[tuple[str, int], Workspace] = defaultdict(Workspace)
         return tuple(bottoms)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         *blobs, selector = bottoms
-        self._kept = selector.reshape(-1) != 0
-        self._shapes = [blob.shape for blob in blobs]
-        if not self._kept.any():
+        chosen = backends.as_host(selector).reshape(-1) != 0
+        if not chosen.any():
             raise self.bad("expected at least one row with a selector other than 0, got none")
-        return tuple(blob[self._kept] for blob in blobs)
+        self._kept = self._there(np.flatnonzero(chosen), "kept", selector)
+        # The place of each row among the chosen ones; -1 is no row, and its gradient is zero.
+        places = np.where(chosen, np.cumsum(chosen) - 1, -1)
+        self._places = self._there(places, "places", selector)
+        return [self._gathered(n, "top", blob, self._kept) for n, blob in enumerate(blobs)]
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        found: list[AnyArray | None] = []
-        for dy, shape in zip(dtops, self._shapes, strict=True):
-            dx = np.zeros(shape, np.float32)
-            if dy is not None:
-                dx[self._kept] = dy
-            found.append(dx)
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        found: list[AnyArray | None] = [
+            None if dy is None or not want else self._gathered(top, "bottom", dy, self._places)
+            for top, (dy, want) in enumerate(zip(gradients, wanted[:-1], strict=True))
+        ]
         return [*found, None]
 
+    def _gathered(self, blob: int, side: str, array: AnyArray, rows: Labels) -> AnyArray:
+        """The rows of an array at these places, in memory of its own for each blob and side."""
+        found = embedding.gather(array.reshape(len(array), -1), rows, self._works[side, blob])
+        return found.reshape(len(rows), *array.shape[1:])
 
-class BatchReindex(HostLayer):
+    def _there(self, rows: AnyArray, role: str, like: AnyArray) -> Labels:
+        there = self.work.take_as(role, rows.shape, np.int64, like)
+        backends.copy(rows, there)
+        return there
+
+
+class BatchReindex(Layer):
     """The rows of the first bottom at the places that the second bottom lists."""
 
     BOTTOMS = range(2, 3)
@@ -148,20 +168,28 @@ class BatchReindex(HostLayer):
             raise self.bad(f"expected a list of rows, got {self.described(1)}")
         return ((*places, *bottom[1:]),)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        x, places = bottoms
-        self._shape, rows = x.shape, places.astype(np.int64)
-        wrong = (rows != places) | (rows < 0) | (rows >= len(x))
-        if wrong.any():
-            raise self.bad(f"expected whole row numbers in [0, {len(x)}), got {places[wrong][0]}")
-        self._rows = rows
-        return (x[rows],)
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        x = bottoms[0]
+        self._shape = x.shape
+        self._rows = self.indices(1, bottoms[1], len(x), "row numbers")
+        y = embedding.gather(x.reshape(len(x), -1), self._rows, self.work)
+        return (y.reshape(-1, *x.shape[1:]),)
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        assert dtops[0] is not None
-        dx = np.zeros(self._shape, np.float32)
-        np.add.at(dx, self._rows, dtops[0])
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        dy = gradients[0]
+        assert dy is not None
+        if not wanted[0]:
+            return [None, None]
+        dx = self.work.take("dx", self._shape, dy)
+        rows = dx.reshape(len(dx), -1)
+        embedding.gather_backward(dy.reshape(len(dy), -1), self._rows, rows, self.work)
         return [dx, None]
+
+    def check_column(self, bottom: int, column: AnyArray) -> None:
+        if bottom == 1:
+            self.indices(1, column, self.bottoms[0][0], "row numbers")
 
 
 ROWS: Mapping[str, type[Layer]] = {

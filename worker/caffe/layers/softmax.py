@@ -78,11 +78,7 @@ class _Labelled(Layer):
 
     def labels(self, bottom: AnyArray) -> Labels:
         """The labels as indices."""
-        values = to_nchw(bottom).reshape(-1)
-        try:
-            return softmax.whole_labels(values, self.classes, self._ignored, self.work)
-        except ValueError as error:
-            raise self.bad(f"{self.spec.bottom[1]}: {error}") from None
+        return self.indices(1, bottom, self.classes, ignored=self._ignored)
 
 
 class SoftmaxWithLoss(_Labelled):
