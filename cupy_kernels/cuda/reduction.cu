@@ -17,9 +17,11 @@ __device__ __forceinline__ float term_of(float x, int term) {
 }
 
 // sums[row][chunk] = factor * the sum of a chunk's terms: of a, |a| or a^2, or a * b if b is given.
+// A number in device memory, `scale`, is another factor if it is given.
 extern "C" __global__ void __launch_bounds__(256)
-    row_sums(const float* a, const float* b, float* sums, int term, float factor, i64 rows,
-             i64 width) {
+    row_sums(const float* a, const float* b, const float* scale, float* sums, int term,
+             float factor, i64 rows, i64 width) {
+  float times = scale ? factor * *scale : factor;
   i64 chunks = larger(1, (width + CHUNK - 1) / CHUNK);
   for (i64 task = warp_row(); task < rows * chunks; task += warp_rows()) {
     i64 start = task / chunks * width, low = task % chunks * CHUNK;
@@ -28,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (i64 j = low + threadIdx.x; j < high; j += WARP)
       sum += b ? a[start + j] * b[start + j] : term_of(a[start + j], term);
     sum = warp_sum(sum);
-    if (threadIdx.x == 0) sums[task] = factor * sum;
+    if (threadIdx.x == 0) sums[task] = times * sum;
   }
 }
 

@@ -33,17 +33,23 @@ def sum_rows(
     work: Workspace,
     term: int = VALUES,
     factor: float = 1.0,
+    scale: Array | None = None,
 ) -> None:
-    """out[r] = factor times the sum of the terms of a[r], or of a[r] * b[r]; (rows, width) each."""
+    """out[r] = factor times the sum of the terms of a[r], or of a[r] * b[r]; (rows, width) each.
+
+    `scale` (1,) is another factor, for numbers that are in device memory.
+    """
     (rows, width), stage = a.shape, 0
     while chunks(width) > 1:
         parts = work.take(f"part sums {stage}", (rows, chunks(width)), a)
-        _launch(a, b, parts, term, 1.0)
+        _launch(a, b, parts, term, 1.0, None)
         a, b, term, width, stage = parts, None, VALUES, chunks(width), stage + 1
-    _launch(a, b, out, term, factor)
+    _launch(a, b, out, term, factor, scale)
 
 
-def _launch(a: Array, b: Array | None, sums: Array, term: int, factor: float) -> None:
+def _launch(
+    a: Array, b: Array | None, sums: Array, term: int, factor: float, scale: Array | None
+) -> None:
     rows, width = a.shape
-    sizes = {"rows": rows, "width": width}
-    launch("row_sums", a=a, b=b, sums=sums, term=int(term), factor=factor, **sizes)
+    numbers = {"term": int(term), "factor": factor, "rows": rows, "width": width}
+    launch("row_sums", a=a, b=b, scale=scale, sums=sums, **numbers)

@@ -37,12 +37,14 @@ def _sums(sizes: Sizes) -> int:
 
 
 def _row_sums(
-    a: Wide, b: Wide | None, term: int, factor: Any, rows: int, width: int, **_: Any
+    a: Wide, b: Wide | None, scale: Wide | None, term: int, factor: Any, **shape: int
 ) -> dict[str, Any]:
+    rows, width = shape["rows"], shape["width"]
+    times = float(factor) * (1 if scale is None else scale[0])
     terms = _TERMS[int(term)](a) if b is None else a * b
     wide = np.zeros((rows, chunks(width) * CHUNK))
     wide[:, :width] = terms.reshape(rows, width)
-    return {"sums": float(factor) * wide.reshape(-1, CHUNK).sum(axis=1)}
+    return {"sums": times * wide.reshape(-1, CHUNK).sum(axis=1)}
 
 
 def _row_sums_backward(
@@ -65,6 +67,7 @@ ROWS = (
         (
             reads("a", "rows*width"),
             reads("b", "rows*width", optional=True),
+            reads("scale", "1", optional=True),
             writes("sums", _sums),
             scalar("term", "i4"),
             scalar("factor", "f4"),

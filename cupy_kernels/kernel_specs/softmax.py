@@ -30,9 +30,6 @@ NOTHING_IGNORED = -(2**63)
 MOST_KEPT = 40_000
 """Floats of a row that `softmax_loss_wide` keeps in shared memory."""
 
-VALID, FIXED = 0, 1
-"""The modes of `loss_scale`: divide by the number of rows that count, or by the given number."""
-
 NO_CLASS = -(2**62)
 """The result of `labels_from_floats` for a label that is not whole."""
 
@@ -65,15 +62,8 @@ def _softmax_loss(
     return {"losses": losses, "dx": dx}
 
 
-def _loss_scale(
-    labels: Any, ignored: int, weight: Any, fixed: Any, mode: int, **_: Any
-) -> dict[str, Any]:
-    divisor = np.count_nonzero(labels != ignored) if mode == VALID else float(fixed)
-    return {"scale": [float(weight) / max(divisor, 1)]}
-
-
-def _scaled_total(values: Wide, scale: Wide, **_: Any) -> dict[str, Any]:
-    return {"total": [scale[0] * values.sum()]}
+def _loss_scale(labels: Any, ignored: int, **_: Any) -> dict[str, Any]:
+    return {"scale": [1 / max(np.count_nonzero(labels != ignored), 1)]}
 
 
 def _top_k_hits(
@@ -169,23 +159,11 @@ ROWS = (
             reads("labels", "rows", "i8"),
             writes("scale", "1"),
             scalar("ignored"),
-            scalar("weight", "f4"),
-            scalar("fixed", "f4"),
-            scalar("mode", "i4"),
             scalar("rows"),
         ),
         one_block(),
         _loss_scale,
         bytes_each=8,
-    ),
-    Kernel(
-        "scaled_total",
-        "softmax.cu",
-        (reads("values", "n"), reads("scale", "1"), writes("total", "1"), scalar("n")),
-        one_block(),
-        _scaled_total,
-        bytes_each=4,
-        tolerance=Tolerance(1e-5, 1e-5),
     ),
     Kernel(
         "top_k_hits",

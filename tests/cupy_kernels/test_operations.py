@@ -20,6 +20,7 @@ from cupy_kernels import (
     embedding,
     inner_product,
     layout,
+    losses,
     lrn,
     mvn,
     pooling,
@@ -84,7 +85,7 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 
 SUBJECTS = (
     activation, batch_norm, channels, convolution, dropout, eltwise, embedding, inner_product,
-    layout, lrn, mvn, pooling, reduction, softmax,
+    layout, losses, lrn, mvn, pooling, reduction, softmax,
 )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ def cases() -> Iterator[Case]:
         dy = generator.standard_normal(rows, np.float32)
         sums = np.empty(rows * chunks(width), np.float32)
         shape = {"factor": 0.5, "rows": rows, "width": width}
-        yield Case("row_sums", {"a": a, "b": b, "sums": sums, "term": 0, **shape})
+        scale = np.array([3], np.float32)
+        products = {"a": a, "b": b, "scale": scale, "sums": sums}
+        yield Case("row_sums", {**products, "term": 0, **shape})
         for term in range(3):
             one = (1, 1, 1)
             yield Case("row_sums", {"a": a, "sums": sums, "term": term, **shape}, grid=one)
