@@ -24,6 +24,7 @@ from cupy_kernels import (
     lrn,
     mvn,
     pooling,
+    recurrent,
     reduction,
     softmax,
 )
@@ -85,7 +86,7 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 
 SUBJECTS = (
     activation, batch_norm, channels, convolution, dropout, eltwise, embedding, inner_product,
-    layout, losses, lrn, mvn, pooling, reduction, softmax,
+    layout, losses, lrn, mvn, pooling, recurrent, reduction, softmax,
 )  # fmt: skip
 
 
