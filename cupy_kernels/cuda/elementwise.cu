@@ -158,6 +158,11 @@ extern "C" __global__ void multiply(const float* a, const float* b, float* y, i6
   for (GRID_STRIDE(i, n)) y[i] = a[i] * b[i];
 }
 
+// y = a / b, and 0 where b is 0.
+extern "C" __global__ void quotient(const float* a, const float* b, float* y, i64 n) {
+  for (GRID_STRIDE(i, n)) y[i] = b[i] == 0.0f ? 0.0f : a[i] / b[i];
+}
+
 // y = max(y, x); `from` becomes `number` where x is strictly greater: of equal blobs the first wins.
 // NaN is greater than all numbers, or a maximum would hide it.
 extern "C" __global__ void keep_larger(const float* x, float* y, u8* from, int number, i64 n) {
