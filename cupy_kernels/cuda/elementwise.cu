@@ -6,13 +6,7 @@
 // Launch: one-dimensional, a grid-stride loop, one element a thread and turn.
 // Rounding: each operation once; transcendental functions as CUDA's (at most 2 ulp).
 // The gradients at a kink are Caffe's. A backward kernel takes the output where that is enough.
-#include "device.cuh"
-
-__device__ __forceinline__ float logistic(float x) {
-  // Never the exponential of a large positive number.
-  float e = expf(-fabsf(x)), s = 1.0f / (1.0f + e);
-  return x >= 0.0f ? s : e * s;
-}
+#include "activation.cuh"
 
 // y = x above 0, slope * x elsewhere.
 extern "C" __global__ void relu_forward(const float* x, float* y, float slope, i64 n) {
@@ -162,6 +156,11 @@ extern "C" __global__ void add_scaled(const float* x, float* y, float a, float b
 // y = a * b: products of blobs, and their gradients.
 extern "C" __global__ void multiply(const float* a, const float* b, float* y, i64 n) {
   for (GRID_STRIDE(i, n)) y[i] = a[i] * b[i];
+}
+
+// y = a / b, and 0 where b is 0.
+extern "C" __global__ void quotient(const float* a, const float* b, float* y, i64 n) {
+  for (GRID_STRIDE(i, n)) y[i] = b[i] == 0.0f ? 0.0f : a[i] / b[i];
 }
 
 // y = max(y, x); `from` becomes `number` where x is strictly greater: of equal blobs the first wins.

@@ -22,9 +22,9 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
-from cupy_kernels import backends, layout
+from cupy_kernels import backends, layout, softmax
 from cupy_kernels.backends import as_host
-from cupy_kernels.types import AnyArray, Array, Precision
+from cupy_kernels.types import AnyArray, Array, Labels, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import TensorSpec
@@ -206,6 +206,24 @@ class Layer(ABC):
                     f"expected bottoms of one shape{where}, got {self.described(0)} and"
                     f" {self.described(number)}"
                 )
+
+    def indices(
+        self,
+        bottom: int,
+        values: AnyArray,
+        count: int,
+        what: str = "labels",
+        ignored: int | None = None,
+    ) -> Labels:
+        """The numbers of bottom `bottom`, flat, as int64 in [0, count) or the ignored one.
+
+        Raises BadInput for any other number on the host; kernels do not check.
+        """
+        listed = flat(values, 0, self.work, f"{what} in order").reshape(-1)
+        try:
+            return softmax.whole_labels(listed, count, ignored, self.work)
+        except ValueError as error:
+            raise self.bad(f"{self.spec.bottom[bottom]}: expected whole {what} {error}") from None
 
     def loss_weight(self, top: int) -> float:
         """The weight of a top's sum in the net's loss; 0 for a top that is not a loss."""

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import backends, channels, eltwise
+from cupy_kernels import backends, eltwise, reduction
+from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -105,6 +106,7 @@ class Network:
         ]
         self._values: dict[int, AnyArray] = {}
         self._work = Workspace()
+        self._sums: dict[int, Workspace] = {}
 
     @property
     def name(self) -> str:
@@ -387,10 +389,8 @@ class Network:
         array = self._values[value]
         if array.ndim == 0:
             return array
-        total = self._work.take(f"total{value}", (1,), array)
-        seen = array.reshape(-1, 1)
-        channels.scale_backward(seen, seen, None, None, total, self._work)
-        return total.reshape(())
+        work = self._sums.setdefault(value, Workspace())
+        return reduction.row_sums(array.reshape(1, -1), Term.VALUES, 1.0, work).reshape(())
 
     def _bind(self, arena: Array) -> list[Array]:
         """The tensors as views of an arena, a float32 array of the table's size."""

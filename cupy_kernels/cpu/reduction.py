@@ -1,0 +1,33 @@
+"""Reductions along rows on the host; sums are in float64."""
+
+import numpy as np
+
+from cupy_kernels.kernel_specs.reduction import MAGNITUDES, SQUARES, VALUES
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+_TERMS = {VALUES: lambda x: x, MAGNITUDES: np.abs, SQUARES: np.square}
+
+
+def row_sums(x: Array, term: int, factor: float, work: Workspace) -> Array:
+    sums = _TERMS[term](x).sum(axis=1, dtype=np.float64)
+    return np.multiply(sums, factor, out=work.take("sums", sums.shape), casting="same_kind")
+
+
+def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Workspace) -> Array:
+    dx = work.take("dx", x.shape)
+    spread = np.float32(factor) * dy[:, None]
+    if term == VALUES:
+        np.copyto(dx, spread)
+        return dx
+    slope = np.sign(x, out=dx) if term == MAGNITUDES else np.multiply(x, np.float32(2), out=dx)
+    return np.multiply(slope, spread, out=dx)
+
+
+def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
+    rows, width = x.shape
+    order = width - 1 - np.argsort(-x[:, ::-1], axis=1, kind="stable")[:, :count]
+    places, values = (work.take(role, (rows, count)) for role in ("places", "values"))
+    np.copyto(places, order)
+    np.copyto(values, np.take_along_axis(x, order, axis=1))
+    return places, values
