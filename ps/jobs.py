@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from ps import paths
 from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster, cluster_of
+from ps.discovery import describe, is_address
 from ps.durability import Durability
 from ps.job_spec import expect_compression, resharded_specs, shard_specs
 from ps.launch.launch_plan import LaunchPlan, ShardDevice
@@ -114,6 +116,16 @@ class Job:
         """Write the description of the job, with which `connect` finds it, to a private file."""
         self.cluster.save(path)
 
+    @property
+    def address(self) -> str:
+        """The address of a shard, with which and the `token` others `connect`."""
+        return self.cluster.address
+
+    @property
+    def token(self) -> str:
+        """The secret that admits workers and readers to the job."""
+        return self.cluster.token
+
 
 class OwnJob(Job):
     """A job whose shards this process has started."""
@@ -132,6 +144,7 @@ class OwnJob(Job):
         self._stack = stack
         self._ports = 0
         self._hosts: list[LaunchedShards] = []
+        self._forms = {name: dense.form for name, dense in tables.items()}
         super().__init__(self._started(specs), tables)
 
     def check(self) -> None:
@@ -153,10 +166,10 @@ class OwnJob(Job):
     def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
         hosts = self._stack.enter_context(self._launch(specs, self._ports))
         self._ports += len(specs)
-        if isinstance(hosts, Cluster):
-            return hosts
-        self._hosts.append(hosts)
-        return hosts.cluster
+        if not isinstance(hosts, Cluster):
+            self._hosts.append(hosts)
+            hosts = hosts.cluster
+        return msgspec.structs.replace(hosts, forms=self._forms)
 
 
 @contextmanager
@@ -227,15 +240,29 @@ def local(tables: object, **options: Any) -> AbstractContextManager[OwnJob]:
     return start(tables, on=On.THREADS, **options)
 
 
-def connect(cluster: Cluster | str | os.PathLike[str], *, tables: object | None = None) -> Job:
-    """The job of another process, by the file that its `save` wrote, or by its description.
+def connect(
+    where: Cluster | str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    tables: object | None = None,
+    patience_s: float = 10.0,
+) -> Job:
+    """The job of another process: by the address of one of its shards, or by a file.
 
-    `tables` are the job's, if values are to have the structure that they were given with; without
-    them a table is a dict of arrays by name. Raises BadInput if they are not the job's.
+    An address, `tcp://HOST:PORT` or `curve://KEY@HOST:PORT`, is `Job.address` of that process; it
+    needs the job's `token`, and the shard describes the job. A file is one that `Job.save` wrote,
+    and needs none. Values have the structure that the job was started with, of dicts, lists, tuples
+    and arrays of NumPy. `tables` are the same in structures of this process's own, such as PyTorch
+    tensors. `patience_s` is the longest wait for the shard's answer.
+
+    Raises `ps.errors.Denied` for another job's token, `Mismatch` for a shard of another protocol or
+    schema, `Unreachable` if nothing answers there, BadInput if `tables` are not the job's.
     """
-    found = cluster_of(cluster)
+    found = _found(where, token, arguments.seconds("patience_s", patience_s))
     if tables is None:
-        return Job(found, Tables({one.name: _plain(one) for one in found.layout.tables}))
+        layout, forms = found.layout, found.forms
+        plain = {one.name: Dense.described(one, forms.get(one.name)) for one in layout.tables}
+        return Job(found, Tables(plain))
     described = tables_of(tables)
     mine = tuple(dense.table(name) for name, dense in described.items())
     if mine != found.layout.tables:
@@ -249,6 +276,15 @@ def connect(cluster: Cluster | str | os.PathLike[str], *, tables: object | None 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
     """A reader of a job's weights, which registers no worker; a context manager."""
     return (job if isinstance(job, Job) else connect(job)).reader(patience_s=patience_s)
+
+
+def _found(where: object, token: str | None, patience_s: float) -> Cluster:
+    """The cluster at an address or in a file."""
+    if isinstance(where, str) and is_address(where):
+        return describe(where, token, patience_s=patience_s)
+    if token is not None:
+        raise BadInput("token: expected none with a cluster file, which has its own, got one")
+    return cluster_of(where)
 
 
 def _specs(
@@ -302,12 +338,6 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
 
 def _compression(tables: Tables) -> dict[str, Compression | str]:
     return {name: dense.compression for name, dense in tables.items()}
-
-
-def _plain(table: DenseTable) -> Dense:
-    """A table as a dict of arrays by name, as far as its place in the arena says."""
-    multipliers = {one.name: (one.lr_mult, one.decay_mult) for one in table.tensors}
-    return Dense.like(table.views(table.empty()), multipliers=multipliers)
 
 
 def _address(host: str) -> tuple[str, int]:
