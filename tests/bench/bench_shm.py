@@ -30,6 +30,7 @@ from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, TensorSpec
+from shards.wire_schema import SCHEMA
 from tests.bench.report import Goal, goals, save
 from tests.support.shard_dsl import blank
 
@@ -114,7 +115,7 @@ def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
     gradient = np.full(shard.size, 1e-3, np.float32)
     job = spec.job
     shard.restore(blank(spec=spec))
-    shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, spec.build), (), 0.0)
+    shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, SCHEMA), (), 0.0)
     shard.handle(b"", Join(3, job, "w", 0, 1, 0), (), 0.0)
     pipe.send("ready")
     seq = 0

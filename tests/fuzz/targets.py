@@ -15,6 +15,7 @@ from shards.errors import DownpourError
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
+from shards.wire_schema import SCHEMA
 from tests.fuzz.mutate import Frames, spoiled, valid
 from tests.support.shard_dsl import blank
 
@@ -35,7 +36,7 @@ def a_shard() -> Shard:
     shard = Shard(spec, 1)
     shard.restore(blank(spec=spec))
     for message in (
-        Hello(1, spec.job, "w", 0, PROTOCOL, spec.build),
+        Hello(1, spec.job, "w", 0, PROTOCOL, SCHEMA),
         Join(2, spec.job, "w", 0, 1, 0),
     ):
         shard.handle(b"peer", message, (), 0.0)

@@ -13,6 +13,7 @@ from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Part, Push, Refusal, Remedy
 from shards.shard import Shard
+from shards.wire_schema import SCHEMA
 from tests.support import shard_dsl
 from tests.support.shard_copies import Copies
 from tests.support.shard_dsl import SIZE
@@ -28,7 +29,7 @@ def shard_of(guard: Guard) -> Shard:
     shard = Shard(spec, 1)
     shard.restore(shard_dsl.blank(spec=spec))
     for worker in "ab":
-        shard.handle(b"", Hello(1, spec.job, worker, 0, PROTOCOL, spec.build), (), 0.0)
+        shard.handle(b"", Hello(1, spec.job, worker, 0, PROTOCOL, SCHEMA), (), 0.0)
         shard.handle(b"", Join(2, spec.job, worker, 0, 1, 0), (), 0.0)
     return shard
 
@@ -117,7 +118,7 @@ def test_the_count_is_a_workers_own() -> None:
         "worker a is in quarantine: 2 of" in answers_to(shard, push(shard, "a", 1.0, seq=2))[b"a"]
     )
     assert answers_to(shard, push(shard, "b", 1.0)) == {b"b": "ack"}
-    shard.handle(b"", Hello(1, shard.spec.job, "a", 1, PROTOCOL, shard.spec.build), (), 0.0)
+    shard.handle(b"", Hello(1, shard.spec.job, "a", 1, PROTOCOL, SCHEMA), (), 0.0)
     assert {name: entry.refused for name, entry in shard.ledger.entries.items()} == {"a": 2, "b": 1}
 
 

@@ -64,7 +64,6 @@ class PureWorker:
             job=first.job,
             worker=f"w{number}",
             incarnation=0,
-            build=first.build,
             layout=first.layout,
             shard_map=first.map,
         )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import ps
-from ps.compatibility import build_id
 from ps.links.benchmark import LinkFigures, measure_link
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel, parse_link
@@ -17,6 +16,7 @@ from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import MAX_PROBE_BYTES, PROTOCOL, Probe, Probed, Refusal
 from shards.shard import Shard
+from shards.wire_schema import SCHEMA
 from tests.support.eventually import eventually
 
 _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (1000,)),))
@@ -57,7 +57,7 @@ def test_a_link_is_found_as_it_is(cluster: ps.Cluster, text: str) -> None:
 
     eventually(met, because=lambda: f"{sorted(far)} of {tries} for {model}", within_s=TRIES_S)
     found = tries[-1]
-    assert (found.shard, found.protocol, found.build) == (1, PROTOCOL, build_id())
+    assert (found.shard, found.protocol, found.schema) == (1, PROTOCOL, SCHEMA)
     assert min(found.own_cpu_s_per_gb, found.shard_cpu_s_per_gb) > 0
 
 
@@ -111,7 +111,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
     shard = Shard(spec, boot=3)
     asked = probe(spec.job)
     out = shard.probed(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
-    assert out.message == Probed(7, 0, 3, PROTOCOL, spec.build, 12.5, 0.25, 5)
+    assert out.message == Probed(7, 0, 3, PROTOCOL, SCHEMA, 12.5, 0.25, 5)
     assert (out.to, out.frames) == (b"me", (bytes(5),))
     assert (shard.version, shard.journal.bytes_in) == (0, 0), "nothing has changed"
 

@@ -24,6 +24,7 @@ from ps.transport.local_sockets import Transport
 from shards import wire_format
 from shards.errors import BadInput, Fenced, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
+from shards.wire_schema import SCHEMA
 from tests.support.curve_clients import as_worker, say, text
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -131,14 +132,14 @@ def test_admitted_key_but_another_name(cluster: Cluster) -> None:
     own = join(cluster, "w0", cluster.endpoints, 60)
     assert own is not None
     (endpoint, _) = cluster.endpoints
-    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, SCHEMA)
     assert text(say(endpoint, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )
     assert text(say(endpoint, own, AskStatus(1, cluster.job))) == (
         "askstatus: expected the operator's key, got that of worker w0"
     )
-    as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, cluster.build)
+    as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, SCHEMA)
     assert "welcome" in str(say(endpoint, own, as_itself)).lower()
 
 

@@ -32,6 +32,7 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
+from shards.wire_schema import SCHEMA
 from tests.support import replicated_job
 from tests.support.curve_clients import say, text
 from tests.support.eventually import eventually
@@ -222,7 +223,7 @@ def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
     cluster, at = group.cluster, group.copies[0].endpoint
     own = join(cluster, "w0", [at], LONG_S)
     assert own is not None
-    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, SCHEMA)
     assert text(say(at, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ps.session.events import Departed, Pulled, Pushed, Ready, Unreachable
-from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, WrongBuild
+from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, Mismatch
 from shards.messages import (
     PROTOCOL,
     AskedPart,
@@ -288,7 +288,7 @@ def test_weights_that_do_not_fit() -> None:
         (Remedy.FENCED, Fenced),
         (Remedy.BAD_INPUT, BadInput),
         (Remedy.BAD_MESSAGE, BadMessage),
-        (Remedy.WRONG_BUILD, WrongBuild),
+        (Remedy.MISMATCH, Mismatch),
         (Remedy.GIVE_UP, GiveUp),
     ],
 )
