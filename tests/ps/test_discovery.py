@@ -1,14 +1,12 @@
 """Connecting to a job by the address of a shard and the job's token."""
 
-import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgpack
@@ -70,16 +68,6 @@ def test_the_description_follows_the_job(job: Any) -> None:
         assert ps.connect(address, token=job.token).cluster.map == job.cluster.map
 
 
-def test_a_restarted_shard_still_describes_the_job(tmp_path: Path) -> None:
-    """The description is in the log, and in the state that a log begins with."""
-    with ps.start(NESTED, on="processes", durability="process", logs=tmp_path, shards=2) as job:
-        for pid in job._hosts[-1].pids:
-            os.kill(pid, signal.SIGKILL)
-        found = ps.connect(job.address, token=job.token, patience_s=PATIENCE_S)
-        assert found.cluster.endpoints == job.cluster.endpoints
-        assert list(found.read()) == ["fc"]
-
-
 @pytest.mark.parametrize(
     ("address", "token", "error", "text"),
     [
@@ -135,6 +123,7 @@ def test_keys_and_tokens_of_other_jobs() -> None:
     """Where shards speak CURVE, the token proves itself in the handshake and is never sent."""
     specs = shard_specs(TABLE, shards=2)
     with local_shards(specs, transport="tcp", secure=True) as cluster:
+        assert cluster.access is not None
         found = ps.connect(cluster.address, token=cluster.token)
         assert found.cluster == cluster.for_workers()
         with found.worker("w0") as me, me.step() as step:
@@ -164,9 +153,9 @@ def test_keys_and_tokens_of_other_jobs() -> None:
             (cluster.address, f"{id_}:12", "token: key: expected 64 hexadecimal digits, got 2"),
             (plain, cluster.token, "the address of that job begins with curve://"),
         ):
-            with pytest.raises(errors.BadInput) as caught:
+            with pytest.raises(errors.BadInput) as refused:
                 ps.connect(address, token=token)
-            assert text in one_line(caught.value)
+            assert text in one_line(refused.value)
         assert key not in cluster.token
 
 
@@ -197,26 +186,30 @@ def by_hello(endpoint: str) -> None:
 @pytest.mark.parametrize("greet", [by_describe, by_hello])
 def test_an_older_shard_is_named(greet: Callable[[str], None]) -> None:
     """It cannot read the greeting, and says so; the client raises Mismatch with both sides."""
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
     text = "header: Object contains unknown field `schema`"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
 
-    def serve() -> None:
-        with router:
+        def serve() -> None:
             while router.poll(int(1000 * PATIENCE_S)):
                 sender, *_ = router.recv_multipart()
+                if ended.is_set():
+                    return
                 refusal = Refusal(0, 0, 1, Remedy.BAD_MESSAGE, text)
                 router.send_multipart([sender, *wire_format.enclose([(refusal, ())])])
-                return
 
-    serving = Thread(target=serve)
-    serving.start()
-    endpoint = f"tcp://127.0.0.1:{port}"
-    with pytest.raises(errors.Mismatch) as caught:
-        greet(endpoint)
-    serving.join()
-    context.destroy(linger=0)
+        ended, serving = Event(), Thread(target=serve)
+        serving.start()
+        endpoint = f"tcp://127.0.0.1:{port}"
+        try:
+            with pytest.raises(errors.Mismatch) as caught:
+                greet(endpoint)
+        finally:
+            ended.set()
+            with context.socket(zmq.DEALER) as last:
+                last.connect(endpoint)
+                last.send(b"end")
+                serving.join()
     assert f"speaks protocol {PROTOCOL}, got one that cannot read" in one_line(caught.value)
     assert text in str(caught.value)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from shards import shard_state
+from shards import shard_state, wal_format
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     PROTOCOL,
@@ -150,6 +150,11 @@ def test_the_description_belongs_to_the_state() -> None:
     assert talk.say(describe) == [("operator", Described(9, 0, 1))]
     assert talk.frames == (b"two shards",)
     assert talk.shard.copy().description == b"two shards"
+    logged, frames = wal_format.state_of(talk.shard, 0)
+    restarted = Talk(installed=False)
+    wal_format.Replay(restarted.shard).take(logged, [bytes(frame) for frame in frames])
+    restarted.say(describe)
+    assert restarted.frames == (b"two shards",)
     talk.say(Quiesce(2, "job", 9.0))
     talk.say(HandOver(3, "job", 5), [b"three"])
     talk.say(describe)

@@ -17,7 +17,7 @@ def struct(
     fields: tuple[tuple[str, object], ...] = (("size", Small), ("kind", Kind)),
     **options: object,
 ) -> type[msgspec.Struct]:
-    return msgspec.defstruct(name, fields, **options)  # type: ignore[arg-type, call-overload, no-any-return]
+    return msgspec.defstruct(name, fields, **options)  # type: ignore[arg-type]
 
 
 BASE = schema_id([struct()])
@@ -63,5 +63,5 @@ def test_an_enum_counts() -> None:
     """A value more or less is another schema."""
     import enum
 
-    kinds = enum.StrEnum("Kind", {kind.name: kind.value for kind in Kind} | {"MORE": "more"})
+    kinds = enum.StrEnum("Kind", [*(kind.value for kind in Kind), "more"])  # type: ignore[misc]
     assert schema_id([struct(fields=(("size", Small), ("kind", kinds)))]) != BASE

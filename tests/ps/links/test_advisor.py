@@ -30,7 +30,7 @@ def link(rtt_s: float, rate: float, **other: float) -> LinkFigures:
         striped_up=rate,
         striped_down=rate,
         skew_s=0.0,
-        protocol=1,
+        protocol=PROTOCOL,
         schema=SCHEMA,
         own_cpu_s_per_gb=1.0,
         shard_cpu_s_per_gb=1.0,
