@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import codec_loops, codecs
-from ps import AdminClient, local_shards
+from ps import AdminClient
+from ps.launch.threads import local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save

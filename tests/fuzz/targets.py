@@ -5,6 +5,7 @@ import random
 from typing import NamedTuple
 
 import ps
+from ps.job_spec import shard_specs
 from ps.security import enrolment
 from ps.security.authorization import Admission, Invitation, KeyRegistry
 from ps.shared_memory import handshake
@@ -32,7 +33,7 @@ class Tally(NamedTuple):
 
 def a_shard() -> Shard:
     """One that has weights, and a worker "w" that has joined."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     shard = Shard(spec, 1)
     shard.restore(blank(spec=spec))
     for message in (

@@ -8,8 +8,9 @@ import pytest
 import zmq
 
 import ps
-from ps import AdminClient, Client
-from ps.job_spec import make_cluster
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
 from shards import wire_format
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
@@ -32,7 +33,7 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
     """It waits for weights of shard 1 only, and shard 0 dies and is rolled back: the worker is
     registered there again while it waits.
     """
-    specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
+    specs = shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
     first, other = (ShardServer(spec, boot=1) for spec in specs)
     job, context = specs[0].job, zmq.Context()
     with other, context.socket(zmq.DEALER) as slow:

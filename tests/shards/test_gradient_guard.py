@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 import ps
+from ps.job_spec import shard_specs
 from shards import shard_state
 from shards.envelopes import Arrival
 from shards.errors import BadInput
@@ -25,7 +26,7 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 
 def shard_of(guard: Guard) -> Shard:
     """A shard of zeros with workers a and b."""
-    (spec,) = ps.shard_specs(TABLE, guard=guard)
+    (spec,) = shard_specs(TABLE, guard=guard)
     shard = Shard(spec, 1)
     shard.restore(shard_dsl.blank(spec=spec))
     for worker in "ab":
@@ -159,10 +160,10 @@ def test_a_resumed_job_lifts_the_quarantine(goes_on: bool) -> None:
 def test_a_cap_that_makes_no_sense(max_norm: float) -> None:
     """An invalid cap is refused when the Guard is made."""
     with pytest.raises(BadInput, match="guard: expected a max_norm above 0"):
-        ps.shard_specs(TABLE, guard=Guard(max_norm=max_norm))
+        shard_specs(TABLE, guard=Guard(max_norm=max_norm))
 
 
 def test_a_quarantine_of_everybody() -> None:
     """A Guard that quarantines every worker cannot be made."""
     with pytest.raises(BadInput, match="guard: quarantine_after: expected at least 1, got 0"):
-        ps.shard_specs(TABLE, guard=Guard(quarantine_after=0))
+        shard_specs(TABLE, guard=Guard(quarantine_after=0))

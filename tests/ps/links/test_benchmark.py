@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import ps
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.links.benchmark import LinkFigures, measure_link
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel, parse_link
@@ -24,7 +26,7 @@ _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (1000,)),))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ps.Cluster]:
-    with ps.local_shards(ps.shard_specs(_TABLE, shards=2)) as cluster:
+    with local_shards(shard_specs(_TABLE, shards=2)) as cluster:
         yield cluster
 
 
@@ -107,7 +109,7 @@ def probe(job: str, payload_bytes: int = 5) -> Probe:
 
 def test_a_probe_is_answered_with_what_it_asks() -> None:
     """The answer has as many bytes as requested, and counts those received."""
-    (spec,) = ps.shard_specs(_TABLE)
+    (spec,) = shard_specs(_TABLE)
     shard = Shard(spec, boot=3)
     asked = probe(spec.job)
     out = shard.probed(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
@@ -118,7 +120,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
 
 def test_a_stranger_is_told_nothing() -> None:
     """Without the job's id a client gets no build, no clock and no bytes."""
-    (spec,) = ps.shard_specs(_TABLE)
+    (spec,) = shard_specs(_TABLE)
     out = Shard(spec, boot=3).probed(b"me", probe("other"), [], unix_s=12.5, cpu_s=0.25)
     assert isinstance(out.message, Refusal)
     assert spec.job not in out.message.text

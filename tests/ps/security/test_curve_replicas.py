@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 import ps
+from ps.client import Client
 from ps.cluster import Access
 from ps.launch.processes import replicated_shards
 from ps.replication.coordinator_server import CoordinatorServer
@@ -89,7 +90,7 @@ def test_a_client_follows_the_primary(group: Group) -> None:
     A restarted coordinator proves the same key, and knows the copies once they are registered.
     """
     with ps.AdminClient(group.cluster) as console:
-        client = ps.Client(group.cluster.for_workers(), worker="w")
+        client = Client(group.cluster.for_workers(), worker="w")
         client.pull()
         push(client, 10)
         group.copies[0].stop()
@@ -124,10 +125,10 @@ def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
 
 def test_a_later_life_takes_over(group: Group) -> None:
     """A retried task joins again, and a successor fences its zombie, too."""
-    zombie = ps.Client(group.cluster, worker="w")
+    zombie = Client(group.cluster, worker="w")
     zombie.pull()
     push(zombie, 1)
-    with ps.Client(group.cluster, worker="w", incarnation=1) as client:
+    with Client(group.cluster, worker="w", incarnation=1) as client:
         client.pull()
         push(client, 1)
         group.copies[0].stop()
@@ -155,7 +156,7 @@ def test_no_key(group: Group) -> None:
     assert [fault_at(address_of(at).plain, None) for at in sockets(group)] == [PLAIN] * 3
     plain = address_of(group.coordinator.endpoint).plain
     with pytest.raises(GiveUp, match=rf"^coordinator at {plain}: {PLAIN}"):
-        ps.Client(msgspec.structs.replace(group.cluster, coordinator=plain), worker="w")
+        Client(msgspec.structs.replace(group.cluster, coordinator=plain), worker="w")
 
 
 def test_another_servers_key(group: Group) -> None:
@@ -173,7 +174,7 @@ def test_an_unknown_key(group: Group) -> None:
     others = Access(KeyPair.new().secret, KeyPair.new().secret)
     told = msgspec.structs.replace(group.cluster, access=others)
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
-        ps.Client(told, worker="w")
+        Client(told, worker="w")
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
         ps.AdminClient(told)
 
@@ -238,7 +239,7 @@ def test_a_token_that_has_run_out(tmp_path: Path) -> None:
     admission = Admission(operator.public, Invitation(token.public, 1, 0.0))
     group = pair(tmp_path, (Access(token.secret, operator.secret), admission))
     with pytest.raises(GiveUp, match="shard 0: worker w: the job's join token has expired"):
-        ps.Client(group.cluster, worker="w", patience_s=LONG_S)
+        Client(group.cluster, worker="w", patience_s=LONG_S)
     group.stop()
 
 
