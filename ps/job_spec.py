@@ -153,6 +153,5 @@ def make_cluster(
         map=first.map,
         endpoints=_endpoints(endpoints),
         bound=first.bound,
-        build=first.build,
         access=access,
     )

@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,9 +24,9 @@ from ps import paths
 from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster, cluster_of
-from ps.durability import Durability
+from ps.discovery import describe, is_address
 from ps.job_spec import expect_compression, resharded_specs, shard_specs
-from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.launch_plan import LaunchOptions, plan_of
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.reader import Reader
@@ -32,13 +34,14 @@ from ps.resharding import reshard
 from ps.session.compression import Compression
 from ps.table_views import TableViews
 from ps.tables import Dense, Tables, tables_of
+from ps.wal.catalog import load_state, logs_of
 from ps.worker import Worker
 from shards import arguments
 from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.messages import ShardStatus
-from shards.rules import SGD, Decay
-from shards.schedules import Fixed
+from shards.repartition import repartition
+from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout
 
@@ -46,6 +49,7 @@ Floats = NDArray[np.float32]
 
 MOST_PREFETCHED = 64
 _PORT_DIGITS = 5
+_ON_THREADS = ("transport", "device", "secure")
 
 
 class On(StrEnum):
@@ -54,6 +58,13 @@ class On(StrEnum):
     THREADS = "threads"
     PROCESSES = "processes"
     RAY = "ray"
+
+
+class StartOptions(LaunchOptions, total=False):
+    """How a job's shards run, and how long they wait for its workers; see `start`."""
+
+    lease_s: float
+    warm_steps: int
 
 
 class Job:
@@ -114,6 +125,16 @@ class Job:
         """Write the description of the job, with which `connect` finds it, to a private file."""
         self.cluster.save(path)
 
+    @property
+    def address(self) -> str:
+        """The address of a shard, with which and the `token` others `connect`."""
+        return self.cluster.address
+
+    @property
+    def token(self) -> str:
+        """The secret that admits workers and readers to the job."""
+        return self.cluster.token
+
 
 class OwnJob(Job):
     """A job whose shards this process has started."""
@@ -122,6 +143,7 @@ class OwnJob(Job):
         self,
         specs: Sequence[ShardSpec],
         tables: Tables,
+        strategy: str,
         launch: Callable[
             [Sequence[ShardSpec], int], AbstractContextManager[LaunchedShards | Cluster]
         ],
@@ -132,12 +154,18 @@ class OwnJob(Job):
         self._stack = stack
         self._ports = 0
         self._hosts: list[LaunchedShards] = []
+        self._forms = {name: dense.form for name, dense in tables.items()}
+        self._strategy = strategy
         super().__init__(self._started(specs), tables)
 
     def check(self) -> None:
         """Raise `ps.errors.GiveUp` naming a shard that has died for good."""
         for hosts in self._hosts[-1:]:
             hosts.check()
+
+    def lost_updates(self) -> list[str]:
+        """The updates that deaths of shards have cost since the last call, in words."""
+        return [loss for hosts in self._hosts for loss in hosts.lost_updates()]
 
     def reshard(self, shards: int) -> None:
         """Move the job to another number of shards while its workers train; nothing is lost."""
@@ -153,10 +181,10 @@ class OwnJob(Job):
     def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
         hosts = self._stack.enter_context(self._launch(specs, self._ports))
         self._ports += len(specs)
-        if isinstance(hosts, Cluster):
-            return hosts
-        self._hosts.append(hosts)
-        return hosts.cluster
+        if not isinstance(hosts, Cluster):
+            self._hosts.append(hosts)
+            hosts = hosts.cluster
+        return msgspec.structs.replace(hosts, forms=self._forms, strategy=self._strategy)
 
 
 @contextmanager
@@ -168,12 +196,11 @@ def start(
     staleness: float | None = None,
     workers: int = 1,
     start: Mapping[str, object] | None = None,
-    durability: Durability | str = Durability.MEMORY,
-    logs: str | Path | None = None,
-    host: str = "127.0.0.1",
-    device: ShardDevice | str = ShardDevice.CPU,
+    resume: str | Path | None = None,
     server: ServerHalf | None = None,
+    strategy: str = "",
     name: str = "job",
+    **options: Unpack[StartOptions],
 ) -> Iterator[OwnJob]:
     """Start shards that hold `tables`, and end them on leaving the block.
 
@@ -181,44 +208,66 @@ def start(
     run: `threads` of this process, `processes` of this machine, or actors of the `ray` that this
     process is connected to. `staleness` is the bound in steps; None is none. `workers` is the
     expected number of workers, by which schedules count iterations. `start` gives tables, by name,
-    other first values than those they were described with. With a `durability` of `process` or
-    `logged`, write-ahead logs are kept below `logs`; `replicated` keeps two copies of each shard.
-    Each shard listens on `host` at a free port; with `HOST:PORT`, at that port + its number. Where
-    other hosts can reach them, shards use CURVE and admit only holders of the saved description.
-    `device` holds the weights. `server` is a strategy's half at the shards (`worker.start` gives
-    it). Raises BadInput naming the argument.
+    other first values than those they were described with; `resume` is a snapshot, or the folder of
+    a killed job's logs, from which everything continues, workers' pushes included. `server` is a
+    strategy's half at the shards and `strategy` its name (`worker.start` gives both).
+
+    Options of the launch:
+
+    - `host`: where the shards listen, 127.0.0.1 by default, at free ports; with `HOST:PORT`, at
+      that port + the shard's number. `0.0.0.0` is every address of this machine.
+    - `secure`: whether clients need keys; None: wherever other hosts can reach the shards. They
+      then use CURVE and admit only holders of the job's `token` or saved description.
+    - `transport`: what workers on the same host may use: `auto`, `shm`, `ipc` or `tcp`.
+    - `device`: what holds the weights, `cpu` or `gpu`.
+    - `durability`, `logs`: what survives a death. At `process` and `logged` each shard keeps a
+      write-ahead log below `logs`, and is restarted; `replicated` keeps two copies of each shard.
+      With `logs_apart` each node of Ray has a folder of its own at that path.
+    - `rollback_s`: at `memory`, the seconds between a shard's autosaves, from which it is restarted
+      without the updates since; 0, the default: a death ends the job.
+    - `silence_s`: the seconds of silence after which a copy counts as dead, at `replicated`.
+    - `lease_s`: how long a worker may be silent before others stop waiting for it; 10.
+    - `warm_steps`: the steps that one worker takes alone at first; 0.
+
+    Raises BadInput naming the argument.
     """
     described = tables_of(tables)
     place = arguments.choice("on", on, On)
-    durability = arguments.choice("durability", durability, Durability)
-    device = arguments.choice("device", device, ShardDevice)
-    specs = _specs(described, shards, staleness, workers, server, name)
-    arena = _arena(described, start)
-    host, port = _address(host)
-    root = None if logs is None else paths.path("logs", logs)
-
-    def launch(
-        specs: Sequence[ShardSpec], ports: int
-    ) -> AbstractContextManager[LaunchedShards | Cluster]:
-        if place is On.THREADS:
-            return local_shards(specs, device=device)
-        folder = None if root is None else root / f"epoch-{specs[0].map.epoch}"
-        plan = LaunchPlan(
-            specs=specs,
-            host=host,
-            port=port + ports if port else 0,
-            device=device,
-            durability=durability,
-            logs=folder,
-        )
-        return start_shards(Placement(place), plan)
-
-    if place is On.THREADS and (durability is not Durability.MEMORY or host != "127.0.0.1" or port):
-        raise BadInput("on threads: expected durability memory, and no host or port, got others")
+    arguments.known("start: options", options, StartOptions.__annotations__)
+    half = ServerHalf() if server is None else server
+    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    specs = expect_compression(
+        shard_specs(
+            [
+                TableSpec(
+                    dense.table(table),
+                    *half.settings(dense.rule, dense.rate, dense.decay),
+                    dense.guard,
+                )
+                for table, dense in described.items()
+            ],
+            shards=shards,
+            bound=arguments.bound("staleness", staleness),
+            workers=workers,
+            merge=half,
+            lease_s=options.pop("lease_s", 10.0),
+            warm_steps=options.pop("warm_steps", 0),
+            name=name,
+        ),
+        _compression(described),
+    )
+    if place is On.THREADS:
+        arguments.known("start: options on threads", options, _ON_THREADS)
+    begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
     with ExitStack() as stack:
-        job = OwnJob(specs, described, launch, stack)
+        launch = partial(_launched, place, cast(LaunchOptions, options))
+        job = OwnJob(specs, described, strategy, launch, stack)
         with AdminClient(job.cluster) as admin:
-            admin.install(arena)
+            if isinstance(begin, np.ndarray):
+                admin.install(begin)
+            else:
+                for shard, state in enumerate(begin):
+                    admin.restore(shard, state)
         yield job
 
 
@@ -227,21 +276,35 @@ def local(tables: object, **options: Any) -> AbstractContextManager[OwnJob]:
     return start(tables, on=On.THREADS, **options)
 
 
-def connect(cluster: Cluster | str | os.PathLike[str], *, tables: object | None = None) -> Job:
-    """The job of another process, by the file that its `save` wrote, or by its description.
+def connect(
+    where: Cluster | str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    tables: object | None = None,
+    patience_s: float = 10.0,
+) -> Job:
+    """The job of another process: by the address of one of its shards, or by a file.
 
-    `tables` are the job's, if values are to have the structure that they were given with; without
-    them a table is a dict of arrays by name. Raises BadInput if they are not the job's.
+    An address, `tcp://HOST:PORT` or `curve://KEY@HOST:PORT`, is `Job.address` of that process; it
+    needs the job's `token`, and the shard describes the job. A file is one that `Job.save` wrote,
+    and needs none. Values have the structure that the job was started with, of dicts, lists, tuples
+    and arrays of NumPy. `tables` are the same in structures of this process's own, such as PyTorch
+    tensors. `patience_s` is the longest wait for the shard's answer.
+
+    Raises `ps.errors.Denied` for another job's token, `Mismatch` for a shard of another protocol or
+    schema, `Unreachable` if nothing answers there, BadInput if `tables` are not the job's.
     """
-    found = cluster_of(cluster)
+    found = _found(where, token, arguments.seconds("patience_s", patience_s))
     if tables is None:
-        return Job(found, Tables({one.name: _plain(one) for one in found.layout.tables}))
+        layout, forms = found.layout, found.forms
+        plain = {one.name: Dense.described(one, forms.get(one.name)) for one in layout.tables}
+        return Job(found, Tables(plain))
     described = tables_of(tables)
-    mine = tuple(dense.table(name) for name, dense in described.items())
-    if mine != found.layout.tables:
+    mine = Layout(tuple(dense.table(name) for name, dense in described.items()))
+    if mine != found.layout:
         raise BadInput(
-            f"tables: expected those of job {found.name},"
-            f" {'; '.join(map(_shown, found.layout.tables))}; got {'; '.join(map(_shown, mine))}"
+            f"tables: expected those of job {found.name}, {_all_shown(found.layout)};"
+            f" got {_all_shown(mine)}"
         )
     return Job(found, described)
 
@@ -251,33 +314,45 @@ def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 3
     return (job if isinstance(job, Job) else connect(job)).reader(patience_s=patience_s)
 
 
-def _specs(
-    described: Tables,
-    shards: int,
-    staleness: float | None,
-    workers: int,
-    server: ServerHalf | None,
-    name: str,
-) -> list[ShardSpec]:
-    half = ServerHalf() if server is None else server
-    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
-    specs = shard_specs(
-        [_table_spec(dense.table(name), dense, half) for name, dense in described.items()],
-        shards=shards,
-        bound=arguments.bound("staleness", staleness),
-        workers=workers,
-        merge=half,
-        name=name,
-    )
-    return expect_compression(specs, _compression(described))
+def _found(where: object, token: str | None, patience_s: float) -> Cluster:
+    """The cluster at an address or in a file."""
+    if isinstance(where, str) and is_address(where):
+        return describe(where, token, patience_s=patience_s)
+    if token is not None:
+        raise BadInput("token: expected none with a cluster file, which has its own, got one")
+    return cluster_of(where)
 
 
-def _table_spec(table: DenseTable, dense: Dense, half: ServerHalf) -> TableSpec:
-    """The table as the shards update it, where the strategy chooses rule or rate."""
-    if half.rate is not None:  # workers apply their own rates and decay
-        rate = Fixed(base_rate=half.rate)
-        return TableSpec(table, half.rule or SGD(), rate, Decay(), dense.guard)
-    return TableSpec(table, half.rule or dense.rule, dense.rate, dense.decay, dense.guard)
+def _launched(
+    place: On, options: LaunchOptions, specs: Sequence[ShardSpec], ports: int
+) -> AbstractContextManager[LaunchedShards | Cluster]:
+    """Start these shards; those in processes and Ray listen above `ports` earlier ones."""
+    if place is On.THREADS:
+        return local_shards(specs, **cast(dict[str, Any], options))
+    host, port = _address(options.get("host", "127.0.0.1"), options.get("port", 0))
+    own: LaunchOptions = {**options, "host": host, "port": port + ports if port else 0}
+    if (logs := own.get("logs")) is not None:
+        own["logs"] = logs_of(paths.path("logs", logs), specs)
+    return start_shards(Placement(place), plan_of(specs, own))
+
+
+def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> list[ShardState]:
+    """The state of each shard in a snapshot or in logs, cut as these shards are."""
+    if start is not None:
+        raise BadInput("start: expected none with `resume`, got both")
+    found, (first, *_) = load_state(paths.place("resume", resume)), specs
+    rules = tuple(str(table.rule.__struct_config__.tag) for table in first.tables)
+    for what, expected, got in (
+        (
+            "tables",
+            "; ".join(map(_shown, first.layout.tables)),
+            "; ".join(map(_shown, found.manifest.layout.tables)),
+        ),
+        ("rules", ", ".join(rules), ", ".join(found.manifest.rules)),
+    ):
+        if expected != got:
+            raise BadInput(f"resume {found.place}: expected {what} {expected}, got {got}")
+    return repartition(found.states, first.layout, found.manifest.map, first.map)
 
 
 def _views(tables: Tables) -> TableViews:
@@ -304,21 +379,19 @@ def _compression(tables: Tables) -> dict[str, Compression | str]:
     return {name: dense.compression for name, dense in tables.items()}
 
 
-def _plain(table: DenseTable) -> Dense:
-    """A table as a dict of arrays by name, as far as its place in the arena says."""
-    multipliers = {one.name: (one.lr_mult, one.decay_mult) for one in table.tensors}
-    return Dense.like(table.views(table.empty()), multipliers=multipliers)
-
-
-def _address(host: str) -> tuple[str, int]:
+def _address(host: str, port: int) -> tuple[str, int]:
     """The host and port of HOST or HOST:PORT; port 0 is any free one."""
     text = arguments.text("host", host, "HOST or HOST:PORT")
-    name, colon, port = text.rpartition(":")
+    name, colon, own = text.rpartition(":")
     if not colon:
-        return text, 0
-    if not port.isdecimal() or len(port) > _PORT_DIGITS:
+        return text, port
+    if not own.isdecimal() or len(own) > _PORT_DIGITS:
         raise arguments.wrong("host", "HOST or HOST:PORT", host)
-    return name, int(port)
+    return name, int(own)
+
+
+def _all_shown(layout: Layout) -> str:
+    return "; ".join(map(_shown, layout.tables))
 
 
 def _shown(table: DenseTable) -> str:

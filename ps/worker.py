@@ -81,7 +81,8 @@ class AckFuture:
         The push is not lost by that: it is still being repeated.
         """
         timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
-        self._worker.client.wait(self.done, timeout_s)
+        if self._ack is None:
+            self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
             raise Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"

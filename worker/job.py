@@ -6,8 +6,8 @@ import msgspec
 from msgspec import structs
 
 from shards import arguments
-from shards.rules import SGD, Decay, Rule, decay_of, rule_of
-from shards.schedules import Fixed, Schedule, schedule_of
+from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
@@ -77,15 +77,10 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     half = strategy.server(job.workers)
     notices = strategy.notices(job.workers, job.rule)
     plan = structs.replace(job.plan, strategy=strategy)
-    if half.rate is None:
-        return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
-    return structs.replace(
-        job,
-        plan=structs.replace(plan, decay=job.decay),
-        rule=half.rule or SGD(),
-        schedule=Fixed(base_rate=half.rate),
-        decay=Decay(),
-    ), notices
+    if half.deltas:
+        plan = structs.replace(plan, decay=job.decay)
+    rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
+    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

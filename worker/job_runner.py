@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, shard_specs
+from ps import Cluster, ShardState
 from ps.durability import Durability
-from ps.job_spec import expect_compression
+from ps.job_spec import expect_compression, shard_specs
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger

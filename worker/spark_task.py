@@ -17,7 +17,8 @@ import msgspec
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Cluster, Compression
+from ps import Cluster, Compression
+from ps.client import Client
 from ps.snapshots.residual_writer import saved_residual
 from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps.session.events import Unreachable
@@ -63,12 +64,16 @@ class UnconfirmedHandOver(Unreachable):
 
 
 class Side(NamedTuple):
-    """The shards of one job that are asked together; `patience_s` bounds the silence of each."""
+    """The shards of one job that are asked together; `patience_s` bounds the silence of each.
+
+    `description` is the answer of each to a `Describe`.
+    """
 
     job: str
     layout: Layout
     map: ShardMap
     patience_s: float
+    description: bytes = b""
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -148,7 +153,7 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
         side,
         (shard,),
         lambda request: Install(request, side.job, goes_on),
-        shard_state.encode(state),
+        shard_state.encode(structs.replace(state, description=side.description)),
     )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from ps import Client, Cluster
+from ps import Cluster
+from ps.client import Client
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents

@@ -11,7 +11,9 @@ from deploy import environment
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
-from ps import AdminClient, local_shards, shard_specs
+from ps import AdminClient
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshots.manifest import save_snapshot
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import files, refuses

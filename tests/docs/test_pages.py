@@ -10,6 +10,8 @@ from typing import Any, get_args
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
 from ps.session.events import NotReady, Unreachable
 from shards import errors, messages, rules, schedules
 from tests.support.doc_pages import DOCS, PAGES, ROOT, prose, read, rows, section
@@ -96,14 +98,14 @@ def test_every_error_is_told() -> None:
 def test_every_method_of_a_client_is_explained() -> None:
     """Each method of the clients stands on the SDK's page."""
     text = read("docs/reference/sdk.md")
-    for kind in (ps.Client, ps.AdminClient):
+    for kind in (Client, ps.AdminClient):
         methods = {name for name, _ in inspect.getmembers(kind, callable) if name[0] != "_"}
         assert methods <= set(re.findall(r"`(\w+)\(", text)), kind
 
 
 @pytest.mark.parametrize(
     ("heading", "function", "left_out"),
-    [("## A job's shards", ps.shard_specs, {"tables"}), ("## The client", ps.Client, set())],
+    [("## A job's shards", shard_specs, {"tables"}), ("## The client", Client, set())],
 )
 def test_arguments_and_their_defaults(heading: str, function: Any, left_out: set[str]) -> None:
     """The page's first table under a heading has each argument with the default that it has."""

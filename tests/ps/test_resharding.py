@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 import ps
-from ps import AdminClient, Client, Cluster, Compression
+from ps import AdminClient, Cluster, Compression
+from ps.client import Client
+from ps.job_spec import resharded_specs, shard_specs
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
 from shards.errors import GiveUp
 from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
@@ -34,9 +38,9 @@ class Home:
         return self.console.cluster
 
     def move(self, shards: int) -> None:
-        self._specs = ps.resharded_specs(self._specs, shards)
+        self._specs = resharded_specs(self._specs, shards)
         _, successor = self._settle(self._specs)
-        ps.reshard(self.console, successor)
+        reshard(self.console, successor)
         self.console = successor
 
     def await_pushes(self, further: int) -> None:
@@ -50,7 +54,7 @@ class Home:
         return np.concatenate([view.ravel() for view in views.values()])
 
     def _settle(self, specs: Sequence[ShardSpec]) -> tuple[Cluster, AdminClient]:
-        cluster = self._stack.enter_context(ps.local_shards(specs))
+        cluster = self._stack.enter_context(local_shards(specs))
         return cluster, self._stack.enter_context(AdminClient(cluster))
 
 
@@ -59,7 +63,7 @@ def job(
     shards: int, rule: Rule | None = None, bound: int | None = None, lease_s: float = 30.0
 ) -> Iterator[Home]:
     """A fresh job at rate 1."""
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE,
         shards=shards,
         rule=rule,

@@ -8,6 +8,7 @@ import numpy as np
 
 import ps
 from deploy.settings import TrainSettings
+from ps.client import Client
 from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.secure_files import write_private
@@ -158,7 +159,7 @@ def _state(folder: Path, env: Env) -> list[Format]:
     parts = sorted(path for path in snapshot.iterdir() if path.name != "manifest.json")
     return [
         Format("cluster file", cluster, lambda: ps.Cluster.load(cluster)),
-        Format("client's cluster", cluster, lambda: ps.Client(cluster, worker="w")),
+        Format("client's cluster", cluster, lambda: Client(cluster, worker="w")),
         Format("residual", residual, lambda: load_state(residual)),
         Format("restored residual", residual, lambda: env.compressed.restore(residual)),
         Format("manifest", snapshot / "manifest.json", lambda: load_snapshot(snapshot), "1"),

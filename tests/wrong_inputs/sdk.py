@@ -15,8 +15,14 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import ps
 import worker
+from ps.client import Client
+from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.jobs import OwnJob
+from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
+from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
@@ -70,8 +76,8 @@ class Env(NamedTuple):
     table: ps.DenseTable
     specs: list[Any]
     cluster: ps.Cluster
-    client: ps.Client
-    compressed: ps.Client
+    client: Client
+    compressed: Client
     console: ps.AdminClient
     job: ps.Job
     own: OwnJob
@@ -84,13 +90,13 @@ class Env(NamedTuple):
 def environment(folder: Path) -> Iterator[Env]:
     """Shards, clients and a console, all idle; every lazy thread and file is there on entry."""
     table = ps.DenseTable("wrong", [ps.TensorSpec("w", TABLE_SIZE)])  # type: ignore[arg-type]
-    specs = ps.shard_specs(table, shards=2)
+    specs = shard_specs(table, shards=2)
     (folder / "job").mkdir()
     solver = tiny_job.write_job(folder / "job")
     with ExitStack() as stack:
-        cluster = stack.enter_context(ps.local_shards(specs))
-        client = stack.enter_context(ps.Client(cluster, worker="own"))
-        compressed = stack.enter_context(ps.Client(cluster, worker="packed", compression="int8"))
+        cluster = stack.enter_context(local_shards(specs))
+        client = stack.enter_context(Client(cluster, worker="own"))
+        compressed = stack.enter_context(Client(cluster, worker="packed", compression="int8"))
         console = stack.enter_context(ps.AdminClient(cluster))
         job = ps.connect(cluster)
         own = stack.enter_context(ps.local(ps.Dense.zeros({"w": 3}), shards=2))
@@ -135,7 +141,7 @@ def _row(name: str, target: Target, parameter: str, value: Any) -> Row:
     def act() -> Any:
         result = target.call(**{parameter: value})
         if isinstance(result, AbstractContextManager) and not isinstance(
-            result, ps.Client | ps.AdminClient
+            result, Client | ps.AdminClient
         ):
             with result:
                 pass
@@ -367,8 +373,8 @@ def _strategies() -> dict[Any, Any]:
 def _jobs(env: Env) -> dict[str, Target]:
     return {
         "shard_specs": Target(
-            ps.shard_specs,
-            _with(ps.shard_specs, tables=env.table),
+            shard_specs,
+            _with(shard_specs, tables=env.table),
             {
                 "tables": "table specs",
                 "shards": "1..",
@@ -385,19 +391,19 @@ def _jobs(env: Env) -> dict[str, Target]:
             },
         ),
         "expect_compression": Target(
-            ps.expect_compression,
-            _with(ps.expect_compression, specs=env.specs, compression="int8"),
+            expect_compression,
+            _with(expect_compression, specs=env.specs, compression="int8"),
             {"specs": "specs", "compression": "compression|compressions"},
             {"compression": "compression|topk|threshold|table"},
         ),
         "successors": Target(
-            ps.resharded_specs,
-            _with(ps.resharded_specs, specs=env.specs, shards=1),
+            resharded_specs,
+            _with(resharded_specs, specs=env.specs, shards=1),
             {"specs": "specs", "shards": "1.."},
         ),
         "describe": Target(
-            ps.make_cluster,
-            _with(ps.make_cluster, specs=env.specs, endpoints=["a", "b"]),
+            make_cluster,
+            _with(make_cluster, specs=env.specs, endpoints=["a", "b"]),
             {"specs": "specs", "endpoints": "endpoints", "access": ""},
         ),
         "Cluster.load": Target(
@@ -428,8 +434,8 @@ def _hosts(env: Env) -> dict[str, Target]:
     copies = {"specs": "specs", "host": "name", "silence_s": "seconds", "secure": "flag?"}
     return {
         "local_shards": Target(
-            ps.local_shards,
-            _with(ps.local_shards, specs=env.specs),
+            local_shards,
+            _with(local_shards, specs=env.specs),
             {
                 "specs": "specs",
                 "weights": "array|weights?",
@@ -439,14 +445,12 @@ def _hosts(env: Env) -> dict[str, Target]:
             },
             {"weights": "weights"},
         ),
-        "process_shards": Target(
-            ps.process_shards, _with(ps.process_shards, specs=env.specs), shared
-        ),
+        "process_shards": Target(process_shards, _with(process_shards, specs=env.specs), shared),
         "ray_shards": Target(
             ray_shards, _with(ray_shards, specs=env.specs), shared | {"logs_apart": "flag"}
         ),
         "replicated_shards": Target(
-            ps.replicated_shards, _with(ps.replicated_shards, specs=env.specs), copies
+            replicated_shards, _with(replicated_shards, specs=env.specs), copies
         ),
         "replicated_ray_shards": Target(
             replicated_ray_shards, _with(replicated_ray_shards, specs=env.specs), copies
@@ -497,8 +501,8 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         ),
         "Tables": Target(ps.Tables, _first(ps.Tables), {"tables": "tables", "named": ""}),
         "TableSpec": Target(
-            ps.TableSpec,
-            _with(ps.TableSpec, table=env.table),
+            TableSpec,
+            _with(TableSpec, table=env.table),
             {
                 "table": "object",
                 "rule": "rule",
@@ -602,8 +606,8 @@ def _connections(env: Env) -> dict[str, Target]:
     gradient = np.zeros(TABLE_SIZE, np.float32)
     return {
         "Client": Target(
-            ps.Client,
-            _with(ps.Client, cluster=env.cluster, worker="w"),
+            Client,
+            _with(Client, cluster=env.cluster, worker="w"),
             {
                 "cluster": "cluster",
                 "worker": "name",
@@ -695,8 +699,8 @@ def _connections(env: Env) -> dict[str, Target]:
             {"successors": "cluster"},
         ),
         "move": Target(
-            ps.reshard,
-            _with(ps.reshard, old=console, new=console),
+            reshard,
+            _with(reshard, old=console, new=console),
             {"old": "object", "new": "object"},
         ),
     }
