@@ -54,9 +54,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             structs.force_setattr(self, field, value)
 
     @property
-    def keeps_residuals(self) -> bool:
-        """Whether workers keep a residual of the gradients that they push."""
-        return self.links.build_compression().push is not None
+    def keeps_own_state(self) -> bool:
+        """Whether workers keep anything between pushes: a residual, or what their strategy does."""
+        return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
     @property
     def rule_name(self) -> str:

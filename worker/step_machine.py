@@ -261,7 +261,7 @@ class StepMachine:
             self.data_s += rows.seconds
             if not rows.rows:
                 break
-            if self.local is None or strategy.fetches(step):
+            if self._needs_weights() or strategy.fetches(step):
                 yield from self._pull(step)
             assert self.local is not None
             computed = yield ComputeGradient(self.local.weights, step)
@@ -288,6 +288,12 @@ class StepMachine:
             self._prepare(local)
         local.pulled, local.fetched = pulled.weights, pulled.versions
         self.strategy.on_pull(local, pulled.weights)
+
+    def _needs_weights(self) -> bool:
+        """Whether there are no weights to step from: at first, or restored between two windows."""
+        if self.local is None:
+            return True
+        return not self.local.fetched and not self.strategy.exchanges
 
     def _prepare(self, local: Local) -> None:
         """Give a local state what it needs of the table and the plan."""

@@ -13,7 +13,7 @@ An array that a worker pushes is a *contribution*: a gradient, or the difference
 that a window started from and those that it ended with. Both point uphill: the shard subtracts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import gcd
 from typing import Any, ClassVar, Self
 
@@ -116,6 +116,14 @@ class Local(msgspec.Struct):
         """The state that `save` returned."""
         slots = {name: array for name, array in arrays.items() if name not in _ARRAYS}
         return cls(arrays["weights"], arrays["pulled"], slots=slots, **counters)
+
+    def between_windows(self, keeps: Collection[str]) -> "Local":
+        """This state without the window under way: only the slots that outlive a push.
+
+        Nothing counts as fetched, so a strategy that steps from the shards' weights pulls first.
+        """
+        slots = {name: array for name, array in self.slots.items() if name in keeps}
+        return Local(self.weights, self.pulled, (), slots=slots, count=self.count)
 
 
 _ARRAYS = ("weights", "pulled")
