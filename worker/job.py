@@ -74,7 +74,7 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
     notices = strategy.notices(job.workers, job.rule)
-    plan = structs.replace(job.plan, strategy=strategy)
+    plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
     if half.rate is None:
         return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
     return structs.replace(

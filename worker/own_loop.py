@@ -95,6 +95,7 @@ def loop(
         schedule=dense.rate,
         prefetch=prefetch,
         decay=dense.decay if deltas else Decay(),
+        workers=workers,
     )
     model = FunctionModel(dense.table(table_name), job, gradient)
     with job.worker(name, incarnation=incarnation, **options) as me:

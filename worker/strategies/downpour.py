@@ -51,5 +51,7 @@ class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
     def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         if self.n_fetch > 1:
             step = np.float32(rate) * multipliers * gradient
+            for buffer in local.buffers:
+                step[buffer] = gradient[buffer]
             local.weights = np.subtract(local.weights, step, step)  # never into the pulled array
         super().local_step(local, gradient, rate, multipliers)

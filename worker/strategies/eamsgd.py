@@ -31,6 +31,8 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
             local.slots["x"] = local.pulled.copy()
         x = local.slots["x"]
         local.decayed(gradient)
+        for buffer in local.buffers:
+            x[buffer] -= gradient[buffer]
         gradient *= np.float32(rate) * multipliers
         v *= momentum
         v -= gradient
