@@ -1,4 +1,4 @@
-"""Downpour SGD (Dean et al. 2012, section 4.1 and algorithm 1).
+"""Downpour SGD (Dean et al. 2012).
 
 A worker fetches the weights every `n_fetch` steps and pushes its accumulated gradients every
 `n_push` steps; between fetches it also applies each gradient to its own copy of the weights:

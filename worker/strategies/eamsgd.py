@@ -1,4 +1,4 @@
-"""Elastic averaging momentum SGD (Zhang, Choromanska and LeCun 2015, algorithm 2).
+"""Elastic averaging momentum SGD (Zhang, Choromanska and LeCun 2015).
 
     each step:  v = momentum * v - rate * gradient at x + momentum * v;  x += v
     each tau steps:  pull c;  e = alpha * (x - c);  x -= e;  push -e          the shards: c += e
