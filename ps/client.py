@@ -36,7 +36,7 @@ from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
 from ps.snapshots.residual_writer import ResidualWriter
-from ps.snapshots.worker_state import Arrays, WorkerState, save_state
+from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, save_state
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
 from ps.transport.links import Links
@@ -97,14 +97,17 @@ class Client:
     when another is sent; by default as many as the link needs, within memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
     or by table. `keep` is the path or URI of the job's snapshots: the residual is written there for
-    each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
-    `stripes` is the number of TCP connections over which a shard's messages are spread; by default
-    as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
-    `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
+    each, with what `own_state` returns (ps/snapshots/residual_writer.py). `link` puts all traffic
+    behind a modelled slow link. `stripes` is the number of TCP connections over which a shard's
+    messages are spread; by default as many as the round trip needs (ps/transport/striping.py).
+    `allocate` creates the arrays that `pull` and `new_gradient` return: page-locked ones, where
+    they go to a GPU.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
-    `on_pushed` is called with each push that every shard has acknowledged.
+    `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
+    when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
+    None to be called again later.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Client:
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
         self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
+        self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -164,9 +168,7 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, cluster.job, worker, incarnation)
-            if keep is not None and self._compresses
-            else None
+            ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
             self._switch_to(self._established(self._current))
@@ -436,6 +438,21 @@ class Client:
         residuals.check(state, self._current.session, f"residual of {state.worker}")
         residuals.restore(self._current.session, state, arrays)
 
+    def keep_wanted_state(self) -> None:
+        """Write this worker's state if a snapshot wants it; every other call does that, too."""
+        if self._keeper is not None and self._keeper.wanted:
+            self._keep()
+
+    @property
+    def compresses(self) -> bool:
+        """Whether pushes are compressed, and so leave a residual."""
+        return self._compresses
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Each shard's version when it registered this worker."""
+        return self._current.session.versions
+
     @property
     def seq(self) -> int:
         """The number of this worker's last push; at first, the last applied push of its former
@@ -481,9 +498,12 @@ class Client:
             self.abort()
 
     def _keep(self) -> None:
-        """Write this worker's residual for a snapshot of the shards, in the background."""
-        assert self._keeper is not None, "only with `keep` and compressed pushes"
-        self._keeper.keep(*residuals.copied(self._current.session, self.step, self.clock))
+        """Write this worker's state for a snapshot of the shards, in the background."""
+        assert self._keeper is not None, "only with `keep`"
+        own = self.own_state()
+        if own is not None:
+            session = self._current.session
+            self._keeper.keep(*residuals.copied(session, self.step, self.clock, own))
 
     # --- resharding -------------------------------------------------------------------------------
 

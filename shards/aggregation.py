@@ -8,8 +8,8 @@ takes the mean of deltas must not scale each of them by its staleness as well.
   registry; `constant` is the usual one.
 - *Merging.* `Each` applies every push as it arrives. `Round` collects one push of each worker and
   applies their mean; with `backups` it does not wait for the slowest, and drops what they send too
-  late (Chen et al. 2016, algorithm 4). `Buffer` adds up pushes and applies them `size` at a time
-  (Nguyen et al. 2022, algorithm 1).
+  late (Chen et al. 2016). `Buffer` adds up pushes and applies them `size` at a time
+  (Nguyen et al. 2022).
 - *Applying.* An update rule (rules.py), at a rate.
 """
 

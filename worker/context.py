@@ -27,6 +27,7 @@ from shards import arguments
 from shards.errors import BadInput
 from worker.feed import ColumnBatches, RowFeed, selected
 from worker.own_loop import FunctionModel, Gradient
+from worker.own_state import Continued, continued
 from worker.step_machine import Plan
 from worker.training_loop import WorkerReport, train_worker
 
@@ -56,6 +57,7 @@ class Context:
         attempt: int,
         gpus: Sequence[str],
         shuffle: bool,
+        own: Continued,
     ) -> None:
         self.job = job
         self.worker = me
@@ -67,10 +69,12 @@ class Context:
         self.plan = plan
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
+        self._own = own
         self._open = ExitStack()
         self._feed: RowFeed | None = None
         self.samples = 0
         self.data_s = 0.0
+        self.lost = ""
 
     @property
     def chief(self) -> bool:
@@ -102,6 +106,17 @@ class Context:
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.
         """
+        return self._batches(self.worker.client.step, size, epochs, columns, ragged)
+
+    def _batches(
+        self,
+        first: int,
+        size: int,
+        epochs: int | None,
+        columns: Collection[str] | None,
+        ragged: Collection[str],
+    ) -> Iterator[Batch]:
+        """The batches from that of step `first` on."""
         arguments.whole("batches: size", size, 1)
         if epochs is not None:
             arguments.whole("batches: epochs", epochs, 1)
@@ -113,7 +128,7 @@ class Context:
             me.name,
             columns=columns,
             ragged=ragged,
-            start_step=me.client.step,
+            start_step=first,
             shuffle=self._shuffle,
             epochs=epochs,
         )
@@ -147,8 +162,10 @@ class Context:
             plan = msgspec.structs.replace(plan, steps=arguments.whole("loop: steps", steps, 1))
         ((name, dense),) = self.job.tables.items()
         model = FunctionModel(dense.table(name), self.job, gradient)
-        batches = self.batches(batch_size, epochs=epochs, columns=columns, ragged=ragged)
-        return train_worker(self.worker.client, model, batches, plan)
+        client, self.lost = self.worker.client, self._own.lost
+        first = client.step + self._own.steps
+        batches = self._batches(first, batch_size, epochs, columns, ragged)
+        return train_worker(client, model, batches, plan, own=self._own)
 
     def close(self) -> None:
         """Drop the copy of the rows."""
@@ -202,6 +219,8 @@ def run_function(
     gpus: Sequence[str],
     shuffle: bool,
     compression: Compression,
+    resumed: str | None,
+    first_incarnation: int,
     **options: Any,
 ) -> WorkerReport:
     """Run the function as worker `w<partition>` until it returns, and report on it.
@@ -213,6 +232,13 @@ def run_function(
     name = f"w{partition}"
     with job.worker(name, incarnation=incarnation, compression=compression, **options) as me:
         first_step = me.client.step
+        own = continued(
+            me.client,
+            plan.strategy,
+            resumed=resumed,
+            snapshots=options.get("keep"),
+            first_incarnation=first_incarnation,
+        )
         ctx = Context(
             job,
             me,
@@ -223,6 +249,7 @@ def run_function(
             attempt=attempt,
             gpus=gpus,
             shuffle=shuffle,
+            own=own,
         )
         with ExitStack() as stack:
             stack.callback(ctx.close)
@@ -242,4 +269,5 @@ def run_function(
             serialise_s=times.serialise_s,
             duplicates=me.client.duplicates,
             transports=me.client.transports,
+            lost=ctx.lost,
         )

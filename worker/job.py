@@ -56,9 +56,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             structs.force_setattr(self, field, value)
 
     @property
-    def keeps_residuals(self) -> bool:
-        """Whether workers keep a residual of the gradients that they push."""
-        return self.links.build_compression().push is not None
+    def keeps_own_state(self) -> bool:
+        """Whether workers keep anything between pushes: a residual, or what their strategy does."""
+        return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
     @property
     def rule_name(self) -> str:
@@ -76,7 +76,7 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
     notices = strategy.notices(job.workers, job.rule)
-    plan = structs.replace(job.plan, strategy=strategy)
+    plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)

@@ -51,7 +51,7 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
-_RESIDUALS_S = 5.0  # for workers to write their residuals before they are cancelled
+_STATES_S = 5.0  # for workers to write their own state before they are cancelled
 
 
 class Observer(Protocol):
@@ -220,7 +220,7 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
 
 def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
     """What every worker's task is given."""
-    found = inputs.found if job.keeps_residuals else None
+    found = inputs.found if job.keeps_own_state else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
@@ -233,8 +233,8 @@ def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> T
         compression=job.links.build_compression(),
         device=job.device,
         patience_s=max(PATIENCE_S, patience_s),
-        keep=_seen_by_workers(inputs.snapshots) if job.keeps_residuals else None,
-        residuals=found.store.address if found is not None else None,
+        keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
+        resumed=found.store.address if found is not None else None,
         function=job.function,
     )
 
@@ -341,7 +341,7 @@ class _Run:
             self._watch(future, pressed)
             if future.done():
                 return future.result()
-            self._save_with_residuals()
+            self._save_with_workers()
             self._cancel(future)
             return []
         except DownpourError as error:
@@ -459,11 +459,11 @@ class _Run:
             if wait([future], _CANCEL_S).done:
                 return
 
-    def _save_with_residuals(self) -> None:
-        """Take the last snapshot before the workers are cancelled, if it needs their residuals."""
-        if self.snapshotter is not None and self.job.keeps_residuals:
+    def _save_with_workers(self) -> None:
+        """Take the last snapshot before the workers are cancelled, if it needs their states."""
+        if self.snapshotter is not None and self.job.keeps_own_state:
             self._last = self.job_shards.admin.export()
-            self._save(self._last, _RESIDUALS_S)
+            self._save(self._last, _STATES_S)
 
     def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
         if self.snapshotter is not None:
@@ -484,7 +484,7 @@ class _Run:
     def _report_workers(
         self, reports: Sequence[WorkerReport], wants_last: bool, *, early: bool
     ) -> None:
-        """Report lost residuals, idle workers, and the logs that replace a missing snapshot."""
+        """Report lost states, idle workers, and the logs that replace a missing snapshot."""
         for report in reports:
             if report.lost:
                 self.notify(report.lost)
@@ -532,7 +532,7 @@ def _snapshotter(
         every_s=every_s,
         begins_at=begins_at,
         aligned=job.snapshots.snapshot_aligned,
-        residuals=job.keeps_residuals,
+        worker_states=job.keeps_own_state,
         report=notify,
     )
 

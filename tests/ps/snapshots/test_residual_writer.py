@@ -74,7 +74,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
         SnapshotCatalog(place),
         rules=("momentum",),
         workers=1,
-        residuals=True,
+        worker_states=True,
         report=told.append,
     )
 
@@ -174,7 +174,7 @@ def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
         client.flush()
         client.abort()
         taker.save(console.export())
-    assert told == [f"snapshot {tmp_path / '1'}: without the residuals of w"]
+    assert told == [f"snapshot {tmp_path / '1'}: without the states of workers w"]
     found = SnapshotCatalog(tmp_path).newest_good()
     assert found.manifest.residuals == ()
     assert saved_residual(found.place, "w") is None
