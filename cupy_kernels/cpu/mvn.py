@@ -22,7 +22,8 @@ def backward(dy: Array, kept: Kept, epsilon: float | None, work: Workspace) -> A
     y, deviation = kept
     np.divide(dx, deviation + epsilon, out=dx, casting="same_kind")
     inner = _means(dy * y) / np.where(deviation > 0, deviation, np.inf)
-    return np.subtract(dx, y * inner, out=dx, casting="same_kind")
+    np.subtract(dx, y * inner, out=dx, casting="same_kind")
+    return dx
 
 
 def _means(x: Array) -> Wide:

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.reduction import MAGNITUDES, SQUARES, VALUES
+from cupy_kernels.kernel_specs.reduction import MAGNITUDES, VALUES
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
-_TERMS = {VALUES: lambda x: x, MAGNITUDES: np.abs, SQUARES: np.square}
-
 
 def row_sums(x: Array, term: int, factor: float, work: Workspace) -> Array:
-    sums = _TERMS[term](x).sum(axis=1, dtype=np.float64)
-    return np.multiply(sums, factor, out=work.take("sums", sums.shape), casting="same_kind")
+    sums = work.take("sums", x.shape[:1])
+    wide = _terms(x, term).sum(axis=1, dtype=np.float64)
+    np.multiply(wide, factor, out=sums, casting="same_kind")
+    return sums
 
 
 def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Workspace) -> Array:
@@ -20,8 +20,12 @@ def row_sums_backward(dy: Array, x: Array, term: int, factor: float, work: Works
     if term == VALUES:
         np.copyto(dx, spread)
         return dx
-    slope = np.sign(x, out=dx) if term == MAGNITUDES else np.multiply(x, np.float32(2), out=dx)
-    return np.multiply(slope, spread, out=dx)
+    if term == MAGNITUDES:
+        np.sign(x, out=dx)
+    else:
+        np.multiply(x, np.float32(2), out=dx)
+    np.multiply(dx, spread, out=dx)
+    return dx
 
 
 def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
@@ -31,3 +35,9 @@ def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
     np.copyto(places, order)
     np.copyto(values, np.take_along_axis(x, order, axis=1))
     return places, values
+
+
+def _terms(x: Array, term: int) -> Array:
+    if term == VALUES:
+        return x
+    return np.abs(x) if term == MAGNITUDES else np.square(x)

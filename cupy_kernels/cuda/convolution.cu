@@ -440,16 +440,3 @@ extern "C" __global__ void __launch_bounds__(256)
     y[i] = sum;
   }
 }
-
-// parts[split, column] = the sum of that split's rows of x (rows, columns): the bias's gradient,
-// once `sum_splits` has been over it. Grid (columns / 256, splits).
-extern "C" __global__ void __launch_bounds__(256)
-    column_sums(const float* x, float* parts, i64 rows, i64 columns, i64 splits) {
-  i64 column = first_index(), split = blockIdx.y, each = (rows + splits - 1) / splits;
-  if (column >= columns || split >= splits) return;
-  float sum = 0.0f;
-#pragma unroll 4
-  for (i64 row = split * each; row < smaller(rows, (split + 1) * each); ++row)
-    sum += x[row * columns + column];
-  parts[split * columns + column] = sum;
-}

@@ -32,8 +32,3 @@ extern "C" __global__ void __launch_bounds__(256)
       if (4 * group + k < n) words[4 * group + k] = found.w[k];
   }
 }
-
-// The step's number, counted on the device: a captured graph ends with it.
-extern "C" __global__ void count_step(u64* step) {
-  if (first_index() == 0) *step += 1;
-}

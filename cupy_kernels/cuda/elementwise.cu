@@ -30,7 +30,7 @@ extern "C" __global__ void prelu_backward(const float* dy, const float* x, const
   for (GRID_STRIDE(i, n)) dx[i] = x[i] > 0.0f ? dy[i] : slope[i % channels] * dy[i];
 }
 
-// Each element's share of the slope's gradient; its channel's are summed by column_sums.
+// Each element's share of the slope's gradient; column_partials and column_totals add them up.
 extern "C" __global__ void prelu_slope_terms(const float* dy, const float* x, float* terms, i64 n) {
   for (GRID_STRIDE(i, n)) terms[i] = x[i] > 0.0f ? 0.0f : dy[i] * x[i];
 }

@@ -1,9 +1,17 @@
 """Losses other than that of softmax, in kernels, see `cuda/losses.cu`."""
 
+from typing import Any
+
 import numpy as np
 
 from cupy_kernels.gpu.reduction import sum_rows
-from cupy_kernels.gpu.softmax import loss_scale, number_of_ignored, scaled_total, whole_labels
+from cupy_kernels.gpu.softmax import (
+    fixed_scale,
+    loss_scale,
+    number_of_ignored,
+    scaled_total,
+    whole_labels,
+)
 from cupy_kernels.launch import launch
 from cupy_kernels.types import AnyArray, Array, Labels
 from cupy_kernels.workspace import Workspace
@@ -12,7 +20,7 @@ from cupy_kernels.workspace import Workspace
 def by_class(rule: int, x: Array, labels: Labels, work: Workspace) -> tuple[AnyArray, Array]:
     rows, k = x.shape
     losses, dx = work.take("losses", (1, rows), x), work.take("dx", x.shape, x)
-    arrays = {"x": x, "labels": labels, "losses": losses, "dx": dx}
+    arrays: dict[str, Any] = {"x": x, "labels": labels, "losses": losses, "dx": dx}
     launch("class_loss", **arrays, rule=int(rule), factor=1 / rows, rows=rows, k=k)
     return _total(losses, 1 / rows, work), dx
 
@@ -47,10 +55,11 @@ def sigmoid_cross_entropy(
     x: Array, targets: Array, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Array, Array]:
     losses, dx = (work.take(role, x.shape, x) for role in ("losses", "dx"))
-    labels = targets.reshape(-1)
-    if ignored is not None and divisor is None:  # they are counted
-        labels = whole_labels(labels, 2, ignored, work)
-    scale = loss_scale(labels, ignored, divisor, x, work)
+    if divisor is None and ignored is not None:
+        labels = whole_labels(targets.reshape(-1), 2, ignored, work)
+        scale = loss_scale(labels, ignored, None, x, work)
+    else:
+        scale = fixed_scale(x.size if divisor is None else divisor, x, work)
     launch(
         "sigmoid_loss",
         x=x,

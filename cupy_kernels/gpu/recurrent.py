@@ -17,9 +17,9 @@ def lstm_step(
     counted: Array,
     state: Array,
 ) -> None:
-    known = {"products": products, "cont": cont, "before": before, "cells_before": cells_before}
-    written = {"cells": cells, "hidden": hidden, "counted": counted, "state": state}
-    launch("lstm_forward", gates=gates, **known, **written, **_sizes(hidden))
+    known: dict[str, Any] = {"products": products, "before": before, "cells_before": cells_before}
+    written: dict[str, Any] = {"cells": cells, "hidden": hidden, "counted": counted, "state": state}
+    launch("lstm_forward", gates=gates, cont=cont, **known, **written, **_sizes(hidden))
 
 
 def lstm_step_backward(
@@ -33,10 +33,10 @@ def lstm_step_backward(
     dgates: Array,
     dgates_counted: Array,
 ) -> None:
-    known = {"gates": gates, "cells": cells, "cells_before": cells_before, "cont": cont}
-    given = {"dhidden": dhidden, "dproducts": dproducts, "dcells": dcells}
-    written = {"dgates": dgates, "dgates_counted": dgates_counted}
-    launch("lstm_backward", **given, **known, **written, **_sizes(dhidden))
+    known: dict[str, Any] = {"gates": gates, "cells": cells, "cells_before": cells_before}
+    given: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts, "dcells": dcells}
+    written: dict[str, Any] = {"dgates": dgates, "dgates_counted": dgates_counted}
+    launch("lstm_backward", cont=cont, **given, **known, **written, **_sizes(dhidden))
 
 
 def rnn_step(
@@ -48,8 +48,8 @@ def rnn_step(
     counted: Array,
     state: Array,
 ) -> None:
-    known = {"inputs": inputs, "products": products, "cont": cont, "before": before}
-    written = {"hidden": hidden, "counted": counted, "state": state}
+    known: dict[str, Any] = {"inputs": inputs, "products": products, "cont": cont, "before": before}
+    written: dict[str, Any] = {"hidden": hidden, "counted": counted, "state": state}
     launch("rnn_forward", **known, **written, **_sizes(hidden))
 
 
@@ -61,9 +61,9 @@ def rnn_step_backward(
     dgates: Array,
     dgates_counted: Array,
 ) -> None:
-    known = {"dhidden": dhidden, "dproducts": dproducts, "hidden": hidden, "cont": cont}
-    written = {"dgates": dgates, "dgates_counted": dgates_counted}
-    launch("rnn_backward", **known, **written, **_sizes(hidden))
+    given: dict[str, Any] = {"dhidden": dhidden, "dproducts": dproducts}
+    written: dict[str, Any] = {"dgates": dgates, "dgates_counted": dgates_counted}
+    launch("rnn_backward", hidden=hidden, cont=cont, **given, **written, **_sizes(hidden))
 
 
 def _sizes(state: Array) -> dict[str, Any]:

@@ -66,12 +66,18 @@ def cross_entropy(
 def loss_scale(
     labels: Labels, ignored: int | None, divisor: float | None, like: Array, work: Workspace
 ) -> Array:
-    """1 / divisor, and at least 1, in device memory; None divides by the labels that count."""
+    """1 / divisor, and at most 1, in device memory; None divides by the labels that count."""
+    if divisor is not None or ignored is None:
+        return fixed_scale(labels.size if divisor is None else divisor, like, work)
     scale = work.take("scale", (1,), like)
-    if divisor is None and ignored is not None:
-        launch("loss_scale", labels=labels, scale=scale, ignored=ignored, rows=labels.size)
-    else:
-        scale.fill(1 / max(labels.size if divisor is None else divisor, 1))
+    launch("loss_scale", labels=labels, scale=scale, ignored=ignored, rows=labels.size)
+    return scale
+
+
+def fixed_scale(divisor: float, like: Array, work: Workspace) -> Array:
+    """1 / divisor, and at most 1, in device memory."""
+    scale = work.take("scale", (1,), like)
+    scale.fill(1 / max(divisor, 1))
     return scale
 
 

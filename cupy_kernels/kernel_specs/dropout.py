@@ -8,8 +8,6 @@ from cupy_kernels.kernel_spec import (
     EXACT,
     Kernel,
     Tolerance,
-    changes,
-    one_block,
     over,
     reads,
     scalar,
@@ -49,10 +47,6 @@ def _dropout_apply(
     return {"y": np.where(dropped, 0, float(scale) * x)}
 
 
-def _count_step(step: Any, **_: Any) -> dict[str, Any]:
-    return {"step": step + np.uint64(1)}
-
-
 _QUADRUPLES = over(lambda sizes: -(-sizes["n"] // 4))
 RANDOM_KEY = (reads("step", "1", "u8"), scalar("seed", "u8"), scalar("layer", "u4"))
 
@@ -82,15 +76,6 @@ ROWS = (
         _QUADRUPLES,
         _philox_words,
         bytes_each=4,
-        tolerance=EXACT,
-    ),
-    Kernel(
-        "count_step",
-        "dropout.cu",
-        (changes("step", "1", "u8"),),
-        one_block(32),
-        _count_step,
-        bytes_each=16,
         tolerance=EXACT,
     ),
 )

@@ -63,7 +63,7 @@ def _softmax_loss(
 
 
 def _loss_scale(labels: Any, ignored: int, **_: Any) -> dict[str, Any]:
-    return {"scale": [1 / max(np.count_nonzero(labels != ignored), 1)]}
+    return {"scale": [1 / max(int(np.count_nonzero(labels != ignored)), 1)]}
 
 
 def _top_k_hits(

@@ -152,21 +152,28 @@ def summary_keys() -> str:
 
 
 def caffe_layers() -> str:
-    """A table for each family of layers: a type, its fields, and whether it has kernels."""
+    """A table for each family of layers: a type, its fields, and how it runs on a GPU."""
     parts = []
     for family in FAMILIES:
         title = inspect.cleandoc(family.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         rows = [
             (
                 f"`{name}`",
-                "host" if issubclass(layer, HostLayer) else "kernels, host",
+                _on_a_gpu(layer),
                 _escaped(" ".join(_prose(layer.__doc__).split())),
                 _fields(layer),
             )
             for name, layer in family.ROWS.items()
         ]
-        parts.append(f"{title}\n\n{table(['type', 'runs in', 'what it does', 'fields'], rows)}")
+        parts.append(f"{title}\n\n{table(['type', 'on a GPU', 'what it does', 'fields'], rows)}")
     return "\n\n".join(parts)
+
+
+def _on_a_gpu(layer: type[Layer]) -> str:
+    """How a layer runs in a network on a GPU."""
+    if issubclass(layer, HostLayer):
+        return "on the host"
+    return "kernels" if layer.captures else "kernels, not captured"
 
 
 def _fields(layer: type[Layer]) -> str:

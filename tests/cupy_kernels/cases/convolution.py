@@ -85,8 +85,3 @@ def sums() -> Iterator[Case]:
         order = {"n": n, "channels": channels, "window": window}
         yield Case("sum_splits", {"parts": x, "y": x[0].copy(), "splits": splits, **order})
         yield Case("pack_weights", {"weight": x[0], "packed": x[0].copy(), **order})
-    for rows, columns, splits in ((1, 1, 1), (7, 259, 3), (2, 5, 3), (100, 10, 4)):
-        x = generator.standard_normal((rows, columns), np.float32)
-        parts = np.empty((splits, columns), np.float32)
-        shape = {"rows": rows, "columns": columns, "splits": splits}
-        yield Case("column_sums", {"x": x, "parts": parts, **shape})

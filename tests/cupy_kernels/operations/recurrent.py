@@ -1,5 +1,6 @@
 """Steps of LSTM and RNN layers, against the references of their kernels' rows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def operations(dice: np.random.Generator) -> list[Operation]:
     return [make(dice, inner) for make in (lstm, rnn) for inner in (True, False)]
 
 
-def expected(kernel: str, arrays: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Results:
+def expected(kernel: str, arrays: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Results:
     """What a kernel's reference gives, in the shapes of the operation."""
     flat = {name: None if x is None else wide(x.reshape(-1)) for name, x in arrays.items()}
     found = KERNELS[kernel].reference(**flat, **SIZES)

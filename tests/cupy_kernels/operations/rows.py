@@ -1,12 +1,14 @@
 """Operations on the rows of matrices: sums, the largest values, mean-variance normalisation."""
 
+from typing import Any
+
 import numpy as np
 
 from cupy_kernels import mvn, reduction
 from cupy_kernels.reduction import Term
 from tests.cupy_kernels.operations import Operation, Results, There, Works, draw, wide
 
-TERMS = {
+TERMS: dict[Term, tuple[Any, Any]] = {
     Term.VALUES: (lambda x: x, np.ones_like),
     Term.MAGNITUDES: (np.abs, np.sign),
     Term.SQUARES: (np.square, lambda x: 2 * x),

@@ -26,7 +26,7 @@ from worker.caffe.registry import LAYERS
 
 STEP = 4e-3
 KERNELS = EmulatorBackend(Emulator())
-KINKS = (0.0, -1.0, 0.5)  # of rectifiers, hinges and Clip
+KINKS = (0.0, -1.0, 1.0, 0.5)  # of rectifiers, hinges and Clip
 WITHOUT_GRADIENT = {"Accuracy", "ArgMax", "Silence", "Threshold"}
 
 
@@ -65,13 +65,13 @@ def convolutions(draw: st.DrawFn) -> Setting:
 def deconvolutions(draw: st.DrawFn) -> Setting:
     found = draw(convolutions())
     n, c, _, _ = found.shapes[0]
-    return found._replace(shapes=((n, c, draw(st.integers(2, 3)), draw(st.integers(2, 3))),))
+    return found._replace(shapes=((n, c, draw(st.integers(3, 4)), draw(st.integers(3, 4))),))
 
 
 @st.composite
 def poolings(draw: st.DrawFn) -> Setting:
     kind, k = draw(st.sampled_from(["MAX", "AVE"])), draw(st.integers(1, 3))
-    text = f"kernel_size: {k} stride: {draw(st.integers(1, 2))} pad: {draw(st.integers(0, k - 1))}"
+    text = f"kernel_size: {k} stride: {draw(st.integers(1, k))} pad: {draw(st.integers(0, k - 1))}"
     text += f" round_mode: {draw(st.sampled_from(['CEIL', 'FLOOR']))}"
     if draw(st.booleans()):
         text = "global_pooling: true"

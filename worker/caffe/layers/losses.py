@@ -90,7 +90,7 @@ class EuclideanLoss(_Loss):
         return sums.reshape(()), dx
 
 
-class _ClassLoss(_Loss):
+class ClassLoss(_Loss):
     """A loss of rows of scores, each with the label of its class."""
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -118,7 +118,7 @@ class _ClassLoss(_Loss):
             self.indices(1, column, self.classes)
 
 
-class HingeLoss(_ClassLoss):
+class HingeLoss(ClassLoss):
     """The sum (L1) or sum of squares (L2) of max(0, 1 + score), the true class's score negated."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"hinge_loss_param": frozenset({"norm"})}
@@ -128,7 +128,7 @@ class HingeLoss(_ClassLoss):
         return ClassRule.HINGE if plain else ClassRule.SQUARED_HINGE
 
 
-class MultinomialLogisticLoss(_ClassLoss):
+class MultinomialLogisticLoss(ClassLoss):
     """The mean of -log of the true class's probability, which is at least 1e-20."""
 
     def rule(self) -> ClassRule:

@@ -175,8 +175,11 @@ class _Recurrent(Layer):
     ) -> Array | None:
         """The gradient by x, if wanted; writes those by weight and bias into `out`."""
         dweight, dbias = (*out, None, None)[:2]
-        rule = self._works[role], self.setting.precision
-        return inner_product.backward(dy, x, weight, dweight, dbias, *rule, wanted=wanted)
+        work, precision = self._works[role], self.setting.precision
+        dx: Array | None = inner_product.backward(
+            dy, x, weight, dweight, dbias, work, precision, wanted=wanted
+        )
+        return dx
 
     def _static_back(self, weights: Arrays, out: Gradients, wanted: bool) -> AnyArray | None:
         """The gradient by the third bottom, whose part of the gates is the same in every step."""
