@@ -84,9 +84,10 @@ class _Reported:
 def spark() -> Iterator["SparkSession"]:
     """An embedded Spark session of two slots, shared by the whole run."""
     from deploy.java import java_environment
+    from tests.support.clusters import QUICK_JAVA
     from worker.spark import start_session
 
-    with start_session(None, 2, app="tests", env=java_environment()) as session:
+    with start_session(None, 2, app="tests", env=java_environment() | QUICK_JAVA) as session:
         yield session
 
 

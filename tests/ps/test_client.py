@@ -280,7 +280,6 @@ def test_a_worker_that_dies_frees_the_others(forgotten: bool) -> None:
         else:
             slow.abort()
         assert fast.pull().versions == (1, 1)
-        assert fast.times.waited_s > 0.1
         with AdminClient(cluster) as console:
             standing = {one.worker: one.standing for one in console.status()[0].workers}
         assert standing == {"fast": Standing.ACTIVE, "slow": Standing.EXPIRED}

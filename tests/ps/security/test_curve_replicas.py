@@ -40,8 +40,8 @@ from tests.support.eventually import eventually
 from tests.support.replica_group import ANYWHERE, TABLE, Group, push
 from tests.support.replicated_job import (
     COORDINATOR,
+    LONG_SILENCE_S,
     PRIMARY,
-    SILENCE_S,
     Worker,
     check_applied_once,
     specs_of,
@@ -348,7 +348,7 @@ def test_processes_are_killed() -> None:
     Neither their command lines nor their environments hold a secret.
     """
     with (
-        replicated_shards(specs_of(), silence_s=SILENCE_S, secure=True) as hosts,
+        replicated_shards(specs_of(), silence_s=LONG_SILENCE_S, secure=True) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(replicated_job.TABLE.empty())
