@@ -111,10 +111,13 @@ class Job:
         """A reader of the weights, which registers no worker; a context manager."""
         return Reader(self.cluster, self.views, patience_s=patience_s)
 
-    def read(self) -> Any:
-        """The present weights: the only table's value, or a dict of all tables'."""
+    def read(self, *, consistent: bool = False) -> Any:
+        """The present weights: the only table's value, or a dict of all tables'.
+
+        With `consistent` all shards have applied the same pushes; see `Reader.pull`.
+        """
         with self.reader() as reader:
-            return reader.pull()
+            return reader.pull(consistent=consistent)
 
     def status(self) -> list[ShardStatus]:
         """Every shard's counters and workers; needs the key of the job's operator."""

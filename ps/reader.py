@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.admin_client import AdminClient
 from ps.cluster import Cluster
 from ps.session.events import Unreachable
 from ps.table_views import TableViews
@@ -23,7 +24,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
 from shards import arguments
-from shards.errors import BadInput
+from shards.errors import BadInput, Retry
 from shards.messages import Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
 from shards.wire_format import Buffer
@@ -31,6 +32,7 @@ from shards.wire_format import Buffer
 Floats = NDArray[np.float32]
 
 _RETRY_S = 1.0
+_QUIESCE_S = 10.0  # after which quiesced shards resume by themselves
 
 
 class Sent(msgspec.Struct):
@@ -158,21 +160,42 @@ class Reader:
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         self.versions: tuple[int, ...] = ()
+        self._cluster, self._patience_s = cluster, patience_s
         self._views = views
         self._reads = ReadRequests(cluster, patience_s)
         self._connection: Connection | None = Connection(cluster, patience_s)
 
-    def pull(self, table: str | None = None) -> Any:
+    def pull(self, table: str | None = None, *, consistent: bool = False) -> Any:
         """The present weights, in the structure that was given: a table's, the only one's, or a
         dict of all. `versions` then has each shard's version of them.
 
         Each shard's part is of one version, the parts of different shards may be of different
-        ones. The arrays are the caller's own. Raises `ps.errors.Unreachable` when a shard does not
-        answer for `patience_s` seconds.
+        ones. With `consistent` all shards have applied exactly the same pushes of every worker: the
+        shards are quiesced while they are read, so pushes wait for a few round trips. That needs
+        the key of the job's operator, and must not meet a reshard or an aligned snapshot, whose
+        quiesce it would end; they then fail and change nothing. The arrays are the caller's own.
+        Raises `ps.errors.Unreachable` when a shard does not answer for `patience_s` seconds, or the
+        shards do not come together, and `ps.errors.Retry` when the read took longer than they wait.
         """
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
+        if not arguments.flag("reader: consistent", consistent):
+            return self._built(connection, self._read(connection), table)
+        with AdminClient(self._cluster, patience_s=self._patience_s) as admin:
+            began = time.monotonic()
+            admin.quiesce(_QUIESCE_S)
+            try:
+                done = self._read(connection)
+                took_s = time.monotonic() - began
+            finally:
+                admin.resume()
+        if took_s >= _QUIESCE_S:
+            raise Retry(f"reader: a consistent read took {took_s:.3g} s, and shards wait for less")
+        return self._built(connection, done, table)
+
+    def _read(self, connection: Connection) -> Done:
+        """Read every shard once."""
         request, sends = self._reads.begin(time.monotonic())
         connection.send(sends)
         while True:
@@ -181,7 +204,7 @@ class Reader:
             for shard, reply, frames in connection.links.receive(max(0.0, wait_s)):
                 done = self._reads.receive(shard, reply, frames, time.monotonic())
                 if done is not None and done.request == request:
-                    return self._built(connection, done, table)
+                    return done
             again, ended = self._reads.due(time.monotonic())
             connection.send(again)
             for done in ended:

@@ -217,17 +217,58 @@ def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
         assert client.pull().versions == (1, 1)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_gradient_without_a_number_goes_to_no_shard(cluster: Cluster, value: float) -> None:
+    """It is refused before it is sent, with table and worker, so that no shard applies a part; the
+    push takes no number, and the next one counts everywhere."""
+    gradient = np.ones(512, np.float32)
+    gradient[300] = value  # at the second shard only
+    with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
+        client.pull()
+        with pytest.raises(BadInput, match=r"^push 1: table net (holds NaN|has a norm)") as told:
+            client.push(gradient)
+        one_line(told.value)
+        assert (told.value.table, told.value.worker) == ("net", "w")
+        assert (client.seq, client.clock) == (0, 0)
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (1, 1)
+        assert set(console.read()) == {-1.0}
+
+
+def test_a_single_shard_refuses_what_is_no_number() -> None:
+    """It has the whole push, so nothing is looked at before; the push counts as zeros."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster,
+        Client(cluster, worker="w") as client,
+        AdminClient(cluster) as console,
+    ):
+        client.pull()
+        client.push(np.full(512, np.nan, np.float32), loss=float("nan"))
+        told = "shard 0: push 1 of worker w: table net holds NaN or infinity"
+        with pytest.raises(BadInput, match=told):
+            client.flush()
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (2,)
+        assert set(console.read()) == {-1.0}
+
+
 @pytest.mark.parametrize("spoilt", [(300,), (5, 300)])
-def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) -> None:
+def test_a_gradient_above_the_cap(spoilt: tuple[int, ...]) -> None:
     """Each shard refuses its own part, which counts as zeros; the error is raised once, and the
     next push counts everywhere.
     """
     gradient = np.ones(512, np.float32)
-    gradient[list(spoilt)] = np.nan
-    with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
+    gradient[list(spoilt)] = 1e6
+    rate = Fixed(base_rate=1.0)
+    specs = ps.shard_specs(TABLE, shards=2, schedule=rate, guard=ps.Guard(max_norm=1e3))
+    with (
+        ps.local_shards(specs) as cluster,
+        Client(cluster, worker="w") as client,
+        AdminClient(cluster) as console,
+    ):
         client.pull()
         client.push(gradient, loss=float("nan"))
-        told = "shard [01]: push 1 of worker w: table net holds NaN or infinity"
+        told = "shard [01]: push 1 of worker w: table net has norm 1e.06"
         with pytest.raises(BadInput, match=told) as caught:
             client.flush()
         one_line(caught.value)
