@@ -17,6 +17,7 @@ The worker is a thin layer over `Client`, which it gives arrays in the user's ow
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -129,6 +130,26 @@ class Worker:
         """The steps that this worker has completed, in all its lives."""
         return self.client.clock
 
+    @property
+    def seq(self) -> int:
+        """The number of its last push; at first, of the last applied push of its former lives."""
+        return self.client.seq
+
+    @property
+    def lost(self) -> int:
+        """How many of its acknowledged pushes shards have lost by going back to an autosave."""
+        return self.client.lost
+
+    @property
+    def rtt_s(self) -> float:
+        """The seconds from the last acknowledged push to its acknowledgement."""
+        return self.client.rtt_s
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """What carries the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
+        return self.client.transports
+
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Errors of this block name the worker."""
@@ -164,9 +185,27 @@ class Worker:
         """Wait until every push is acknowledged by every shard."""
         self.client.flush()
 
+    def save(self, path: str | Path) -> None:
+        """Flush, then write the residual of compressed pushes to a file, for `restore`.
+
+        Raises BadInput where pushes are not compressed.
+        """
+        self.client.save(path)
+
+    def restore(self, path: str | Path) -> None:
+        """Before the first push, continue with the residual that an earlier life has saved.
+
+        Raises BadInput when the file is another worker's, or does not fit what the shards hold.
+        """
+        self.client.restore(path)
+
     def close(self) -> None:
         """Wait for the acknowledgements, leave the job, and drop the connections; final."""
         self.client.close()
+
+    def abort(self) -> None:
+        """Drop the connections as a crash would; others wait until the lease expires."""
+        self.client.abort()
 
     def __enter__(self) -> "Worker":
         return self
