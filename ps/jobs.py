@@ -192,6 +192,11 @@ class OwnJob(Job):
         for hosts in self._hosts[-1:]:
             hosts.check()
 
+    @property
+    def degraded_reason(self) -> str:
+        """Why the job might not survive a death that it should survive, in words; else empty."""
+        return self._hosts[-1].degraded_reason if self._hosts else ""
+
     def lost_updates(self) -> list[str]:
         """The updates that deaths of shards have cost since the last call, in words."""
         return [loss for hosts in self._hosts for loss in hosts.lost_updates()]
