@@ -354,6 +354,9 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
         return describe(where, token, patience_s=patience_s)
     if token is not None:
         raise BadInput("token: expected none with a cluster file, which has its own, got one")
+    if not isinstance(where, Cluster | str | os.PathLike):
+        expected = "the address of a shard, the path of a cluster file, or a Cluster"
+        raise arguments.wrong("connect", expected, where)
     return cluster_of(where)
 
 
@@ -406,6 +409,7 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     views = _views(described)
     for name, dense in described.items():
         views.write(name, given.get(name, dense.start), arena)
+        views.check_finite(name, arena)
     return arena
 
 

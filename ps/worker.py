@@ -83,7 +83,8 @@ class AckFuture:
         """
         timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
         if self._ack is None:
-            self._worker.client.wait(self.done, timeout_s)
+            with self._worker._named():
+                self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
             raise Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
@@ -183,7 +184,8 @@ class Worker:
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
-        self.client.flush()
+        with self._named():
+            self.client.flush()
 
     def save(self, path: str | Path) -> None:
         """Flush, then write the residual of compressed pushes to a file, for `restore`.
@@ -255,6 +257,7 @@ class WorkerStep:
         self._pushed: set[str] = set()
         self._pulled_at = 0.0
         self._ack: AckFuture | None = None
+        self._ended = False
 
     @property
     def ack(self) -> AckFuture:
@@ -276,6 +279,7 @@ class WorkerStep:
         version at each shard. The arrays are read-only views where they are float32 and NumPy's:
         use them before the step ends, or copy them.
         """
+        self._check_open()
         if self._replica is None:
             self._replica = self._worker._pull(timeout_s)
             self._pulled_at = time.monotonic()
@@ -304,7 +308,12 @@ class WorkerStep:
         self._views.write(name, table if gradient is _NOTHING else gradient, self._gradients())
         self._pushed.add(name)
 
+    def _check_open(self) -> None:
+        if self._ended:
+            raise BadInput(f"worker {self._worker.name}: the step has ended; expected another")
+
     def _gradients(self) -> Floats:
+        self._check_open()
         if self._arena is None:
             self._arena = self._worker.client.new_gradient(zeroed=False)
         return self._arena
@@ -313,9 +322,16 @@ class WorkerStep:
         """Push what the step was given; a step that was given nothing only ticks the clock."""
         if self._replica is None:
             self.pull(self._views.first)
+        for table in self._pushed:  # a shard that refused its part would not undo the others'
+            self._views.check_finite(table, self._gradients())
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
-        self._ack = self._worker._push(gradients, self._samples, float(self.loss), self._pulled_at)
+        try:
+            loss = float(self.loss)
+        except (TypeError, ValueError):
+            raise arguments.wrong("step: loss", "a number", self.loss) from None
+        self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
     def _drop(self) -> None:
         """Let go of the arrays, so that they can be used again."""
+        self._ended = True
         self._arena = self._replica = None
