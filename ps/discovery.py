@@ -19,9 +19,9 @@ from ps.session.events import NotReady, Unreachable
 from ps.transport.addresses import check_reachable
 from ps.transport.links import Links
 from shards import arguments
-from shards.error_codes import error_of
 from shards.errors import BadInput, Denied, GiveUp, Mismatch
 from shards.messages import PROTOCOL, Describe, Described, Refusal, Remedy, Reply
+from shards.refusals import error_of
 from shards.wire_format import Buffer
 from shards.wire_schema import SCHEMA
 

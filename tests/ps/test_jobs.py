@@ -166,7 +166,7 @@ def test_misused_workers(job: Any) -> None:
                 use()
         text = "step: loss: expected a number, got 'low'"
         with pytest.raises(errors.BadInput, match=text), me.step() as step:
-            step.loss = "low"  # type: ignore[assignment]
+            step.loss = "low"
         inside, ended = Event(), Event()
 
         def until() -> bool:
