@@ -1,7 +1,8 @@
 """Readers: serve a job's weights without being one of its workers.
 
 A reader registers nothing, so no worker waits for it, and it does not wait at the staleness bound.
-It repeats a request until every shard has answered: reading again is always safe. What to send is
+It repeats a request until every shard has answered: reading again is always safe. After a reshard
+the former shards send it to the present ones, and it reads there. What to send is
 decided by `ReadRequests`, which is pure and may have many reads under way; the blocking `Reader`
 here and the one in ps/aio.py drive it.
 """
@@ -43,12 +44,16 @@ class Sent(msgspec.Struct):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A complete read: each shard's version and frames; or the error that ended it."""
+    """A complete read: each shard's version and frames; or the error that ended it.
+
+    With `moved_to` it is not complete: the job is at the shards of this cluster now.
+    """
 
     request: int
     versions: tuple[int, ...] = ()
     frames: tuple[Sequence[Buffer], ...] = ()
     error: Exception | None = None
+    moved_to: Cluster | None = None
 
 
 class ReadRequests:
@@ -78,6 +83,8 @@ class ReadRequests:
             if reply.remedy is Remedy.RETRY:
                 return None  # it is sent again
             del self._under_way[reply.request]
+            if reply.remedy is Remedy.MOVED and len(frames) == 1:
+                return Done(reply.request, moved_to=Cluster.decode(bytes(frames[0])))
             return Done(reply.request, error=error_of(reply))
         if isinstance(reply, Weights):
             asked.answers[shard] = (reply, frames)
@@ -158,9 +165,16 @@ class Reader:
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         self.versions: tuple[int, ...] = ()
-        self._views = views
-        self._reads = ReadRequests(cluster, patience_s)
-        self._connection: Connection | None = Connection(cluster, patience_s)
+        self._views, self._patience_s = views, patience_s
+        self._connection: Connection | None = None
+        self._turn_to(cluster)
+
+    def _turn_to(self, cluster: Cluster) -> Connection:
+        """Read from these shards from now on."""
+        self.close()
+        self._reads = ReadRequests(cluster, self._patience_s)
+        self._connection = Connection(cluster, self._patience_s)
+        return self._connection
 
     def pull(self, table: str | None = None) -> Any:
         """The present weights, in the structure that was given: a table's, the only one's, or a
@@ -173,6 +187,12 @@ class Reader:
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
+        while (done := self._read(connection)).moved_to is not None:
+            connection = self._turn_to(done.moved_to)
+        return self._built(connection, done, table)
+
+    def _read(self, connection: Connection) -> Done:
+        """One read; raises what ends it."""
         request, sends = self._reads.begin(time.monotonic())
         connection.send(sends)
         while True:
@@ -181,7 +201,7 @@ class Reader:
             for shard, reply, frames in connection.links.receive(max(0.0, wait_s)):
                 done = self._reads.receive(shard, reply, frames, time.monotonic())
                 if done is not None and done.request == request:
-                    return self._built(connection, done, table)
+                    return done
             again, ended = self._reads.due(time.monotonic())
             connection.send(again)
             for done in ended:

@@ -232,6 +232,29 @@ def test_readers_register_nothing(job: Any) -> None:
         reader.pull()
 
 
+def test_readers_follow_a_reshard(job: Any) -> None:
+    """What a reader gets after a reshard is from the present shards, not the former ones."""
+
+    async def read(reader: ps.aio.AsyncReader) -> list[float]:
+        return [float(one["b"]) for one in await asyncio.gather(*(reader.pull() for _ in range(9)))]
+
+    async def read_before_and_after() -> None:
+        async with ps.aio.reader(job) as reader:
+            assert set(await read(reader)) == {1.0}
+            job.reshard(1)
+            with job.worker("w0") as me, me.step() as step:
+                step.push({"w": None, "b": 100.0})
+            assert set(await read(reader)) == {0.0}
+
+    with ps.reader(job) as reader, ps.AdminClient(job.cluster) as former:
+        assert reader.pull()["b"] == 1
+        asyncio.run(read_before_and_after())
+        assert reader.pull()["b"] == 0
+        assert reader.versions == (1,)
+        with pytest.raises(errors.Resynchronise, match="has handed over its part"):
+            former.read()
+
+
 def test_coroutines_share_a_reader(job: Any) -> None:
     """Concurrent reads all see weights that are no older than their call; arrays are read-only."""
 
