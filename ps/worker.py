@@ -322,8 +322,6 @@ class WorkerStep:
         """Push what the step was given; a step that was given nothing only ticks the clock."""
         if self._replica is None:
             self.pull(self._views.first)
-        for table in self._pushed:  # a shard that refused its part would not undo the others'
-            self._views.check_finite(table, self._gradients())
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
         try:
             loss = float(self.loss)
