@@ -170,7 +170,7 @@ app.command()(simulate)
 
 @app.command()
 def version() -> None:
-    """Print the version and the build id, which all parts of a cluster must share."""
+    """Print the version and the build id, which the processes of a run must share."""
     typer.echo(f"downpour {__version__} build {build_id()}")
 
 

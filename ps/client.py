@@ -64,10 +64,7 @@ def _by_one_thread(
     @wraps(method)
     def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
         if not client._user.acquire(blocking=False):
-            raise BadInput(
-                f"client of worker {client.worker}: it is in use by another thread; make one client"
-                " for each thread"
-            )
+            raise client._misused("it is in use by another thread; make one for each thread")
         try:
             return method(client, *args, **options)
         finally:
@@ -615,7 +612,12 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BadInput(f"client of worker {self.worker}: it is closed")
+            raise self._misused("it is closed")
+
+    def _misused(self, text: str) -> BadInput:
+        error = BadInput(f"worker {self.worker}: {text}")
+        error.worker = self.worker
+        return error
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""

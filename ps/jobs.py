@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -32,8 +32,10 @@ from ps.launch.threads import local_shards
 from ps.reader import Reader
 from ps.resharding import reshard
 from ps.session.compression import Compression
+from ps.snapshots.object_store import Place
 from ps.table_views import TableViews
 from ps.tables import Dense, Tables, tables_of
+from ps.transport.link_model import LinkModel
 from ps.wal.catalog import load_state, logs_of
 from ps.worker import Worker
 from shards import arguments
@@ -44,6 +46,7 @@ from shards.repartition import repartition
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout
+from shards.versions import Allocator
 
 Floats = NDArray[np.float32]
 
@@ -58,6 +61,19 @@ class On(StrEnum):
     THREADS = "threads"
     PROCESSES = "processes"
     RAY = "ray"
+
+
+class WorkerOptions(TypedDict, total=False):
+    """How a worker speaks with the shards; see `Job.worker`."""
+
+    retry_s: float
+    in_flight: int | None
+    compression: Compression | str | Mapping[str, Compression | str] | None
+    keep: Place | None
+    link: LinkModel | str | None
+    allocate: Allocator
+    transport: str
+    stripes: int | None
 
 
 class StartOptions(LaunchOptions, total=False):
@@ -90,20 +106,33 @@ class Job:
         incarnation: int = 0,
         prefetch: int = 0,
         patience_s: float = 30.0,
-        **options: Any,
+        **options: Unpack[WorkerOptions],
     ) -> Worker:
         """Register a worker, for which others wait at the staleness bound; a context manager.
 
         A restarted worker takes a higher `incarnation` and continues after its last applied push.
         `prefetch` requests the weights of that many steps ahead, which hides the link and adds
         as much staleness. `patience_s` is the longest silence of a shard before
-        `ps.errors.Unreachable`. Further options are those of `ps.Client`; the compression is by
-        default what the tables describe.
+        `ps.errors.Unreachable`. Further options:
+
+        - `compression`: how pushes and pulls travel, for all tables or by name; by default what
+          the tables describe.
+        - `transport`: `auto`, `shm`, `ipc` or `tcp`, for shards on this host.
+        - `in_flight`: the most pushes that are unacknowledged when another is sent; `stripes`: the
+          TCP connections to each shard. By default, what the link needs.
+        - `retry_s`: seconds after which an unanswered message is sent again; 1.
+        - `link`: a modelled slow link to put all traffic behind, such as `"rtt=100ms"`.
+        - `keep`: where the job's snapshots go, with each of which the residual is written.
+        - `allocate`: a function from a number of floats to an array, such as a page-locked one.
+
+        Raises BadInput naming the option, `ps.errors.Mismatch` where the shards speak another
+        protocol, and `ps.errors.Fenced` where a later life has the name.
         """
         ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
-        options.setdefault("compression", _compression(self.tables))
+        arguments.known("worker: options", options, WorkerOptions.__annotations__)
+        given: WorkerOptions = {"compression": _compression(self.tables), **options}
         client = Client(
-            self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **options
+            self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **given
         )
         return Worker(client, self.views, ahead)
 
@@ -165,6 +194,11 @@ class OwnJob(Job):
         """Raise `ps.errors.GiveUp` naming a shard that has died for good."""
         for hosts in self._hosts[-1:]:
             hosts.check()
+
+    @property
+    def degraded_reason(self) -> str:
+        """Why the job might not survive a death that it should survive, in words; else empty."""
+        return self._hosts[-1].degraded_reason if self._hosts else ""
 
     def lost_updates(self) -> list[str]:
         """The updates that deaths of shards have cost since the last call, in words."""
@@ -323,6 +357,9 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
         return describe(where, token, patience_s=patience_s)
     if token is not None:
         raise BadInput("token: expected none with a cluster file, which has its own, got one")
+    if not isinstance(where, Cluster | str | os.PathLike):
+        expected = "the address of a shard, the path of a cluster file, or a Cluster"
+        raise arguments.wrong("connect", expected, where)
     return cluster_of(where)
 
 
@@ -375,6 +412,7 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     views = _views(described)
     for name, dense in described.items():
         views.write(name, given.get(name, dense.start), arena)
+        views.check_finite(name, arena)
     return arena
 
 

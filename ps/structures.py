@@ -123,7 +123,8 @@ class Structure:
             if plain.shape != leaf.shape:
                 raise BadInput(f"{leaf.name}: expected shape {leaf.shape}, got {plain.shape}")
             if plain is not target:
-                np.copyto(target, plain, casting="same_kind")
+                with np.errstate(over="ignore"):  # infinity is found, and named, later
+                    np.copyto(target, plain, casting="same_kind")
 
     def build(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the arrays `tensors`, by name; float32 is not copied."""

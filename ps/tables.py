@@ -26,6 +26,7 @@ Floats = NDArray[np.float32]
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
 _UNSCALED = (1.0, 1.0)
+_SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers")
 
 
 class TableForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class Dense:
 
         Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
         """
+        arguments.known("Dense: settings", settings, _SETTINGS)
         return cls(params, **settings)
 
     @classmethod
@@ -97,7 +99,7 @@ class Dense:
         if not isinstance(shapes, Mapping):
             raise arguments.wrong("shapes", "a dict of shapes by name", shapes)
         table = DenseTable(ONLY, tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
-        return cls(table.views(table.empty()), **settings)
+        return cls.like(table.views(table.empty()), **settings)
 
     @classmethod
     def described(cls, table: DenseTable, form: TableForm | None) -> "Dense":

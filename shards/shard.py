@@ -38,6 +38,7 @@ from shards.messages import (
     Probe,
     Pull,
     Push,
+    Read,
     Registered,
     Renew,
     Request,
@@ -212,7 +213,7 @@ class Shard:
             raise BadMessage(
                 f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
-        if self.move.moved_to is not None and isinstance(message, FromWorker):
+        if self.move.moved_to is not None and isinstance(message, FromWorker | Read):
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(

@@ -75,11 +75,11 @@ def loop(
     """Take `steps` steps as worker `name`, counted over all its incarnations, and report on them.
 
     `batches` must start at the worker's next step; the loop ends early, without error, with them.
-    The rate and the weight decay of steps on the worker's own weights are those of the job's table:
-    give `ps.connect` the tables where another process has started the job. `prefetch` requests
-    weights a step ahead. Further options are those of `ps.Client`: with `keep`, the place of the
-    job's snapshots, a restarted worker continues with what its strategy keeps between pushes, as
-    the newest of them has it. Raises BadInput for a job with several tables.
+    The rate and the weight decay of steps on the worker's own weights are those of the job's table.
+    `prefetch` requests weights a step ahead. Further options are those of `ps.Job.worker`: with
+    `keep`, the place of the job's snapshots, a restarted worker continues with what its strategy
+    keeps between pushes, as the newest of them has it. Raises BadInput for a job with several
+    tables.
     """
     arguments.instance("job", job, ps.Job, "a ps.Job")
     own = iter(arguments.iterable("batches", batches, "an iterable of batches"))

@@ -83,9 +83,9 @@ def test_names_in_sentences_are_public(page: str) -> None:
 
 def test_deep_imports_are_found() -> None:
     """The check finds a deep module, a private name and a name that is not exported."""
-    assert faults("import ps\nfrom worker import train\nps.Client") == []
+    assert faults("import ps\nfrom worker import train\nps.Worker") == []
     assert faults("from shards.rules import SGD") == ["import of shards.rules"]
     assert faults("import ps.client") == ["import of ps.client"]
     assert faults("import ps\nps.client.Client") == ["ps does not export client"]
-    assert faults("import ps\nps.Client._call") == ["private _call"]
+    assert faults("import ps\nps.Worker._call") == ["private _call"]
     assert faults("from worker.caffe import fillers") == ["worker.caffe does not export fillers"]

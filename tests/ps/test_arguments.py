@@ -126,9 +126,7 @@ def test_a_client_in_another_thread() -> None:
         thread = Thread(target=wait_at_the_bound)
         thread.start()
         inside.wait()
-        text = (
-            "client of worker w0: it is in use by another thread; make one client for each thread"
-        )
+        text = "worker w0: it is in use by another thread; make one for each thread"
         calls: tuple[Callable[[], object], ...] = (
             client.pull,
             client.flush,

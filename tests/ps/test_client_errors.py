@@ -348,7 +348,7 @@ def test_a_client_is_closed_once(cluster: Cluster) -> None:
         lambda: client.push(TABLE.empty()),
     ]
     for call in calls:
-        with pytest.raises(BadInput, match=r"^client of worker w: it is closed$"):
+        with pytest.raises(BadInput, match=r"^worker w: it is closed$"):
             call()
     client.abort()
 
