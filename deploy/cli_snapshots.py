@@ -58,7 +58,9 @@ def restore(
     origin: Origin,
     output: Annotated[
         Path,
-        typer.Option(help="The .safetensors or .caffemodel file to write.", show_default=False),
+        typer.Option(
+            help="The .safetensors, .h5 or .caffemodel file to write.", show_default=False
+        ),
     ],
     solver: Annotated[
         Path | None,

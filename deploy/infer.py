@@ -15,8 +15,9 @@ from worker.caffe.phases import Phase
 from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
+from worker.caffe.weights import read_weights
 from worker.device_selection import lent, parse_device
-from worker.inference import check_blobs, evaluate, features, read_weights
+from worker.inference import check_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_source, part_to_test
 
 _BATCH_ROWS = 100
@@ -36,7 +37,7 @@ def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> d
     source, net = _fitted(read.tests[0].net, data, _split(None, data))
     model = CaffeModel(net)
     needed = model.net.tensors_for(model.net.outputs)
-    arena = read_weights(weights, model.table, model.initial(0), needed)
+    arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     with threadpool_limits(1), lent(arena, wanted) as there:
         return evaluate(model, there, source.batches(), model.net.batch_size)
 
@@ -68,7 +69,7 @@ def run_features(
     model = CaffeModel(fitted)
     check_blobs(model, blobs)
     needed = model.net.tensors_for(blobs)
-    arena = read_weights(weights, model.table, model.initial(0), needed)
+    arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     try:
         output.mkdir(parents=True)
     except OSError as error:

@@ -19,10 +19,10 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import Solver, read_solver
-from worker.caffe.weights import write_caffemodel
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import starting_weights
 from worker.dataframes import check_columns, first_shape
 from worker.evaluation import Evaluation, EvaluationPlan
-from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.option_fields import Parsed, keyword_options, option
@@ -44,15 +44,9 @@ class Trained(msgspec.Struct, frozen=True):
     evaluations: tuple[Evaluation, ...] = ()
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights as .caffemodel or .safetensors, by the path's suffix."""
+        """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
         target = paths.path("save: path", path)
-        if target.suffix not in (".caffemodel", ".safetensors"):
-            raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {target.suffix!r}")
-        net = CaffeModel(self.solver.train).net
-        if target.suffix == ".caffemodel":
-            write_caffemodel(target, net, self.weights)
-        else:
-            write_safetensors(target, net.table, self.weights)
+        write_weights(target, CaffeModel(self.solver.train).net, self.weights)
         return target
 
 
@@ -150,7 +144,12 @@ def _start(
     A resumed job does not read the solver's files.
     """
     files = () if resume is not None else tuple(solver.weights)
-    return starting_weights(CaffeModel(solver.train), files if path is None else (path,), seed)
+    weights, reports = starting_weights(
+        CaffeModel(solver.train), files if path is None else (path,), seed
+    )
+    for report in reports:
+        _LOG.info(str(report))
+    return weights
 
 
 def _evaluator(

@@ -12,8 +12,8 @@ from pathlib import Path
 from shards.errors import DownpourError
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import write_caffemodel
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 
 _DEMO = Path(__file__).parents[2] / "deploy/demo"
 _SOLVER, _NET = "lenet_solver.prototxt", "lenet_train_test.prototxt"
@@ -34,8 +34,8 @@ def run(files: int, seed: int) -> tuple[int, int]:
             shutil.copy(_DEMO / file, folder)
         model = CaffeModel(read_solver(folder / _SOLVER, _SHAPE).train)
         weights = model.initial(1)
-        write_caffemodel(folder / "w.caffemodel", model.net, weights)
-        write_safetensors(folder / "w.safetensors", model.table, weights)
+        for name in ("w.caffemodel", "w.h5", "w.safetensors"):
+            write_weights(folder / name, model.net, weights)
         whole = {path: path.read_bytes() for path in sorted(folder.iterdir())}
         for number in range(files):
             path = dice.choice(list(whole))
@@ -44,7 +44,7 @@ def run(files: int, seed: int) -> tuple[int, int]:
                 if path.suffix == ".prototxt":
                     read_solver(folder / _SOLVER, _SHAPE)
                 else:
-                    read_weights(path, model.table, weights.copy())
+                    read_weights(path, model.net, weights)
                 read += 1
             except DownpourError:
                 pass

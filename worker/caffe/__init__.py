@@ -2,8 +2,8 @@
 
 A `Description` describes a network, and `CaffeModel` runs it. `LAYERS` is the registry of layer
 types, and `Layer` the class to derive one from; `HostLayer` is simpler and has no kernels.
-`solver.read_solver` reads how to train a network, and `weights` converts weights to and from
-.caffemodel files. Importing this package alone loads none of these.
+`solver.read_solver` reads how to train a network, and `weights` copies weights by layer
+name from files (`weight_files`). Importing this package alone loads none of these.
 """
 
 from importlib import import_module

@@ -11,7 +11,8 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import into_arena, read_caffemodel, write_caffemodel
+from worker.caffe.weight_files import read_blobs, write_weights
+from worker.caffe.weights import into_arena
 from worker.model import Batch
 
 PARAMETERS = {
@@ -51,14 +52,14 @@ def test_a_net_computes_what_opencv_computes(name: str, tmp_path: Path) -> None:
     ours = model.forward(weights, {"data": image}, ["prob"])["prob"]
 
     (tmp_path / "net.prototxt").write_text(text)
-    write_caffemodel(tmp_path / "net.caffemodel", model.net, weights)
+    write_weights(tmp_path / "net.caffemodel", model.net, weights)
     theirs = cv2.dnn.readNetFromCaffe(
         str(tmp_path / "net.prototxt"), str(tmp_path / "net.caffemodel")
     )
     theirs.setInput(image)
     np.testing.assert_allclose(ours, theirs.forward("prob"), rtol=2e-3, atol=1e-6)
     back = model.table.empty()
-    assert into_arena(read_caffemodel(tmp_path / "net.caffemodel"), model.table, back, "file") == ()
+    into_arena(read_blobs(tmp_path / "net.caffemodel"), model.net, back, "file")
     np.testing.assert_array_equal(back, weights)
     assert count == PARAMETERS[name]
 
