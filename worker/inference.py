@@ -24,6 +24,7 @@ def evaluate(
     model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
+    model.net.reset()
     sums: dict[str, float] = {}
     seen = 0
     for part in slices(rows, batch_size):
@@ -50,6 +51,7 @@ def features(
     `label` if the rows have one.
     """
     check_blobs(model, blobs)
+    model.net.reset()
     seen = 0
     for part in slices(rows, batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.row_shape), blobs)

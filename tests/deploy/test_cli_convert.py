@@ -1,5 +1,6 @@
 """`downpour convert`: weights, solver states and nets from one format into another."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def model(job: Path) -> CaffeModel:
 def test_weights_survive_every_format(downpour: Run, model: CaffeModel) -> None:
     """From each format into the next and back to the first: the same floats, listed by name."""
     path = [f"w.{end}" for end in ("caffemodel", "h5", "safetensors")]
-    for source, target in (*zip(path, path[1:], strict=False), (path[2], "back.caffemodel")):
+    for source, target in (*pairwise(path), (path[2], "back.caffemodel")):
         status, out, err = downpour("convert", source, target)
         assert (status, err) == (0, "")
         assert out.splitlines()[0] == "conv/0  4 x 1 x 3 x 3"

@@ -145,6 +145,9 @@ class Layer(ABC):
         """What the latest forward pass subtracts from each buffer, by the tensor's index."""
         return {}
 
+    def reset(self) -> None:  # noqa: B027  # few keep anything
+        """Forget what the layer keeps from one forward pass for the next, if anything."""
+
     def fuse_relu(self) -> bool:
         """Apply a ReLU in this layer's own forward pass from now on, and return whether it can."""
         return False

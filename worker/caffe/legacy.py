@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from shards.errors import BadInput
-from worker.caffe.caffe_pb2 import BlobProto, LayerParameter, NetParameter, V1LayerParameter
+from worker.caffe.caffe_pb2 import (
+    BlobProto,
+    LayerParameter,
+    NetParameter,
+    ParamSpec,
+    V1LayerParameter,
+)
 from worker.caffe.legacy_v0 import from_version_0, without_padding_layers
 
 # Where the new name is not the old one in camel case.
@@ -94,7 +100,7 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
         if decay_mult is not None:
             param.decay_mult = decay_mult
         if mode is not None:
-            param.share_mode = mode
+            param.share_mode = ParamSpec.DimCheckMode.ValueType(mode)
     for setting, value in old.ListFields():
         if setting.name.endswith("_param"):
             getattr(new, setting.name).CopyFrom(value)

@@ -216,6 +216,11 @@ class Network:
             fillers.fill(tensor, name, self._fillers[name], seed)
         return arena
 
+    def reset(self) -> None:
+        """Forget what layers keep from one forward pass for the next: the state of an LSTM."""
+        for node in self.nodes:
+            node.layer.reset()
+
     def forward(
         self,
         weights: Array,

@@ -1,9 +1,11 @@
 """Recurrent layers over sequences (time, batch, ...): RNN and LSTM. They have no kernels.
 
 The second bottom, `cont` (time, batch), is 0 where a sequence begins: the state before it does not
-count. A third bottom (batch, ...) is an input of every step. Each batch starts from a state of
-zeros, or with expose_hidden from bottoms (1, batch, outputs), and then the last state is a top. As
-in Caffe, a gradient of the last state is ignored: none travels from one batch to the one before.
+count. A third bottom (batch, ...) is an input of every step. Each batch continues from the last
+state of the batch before, as in Caffe, so a sequence may be longer than a batch; each worker has a
+state of its own. The first batch, and one of another size, starts from zeros. With expose_hidden
+the first state is a bottom (1, batch, outputs), and the last one a top. As in Caffe, a gradient of
+the last state is ignored: none travels from one batch to the one before.
 """
 
 from abc import abstractmethod
@@ -68,6 +70,7 @@ class _Recurrent(HostLayer):
             self.add_parameter((wide, prod(self.bottoms[2][1:])), param.weight_filler)
         self.add_parameter((wide, self._outputs), param.weight_filler)
         self.add_output_parameters()
+        self.reset()
         return ((x[0], x[1], self._outputs), *(state,) * states)
 
     def add_output_parameters(self) -> None:  # an LSTM has none
@@ -89,6 +92,15 @@ class _Recurrent(HostLayer):
     def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
         """The gradient by the hidden units of all steps; writes those of its tensors."""
 
+    def reset(self) -> None:
+        self._kept: State = []
+
+    def _begin(self, batch: int) -> State:
+        """The state before the first step of a batch, where no bottoms give it."""
+        if self._kept and len(self._kept[0]) == batch:
+            return self._kept
+        return [np.zeros((batch, self._outputs), np.float32)] * self.STATES
+
     def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         x, cont = bottoms[:2]
         time, batch = x.shape[:2]
@@ -99,7 +111,7 @@ class _Recurrent(HostLayer):
             self._still = bottoms[2].reshape(batch, -1)
             gates = gates + self._still @ weights[2].T
         given = [b[0] for b in bottoms[self._first :]]
-        state = given or [np.zeros((batch, self._outputs), np.float32)] * self.STATES
+        state = given or self._begin(batch)
         self._steps: list[tuple[AnyArray, ...]] = []
         self._before, hidden = [], []
         for t in range(time):
@@ -107,7 +119,7 @@ class _Recurrent(HostLayer):
             self._before.append(before)
             state = self.step(gates[t] + before @ weights[self._recurrent].T, state, self._cont[t])
             hidden.append(state[0])
-        self._hidden = np.stack(hidden)
+        self._kept, self._hidden = state, np.stack(hidden)
         last = [s[None] for s in state] if given else []
         return (self.output(self._hidden, weights), *last)
 
