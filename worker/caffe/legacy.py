@@ -100,7 +100,8 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
         if decay_mult is not None:
             param.decay_mult = decay_mult
         if mode is not None:
-            param.share_mode = ParamSpec.DimCheckMode.ValueType(mode)
+            called = V1LayerParameter.DimCheckMode.Name(mode)
+            param.share_mode = ParamSpec.DimCheckMode.Value(called)
     for setting, value in old.ListFields():
         if setting.name.endswith("_param"):
             getattr(new, setting.name).CopyFrom(value)

@@ -116,6 +116,7 @@ def test_every_setting_of_version_0_has_its_place() -> None:
     for name, (present, messages) in FIELDS.items():
         for kind, message in messages.items():
             described = LayerParameter.DESCRIPTOR.fields_by_name[message].message_type
+            assert described is not None
             assert present in described.fields_by_name, (name, kind)
 
 

@@ -4,24 +4,31 @@ import numpy as np
 import pytest
 
 from cupy_kernels.types import AnyArray
-from tests.support.caffe_nets import blob, layer
+from worker.caffe.caffe_pb2 import LayerParameter
 from worker.caffe.model import CaffeModel
-from worker.caffe.net import Description, Network
+from worker.caffe.net import Network
+from worker.caffe.nets import LSTM, RNN, EuclideanLoss, Input, Net, Reshape
 
 TIME, BATCH, SIZE, OUTPUTS = 6, 2, 3, 4
-FILLER = 'weight_filler { type: "uniform" min: -0.5 max: 0.5 }'
+FILLER = {"weight_filler": {"type": "uniform", "min": -0.5, "max": 0.5}}
+KINDS = {"RNN": RNN, "LSTM": LSTM}
 STATES = {"RNN": 1, "LSTM": 2}
 
 
-def network(kind: str, time: int, *, exposed: bool = False) -> Network:
+def layers(kind: str, time: int, *, exposed: bool = False) -> list[LayerParameter]:
     states = [f"s{number}" for number in range(STATES[kind] * exposed)]
-    text = blob("x", time, BATCH, SIZE) + blob("cont", time, BATCH)
-    text += "".join(blob(name, 1, BATCH, OUTPUTS) for name in states)
-    settings = f"num_output: {OUTPUTS} {FILLER} expose_hidden: {str(exposed).lower()}"
-    tops = "".join(f' top: "{name}_T"' for name in states)
-    bottoms = " ".join(("x", "cont", *states))
-    text += layer(kind, "y", bottoms, f"{tops} recurrent_param {{ {settings} }}")
-    return Network(Description(text))
+    settings = {"num_output": OUTPUTS, "expose_hidden": exposed} | FILLER
+    tops = ["y", *(f"{name}_T" for name in states)]
+    return [
+        Input("x", shape=(time, BATCH, SIZE)),
+        Input("cont", shape=(time, BATCH)),
+        *(Input(name, shape=(1, BATCH, OUTPUTS)) for name in states),
+        KINDS[kind]("y", ["x", "cont", *states], top=tops, **settings),
+    ]
+
+
+def network(kind: str, time: int, *, exposed: bool = False) -> Network:
+    return Network(Net(kind, layers(kind, time, exposed=exposed)).description())
 
 
 def rows() -> dict[str, AnyArray]:
@@ -70,11 +77,14 @@ def test_what_is_kept_is_forgotten(kind: str) -> None:
 
 def test_a_batch_of_another_size_starts_from_zeros() -> None:
     """The rows of two batches are different sequences if their numbers differ."""
-    text = blob("rows", 12, SIZE) + blob("conts", 12)
-    text += layer("Reshape", "x", "rows", "reshape_param { shape { dim: 6 dim: -1 dim: 3 } }")
-    text += layer("Reshape", "cont", "conts", "reshape_param { shape { dim: 6 dim: -1 } }")
-    text += layer("LSTM", "y", "x cont", f"recurrent_param {{ num_output: {OUTPUTS} {FILLER} }}")
-    net = Network(Description(text))
+    parts = [
+        Input("rows", shape=(12, SIZE)),
+        Input("conts", shape=(12,)),
+        Reshape("x", "rows", shape=(6, -1, SIZE)),
+        Reshape("cont", "conts", shape=(6, -1)),
+        LSTM("y", ["x", "cont"], num_output=OUTPUTS, **FILLER),
+    ]
+    net = Network(Net("sizes", parts).description())
     weights, batch = net.initial(1), rows()
     columns = {"rows": batch["x"].reshape(12, SIZE), "conts": np.ones(12, np.float32)}
     alone = {name: column[:6] for name, column in columns.items()}
@@ -102,15 +112,14 @@ def test_the_kept_state_is_a_constant_of_the_gradient(kind: str) -> None:
     for net in (kept, given):
         found.append(net.table.empty())
         net.backward(weights, found[-1], {"y": np.ones((3, BATCH, OUTPUTS), np.float32)})
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     assert found[0].any()
 
 
 def test_each_model_has_a_state_of_its_own() -> None:
     """Two workers' models do not share it, and training continues where the batch before ended."""
-    text = network("LSTM", 2).description.prototxt
-    loss = layer("EuclideanLoss", "loss", "y aim")
-    description = Description(text + blob("aim", 2, BATCH, OUTPUTS) + loss)
+    ends = [Input("aim", shape=(2, BATCH, OUTPUTS)), EuclideanLoss("loss", ["y", "aim"])]
+    description = Net("two", [*layers("LSTM", 2), *ends]).description()
     one, other = CaffeModel(description), CaffeModel(description)
     weights, out = one.initial(1), one.table.empty()
     batch = {name: column[1:3] for name, column in rows().items()}
