@@ -14,15 +14,29 @@ if TYPE_CHECKING:
     from worker.caffe.model import CaffeModel
     from worker.caffe.net import Description
     from worker.caffe.registry import LAYERS
+    from worker.caffe.weight_files import write_weights
+    from worker.caffe.weights import Copied, read_weights
 
-__all__ = ["LAYERS", "CaffeModel", "Description", "HostLayer", "Layer"]
+__all__ = [
+    "LAYERS",
+    "CaffeModel",
+    "Copied",
+    "Description",
+    "HostLayer",
+    "Layer",
+    "read_weights",
+    "write_weights",
+]
 
 _HOMES = {
     "LAYERS": "worker.caffe.registry",
     "CaffeModel": "worker.caffe.model",
+    "Copied": "worker.caffe.weights",
     "Description": "worker.caffe.net",
     "HostLayer": "worker.caffe.layer",
     "Layer": "worker.caffe.layer",
+    "read_weights": "worker.caffe.weights",
+    "write_weights": "worker.caffe.weight_files",
 }
 
 

@@ -21,6 +21,7 @@ Array = NDArray[Any]
 
 _MOST_OBJECTS = 100_000
 _DEEPEST = 32
+_LONGEST = 4096  # bytes of a text
 _FAULTS = (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError)
 """What h5py raises for a damaged file."""
 
@@ -39,11 +40,13 @@ def read_arrays(path: Path, names: tuple[str, ...] = ()) -> dict[str, Array]:
 
 
 def read_string(path: Path, name: str) -> str:
-    """The text of a dataset, "" if the file lacks it; raises BadInput."""
+    """The text of a dataset, "" if the file has no short one of that name; raises BadInput."""
+    import h5py
+
     with _opened(path) as file:
-        if name not in file:
-            return ""
-        value = file[name][()] if file[name].shape == () and file[name].nbytes <= 4096 else b""
+        item = file.get(name)
+        short = isinstance(item, h5py.Dataset) and item.shape == () and item.nbytes <= _LONGEST
+        value = item[()] if short else b""
         return value.decode(errors="replace") if isinstance(value, bytes) else ""
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shards.tables import KeyRange, segments
+from tests.support.serial_solver import SerialSolver
 from worker.caffe.model import CaffeModel
 from worker.caffe.nets import Convolution, InnerProduct, Input, Net, Pooling, ReLU, SoftmaxWithLoss
-from worker.caffe.solver import Solver, read_solver
+from worker.caffe.solver import read_solver
 from worker.caffe.solver_state import history_of
 
 NUMBERS = np.load(Path(__file__).parents[2] / "data" / "caffe" / "solver_runs.npz")
@@ -60,17 +60,15 @@ def test_a_solver_file_does_what_caffe_does_with_it(name: str, tmp_path: Path) -
     NET.save(tmp_path / "net.prototxt")
     text = f'net: "net.prototxt" max_iter: {ITERATIONS} {SOLVERS[name]}'
     (tmp_path / "solver.prototxt").write_text(text)
-    solver = read_solver(tmp_path / "solver.prototxt")
-    model = CaffeModel(solver.train)
-    weights = laid_out(NUMBERS["start"], model)
-    slots = {slot: model.table.empty() for slot in solver.rule.slot_names}
+    runs = SerialSolver(read_solver(tmp_path / "solver.prototxt"))
+    runs.weights = laid_out(NUMBERS["start"], runs.model)
     for step in range(ITERATIONS):
-        loss, weights = update(model, solver, weights, slots, step)
+        loss = runs.step({"data": NUMBERS["X"][step], "label": NUMBERS["Y"][step]})
         assert loss == pytest.approx(NUMBERS[f"{name}|losses"][step], rel=1e-5)
-        expected = laid_out(NUMBERS[f"{name}|weights"][step], model)
-        np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-6)
-        if step == 3 and slots:
-            history = history_of(slots, model.table, solver.rule)
+        expected = laid_out(NUMBERS[f"{name}|weights"][step], runs.model)
+        np.testing.assert_allclose(runs.weights, expected, rtol=1e-6, atol=1e-6)
+        if step == 3 and runs.slots:
+            history = history_of(runs.slots, runs.table, runs.solver.rule)
             theirs = np.concatenate([np.ravel(slot) for slot in NUMBERS[f"{name}|slots"]])
             ours = np.concatenate([array.ravel() for array in history])
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-7)
@@ -84,23 +82,3 @@ def laid_out(flat: Floats, model: CaffeModel) -> Floats:
         start += view.size
     assert start == flat.size
     return arena
-
-
-def update(
-    model: CaffeModel, solver: Solver, weights: Floats, slots: dict[str, Floats], step: int
-) -> tuple[float, Floats]:
-    """One iteration; returns the loss and the new weights, and advances the slots."""
-    gradient, out = model.table.empty(), model.table.empty()
-    batch = {"data": NUMBERS["X"][step], "label": NUMBERS["Y"][step]}
-    loss = model.gradient(weights, batch, gradient, step=step, seed=0)
-    solver.rule.apply(
-        weights,
-        gradient,
-        tuple(slots.values()),
-        out,
-        segments(model.table, KeyRange(0, model.table.size)),
-        rate=solver.schedule.rate(step),
-        decay=solver.decay,
-        count=step + 1,
-    )
-    return loss, out
