@@ -121,6 +121,9 @@ def features(
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
 
 
+app.command()(convert)
+
+
 @app.command()
 def doctor(
     cluster: Annotated[
@@ -166,7 +169,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-app.command()(convert)
 app.command()(simulate)
 
 

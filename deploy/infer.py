@@ -34,7 +34,7 @@ def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> d
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = _fitted(read.tests[0].net, data, _split(None, data))
+    source, net = fitted(read.tests[0].net, data, _split(None, data))
     model = CaffeModel(net)
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
@@ -65,8 +65,8 @@ def run_features(
     if output.exists():
         raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
     read = Description(read_text(net), Phase.TEST, file=str(net))
-    source, fitted = _fitted(read, data, _split(split, data))
-    model = CaffeModel(fitted)
+    source, shaped = fitted(read, data, _split(split, data))
+    model = CaffeModel(shaped)
     check_blobs(model, blobs)
     needed = model.net.tensors_for(blobs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
@@ -85,7 +85,7 @@ def run_features(
     return output / "features.parquet", rows
 
 
-def _fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
+def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
     rows = rows_of(net)
     source = open_source(data, split, shape=rows.shape, image=rows.image)

@@ -69,8 +69,12 @@ def read_caffemodel(path: Path) -> NetParameter:
     return net
 
 
-def write_weights(path: Path, net: Network, arena: Floats) -> None:
-    """Write the tensors of a net in the format of the suffix, whole or not at all."""
+def write_weights(path: str | Path, net: Network, arena: Floats) -> None:
+    """Write the tensors of a net in the format of the suffix, whole or not at all.
+
+    `arena` is float32 of the net's table. Raises BadInput.
+    """
+    path = Path(path)
     tensors = net.table.views(arena)
     if format_of(path) is not WeightFormat.CAFFEMODEL:
         write_blobs(path, tensors)

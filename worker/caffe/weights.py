@@ -83,7 +83,7 @@ def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Flo
 
 
 def read_weights(
-    path: Path, net: Network, start: Floats, needed: Collection[str] | None = None
+    path: str | Path, net: Network, start: Floats, needed: Collection[str] | None = None
 ) -> tuple[Floats, Copied]:
     """`start` with the tensors of a file in their places, and which layers those are.
 
@@ -91,7 +91,7 @@ def read_weights(
     layer of the net.
     """
     arena = start.copy()
-    copied = into_arena(read_blobs(path), net, arena, str(path))
+    copied = into_arena(read_blobs(Path(path)), net, arena, str(path))
     lacking: Iterator[str] = iter(()) if copied.copied else iter(copied.left)
     if needed is not None:
         lacking = (
@@ -117,7 +117,7 @@ def starting_weights(
     arena: Floats = model.initial(seed)
     reports = []
     for file in files:
-        arena, copied = read_weights(Path(file), model.net, arena)
+        arena, copied = read_weights(file, model.net, arena)
         reports.append(copied)
     return arena, reports
 
