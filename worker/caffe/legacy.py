@@ -100,8 +100,8 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
         if decay_mult is not None:
             param.decay_mult = decay_mult
         if mode is not None:
-            called = V1LayerParameter.DimCheckMode.Name(mode)
-            param.share_mode = ParamSpec.DimCheckMode.Value(called)
+            loose = mode == V1LayerParameter.PERMISSIVE
+            param.share_mode = ParamSpec.PERMISSIVE if loose else ParamSpec.STRICT
     for setting, value in old.ListFields():
         if setting.name.endswith("_param"):
             getattr(new, setting.name).CopyFrom(value)

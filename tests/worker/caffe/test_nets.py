@@ -225,3 +225,20 @@ def test_the_cifar_example_learns() -> None:
         "label": rng.integers(0, 10, 20),
     }
     falls(CaffeModel(solver.train), batch, 1e-3)
+
+
+def test_the_lrcn_example_learns() -> None:
+    """Sequences of letters for images, through two LSTMs, with an accuracy in tests."""
+    solver = read_solver(EXAMPLES / "lrcn_solver.prototxt")
+    rng = np.random.default_rng(9)
+    cont = np.ones((6, 64), np.float32)
+    cont[0] = 0
+    batch: Batch = {
+        "data": rng.random((64, 1, 28, 28), np.float32),
+        "words": rng.integers(0, 16, (6, 64)),
+        "cont": cont,
+        "target": rng.integers(-1, 16, (6, 64)),
+    }
+    falls(CaffeModel(solver.train), batch, 0.1, steps=1)
+    test = CaffeModel(solver.tests[0].net)
+    assert set(test.outputs(test.initial(1), batch)) == {"accuracy", "loss"}
