@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from deploy.cli_convert import convert
 from deploy.cli_reshard import reshard
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
@@ -66,7 +67,7 @@ def options(
 
 Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_default=False)]
 Weights = Annotated[
-    Path, typer.Option(help="A .caffemodel or .safetensors file.", show_default=False)
+    Path, typer.Option(help="A .caffemodel, .h5 or .safetensors file.", show_default=False)
 ]
 Data = Annotated[Path, typer.Option(help=DATA, show_default=False)]
 Device = Annotated[
@@ -118,6 +119,9 @@ def features(
     names = [name for name in blobs.split(",") if name]
     path, rows = run_features(net, weights, data, names, output, split, batch_size, device)
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
+
+
+app.command()(convert)
 
 
 @app.command()

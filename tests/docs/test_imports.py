@@ -13,6 +13,7 @@ FACADES = (
     "ps",
     "worker",
     "worker.caffe",
+    "worker.caffe.nets",
     "worker.strategies",
     "deploy",
     "cupy_kernels",

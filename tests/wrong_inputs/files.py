@@ -18,8 +18,8 @@ from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import write_caffemodel
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 from worker.sources import open_source
 
 _GARBAGE = np.random.default_rng(1).bytes(4096)
@@ -99,13 +99,14 @@ def _job(folder: Path) -> list[Format]:
     solver = tiny_job.write_job(folder)
     model = CaffeModel(read_solver(solver).train)
     initial = model.initial(1)
-    write_caffemodel(folder / "w.caffemodel", model.net, initial)
-    write_safetensors(folder / "w.safetensors", model.table, initial)
+    names = ("w.caffemodel", "w.h5", "w.safetensors")
+    for name in names:
+        write_weights(folder / name, model.net, initial)
     settings = folder / "settings.json"
     settings.write_bytes(b'{"solver": "solver.prototxt", "data": "data", "workers": 2}')
 
     def weights(name: str) -> Callable[[], object]:
-        return lambda: read_weights(folder / name, model.table, model.initial(1))
+        return lambda: read_weights(folder / name, model.net, model.initial(1))
 
     return [
         Format("solver", solver, lambda: read_solver(solver)),
@@ -115,8 +116,7 @@ def _job(folder: Path) -> list[Format]:
             lambda: CaffeModel(read_solver(solver).train),
             fine=("empty",),  # a net without layers; that it cannot train is found later
         ),
-        Format("caffemodel", folder / "w.caffemodel", weights("w.caffemodel")),
-        Format("safetensors", folder / "w.safetensors", weights("w.safetensors")),
+        *(Format(name[2:], folder / name, weights(name)) for name in names),
         Format("settings", settings, lambda: TrainSettings.load(settings)),
         Format(
             "Parquet",
