@@ -394,6 +394,7 @@ def test_kernels_compute_what_the_host_computes(name: str, data: st.DataObject) 
     factors: dict[str, AnyArray] = {}
     for place in (HOST, KERNELS):
         arena, out = copied(weights, place), copied(0 * weights, place)
+        net.reset()
         net.forward(arena, batch)
         tops = {f"t{i}": net.blob(f"t{i}") for i in range(setting.tops)}
         for top, x in tops.items():

@@ -132,11 +132,9 @@ class _Recurrent(Layer):
         self._state = self.work.take("state", sequence[1:], self._x)
         exposed = [bottom[0] for bottom in bottoms[self._first :]]
         self._given = exposed or self._continued((batch, self._outputs))
-        before = self._given[0] if self._given else None
+        before: Array = self._given[0]
         for t in range(time):
-            products = None
-            if before is not None:
-                products = self.product(before, weights[self._matrix], None, "state")
+            products = self.product(before, weights[self._matrix], None, "state")
             self.step(t, products, before)
             before = self._state
         last = self.states()
@@ -278,7 +276,7 @@ class LSTM(_Recurrent):
     def _cells_before(self, time: int) -> Array | None:
         if time:
             return self._cells[time - 1]
-        return self._given[1] if self._given else None
+        return self._given[1]
 
 
 class RNN(_Recurrent):
