@@ -36,6 +36,7 @@ WORKERS, SHARDS, BATCH, RATE, SEED = 8, 2, 32, 0.2, 1
 HIDDEN, TESTED, LOOKS = 32, 1000, 40
 TURNS_OF = (16, 16, 8, 8, 4, 4, 2, 1)  # of each worker, where they differ in speed
 _DRAWN = 50_000  # turns until the order repeats
+_TICKS = (0.2, 0.3, 0.5, 1, 2)
 
 OPTIONS = {
     "softsync": "softsync:n=2",
@@ -184,6 +185,8 @@ def draw(courses: dict[str, tuple[Course, Course]], out: Path) -> None:
         )
         axis.set_yscale("log")
         axis.set_ylim(0.15, 4)
+        axis.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        axis.minorticks_off()
         axis.grid(color="#e4e7eb", linewidth=0.7)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)

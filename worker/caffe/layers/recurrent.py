@@ -273,10 +273,9 @@ class LSTM(_Recurrent):
     def dstates(self, dproducts: Array) -> tuple[Array, ...]:
         return dproducts, self._dcells
 
-    def _cells_before(self, time: int) -> Array | None:
-        if time:
-            return self._cells[time - 1]
-        return self._given[1]
+    def _cells_before(self, time: int) -> Array:
+        before: Array = self._cells[time - 1] if time else self._given[1]
+        return before
 
 
 class RNN(_Recurrent):
