@@ -53,7 +53,7 @@ def start(
             logger("worker", table=name).warning("%s", notice)
     if isinstance(half.merge, Round):
         options.setdefault("staleness", 0)
-    return ps.start(described, workers=workers, server=half, **options)
+    return ps.start(described, workers=workers, server=half, strategy=_name_of(chosen), **options)
 
 
 def loop(
@@ -83,6 +83,11 @@ def loop(
         raise BadInput(f"loop: expected a job with one table, got {', '.join(job.tables)}")
     ((table_name, dense),) = job.tables.items()
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    expected, got = job.cluster.strategy, _name_of(chosen)
+    if expected not in ("", got):
+        raise BadInput(
+            f"loop: strategy: expected {expected}, as the job was started with, got {got}"
+        )
     deltas = chosen.server(workers).deltas
     plan = Plan(
         steps=steps,
@@ -95,6 +100,11 @@ def loop(
     model = FunctionModel(dense.table(table_name), job, gradient)
     with job.worker(name, incarnation=incarnation, **options) as me:
         return train_worker(me.client, model, own, plan, incarnation=incarnation)
+
+
+def _name_of(strategy: Strategy) -> str:
+    """The name by which the command line knows it; of a user's own, that of its class."""
+    return str(strategy.__struct_config__.tag)
 
 
 class FunctionModel:
