@@ -17,10 +17,10 @@ import ps
 import worker
 from ps.client import Client
 from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
-from ps.jobs import OwnJob
 from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from ps.launch.threads import local_shards
+from ps.own_jobs import OwnJob
 from ps.resharding import reshard
 from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
