@@ -164,6 +164,7 @@ def start(
     arguments.known("start: options", options, StartOptions.__annotations__)
     half = ServerHalf() if server is None else server
     arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    arguments.text("strategy", strategy, "a strategy's name")
     specs = expect_compression(
         shard_specs(
             [
@@ -249,7 +250,7 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
 
 def _address(host: str, port: int) -> tuple[str, int]:
     """The host and port of HOST or HOST:PORT; port 0 is any free one."""
-    text = arguments.text("host", host, "HOST or HOST:PORT")
+    text, port = arguments.text("host", host, "HOST or HOST:PORT"), arguments.whole("port", port)
     name, colon, own = text.rpartition(":")
     if not colon:
         return text, port
