@@ -20,8 +20,9 @@ from ps.admin_client import AdminClient, ShardState
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.jobs import Job, On, connect, local, reader, start
+from ps.jobs import Job, connect, reader
 from ps.launch.launch_plan import ShardDevice
+from ps.own_jobs import On, local, start
 from ps.reader import Reader
 from ps.session.admin_plans import UnconfirmedHandOver
 from ps.session.compression import Compression

@@ -97,6 +97,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.secure is not None:
             arguments.flag("secure", self.secure)
         arguments.flag("logs_apart", self.logs_apart)
+        arguments.seconds("silence_s", self.silence_s)
         check_rollback(self.rollback_s, self.durability)
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.device)

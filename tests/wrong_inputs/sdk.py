@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, get_args, get_origin
 
 import numpy as np
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
@@ -17,10 +17,8 @@ import ps
 import worker
 from ps.client import Client
 from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
-from ps.jobs import OwnJob
-from ps.launch.processes import process_shards, replicated_shards
-from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from ps.launch.threads import local_shards
+from ps.own_jobs import OwnJob
 from ps.resharding import reshard
 from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
@@ -213,6 +211,17 @@ _OPTIONS = {
     "snapshot_keep": "1..?",
     "snapshot_keep_for": "time",
 }
+_CONNECTION = {
+    "retry_s": "seconds",
+    "in_flight": "1..?",
+    "compression": "compression|compressions",
+    "keep": "path?",
+    "link": "link",
+    "allocate": "function",
+    "transport": "choice",
+    "stripes": "stripes?",
+}
+_CONNECTION_NAMES = {"compression": "compression|topk|threshold|table"}
 _OPTION_NAMES = {
     "compress": "compress|topk|threshold",
     "compress_pull": "compress_pull|compressed pull",
@@ -420,18 +429,6 @@ def _jobs(env: Env) -> dict[str, Target]:
 
 
 def _hosts(env: Env) -> dict[str, Target]:
-    shared = {
-        "specs": "specs",
-        "host": "name",
-        "port": "port",
-        "transport": "choice",
-        "device": "choice",
-        "secure": "flag?",
-        "durability": "choice",
-        "logs": "path?",
-        "rollback_s": "0 seconds",
-    }
-    copies = {"specs": "specs", "host": "name", "silence_s": "seconds", "secure": "flag?"}
     return {
         "local_shards": Target(
             local_shards,
@@ -445,16 +442,6 @@ def _hosts(env: Env) -> dict[str, Target]:
             },
             {"weights": "weights"},
         ),
-        "process_shards": Target(process_shards, _with(process_shards, specs=env.specs), shared),
-        "ray_shards": Target(
-            ray_shards, _with(ray_shards, specs=env.specs), shared | {"logs_apart": "flag"}
-        ),
-        "replicated_shards": Target(
-            replicated_shards, _with(replicated_shards, specs=env.specs), copies
-        ),
-        "replicated_ray_shards": Target(
-            replicated_ray_shards, _with(replicated_ray_shards, specs=env.specs), copies
-        ),
     }
 
 
@@ -466,12 +453,22 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "staleness": "bound",
         "workers": "1..",
         "start": "values?",
+        "resume": "path?",
+        "server": "object?",
+        "strategy": "",
+        "name": "name",
+        "host": "host",
+        "port": "port",
+        "transport": "choice",
+        "device": "choice",
+        "secure": "flag?",
         "durability": "choice",
         "logs": "path?",
-        "host": "host",
-        "device": "choice",
-        "server": "object?",
-        "name": "name",
+        "logs_apart": "flag",
+        "rollback_s": "0 seconds",
+        "silence_s": "seconds",
+        "lease_s": "seconds",
+        "warm_steps": "0..",
     }
     settings = {
         "rule": "rule",
@@ -532,9 +529,9 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         ),
         "connect": Target(
             ps.connect,
-            _with(ps.connect, cluster=env.cluster),
-            {"cluster": "cluster", "tables": "params?"},
-            {"tables": f"tables|{structure}"},
+            _with(ps.connect, where=env.cluster),
+            {"where": "cluster", "token": "text?", "tables": "params?", "patience_s": "seconds"},
+            {"where": "connect|cluster", "tables": f"tables|{structure}"},
         ),
         "reader": Target(
             ps.reader,
@@ -556,9 +553,9 @@ def _started_jobs(env: Env) -> dict[str, Target]:
                 "incarnation": "0..",
                 "prefetch": "0..",
                 "patience_s": "patience",
-                "options": "",
+                **_CONNECTION,
             },
-            {"name": "worker"},
+            {"name": "worker", **_CONNECTION_NAMES},
         ),
         "Job.save": Target(job.save, _with(job.save), {"path": "path"}),
         "Job.reshard": Target(env.own.reshard, _with(env.own.reshard), {"shards": "1.."}),
@@ -612,17 +609,10 @@ def _connections(env: Env) -> dict[str, Target]:
                 "cluster": "cluster",
                 "worker": "name",
                 "incarnation": "0..",
-                "retry_s": "seconds",
                 "patience_s": "patience",
-                "in_flight": "1..?",
-                "compression": "compression|compressions",
-                "keep": "path?",
-                "link": "link",
-                "allocate": "function",
-                "transport": "choice",
-                "stripes": "stripes?",
+                **_CONNECTION,
             },
-            {"compression": "compression|topk|threshold|table"},
+            _CONNECTION_NAMES,
         ),
         "Client.pull": Target(
             client.pull,
@@ -831,10 +821,19 @@ def _training(env: Env) -> dict[str, Target]:
     }
 
 
+def _parameters(function: Callable[..., Any]) -> Iterator[str]:
+    """The names of parameters; options that are declared in a TypedDict, one by one."""
+    for name, one in inspect.signature(function).parameters.items():
+        if get_origin(one.annotation) is Unpack:
+            yield from get_args(one.annotation)[0].__annotations__
+        else:
+            yield name
+
+
 def unlisted(env: Env) -> list[str]:
     """Parameters of a target that TARGETS does not say anything of, and the other way round."""
     apart = []
     for name, target in targets(env).items():
-        parameters = set(inspect.signature(target.of).parameters) - {"self"}
+        parameters = set(_parameters(target.of)) - {"self"}
         apart += [f"{name}: {one}" for one in sorted(parameters ^ set(target.kinds))]
     return apart
