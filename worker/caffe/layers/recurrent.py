@@ -125,7 +125,7 @@ class _Recurrent(Layer):
             self.work.take(role, sequence, self._x) for role in ("hidden", "counted")
         )
         self._state = self.work.take("state", sequence[1:], self._x)
-        self._given = [bottom[0] for bottom in bottoms[self._first :]]
+        self._given: list[Array] = [bottom[0] for bottom in bottoms[self._first :]]
         before = self._given[0] if self._given else None
         for t in range(time):
             products = None
