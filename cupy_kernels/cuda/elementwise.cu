@@ -1,7 +1,7 @@
 // Functions of one element: activations, their gradients, and sums, products and maxima of blobs.
 //
 // Layout: flat float32 arrays of n elements, whatever their shape; where a parameter belongs to a
-// channel, channels lie last: element i has channel i % channels. y may be x, dx may be dy.
+// channel, the channels are the last axis: element i has channel i % channels. y may be x, dx may be dy.
 // No access is wider than a float, so an array may start anywhere.
 // Launch: one-dimensional, a grid-stride loop, one element a thread and turn.
 // Rounding: each operation once; transcendental functions as CUDA's (at most 2 ulp).

@@ -223,8 +223,8 @@ def _rows(kind: str) -> tuple[Kernel, ...]:
             _forward,
             expected[0],
         ),
-        _row(f"conv_data_{kind}", (dy, weight, mask, dx), (), _data, expected[1]),
-        _row(f"conv_weight_{kind}", (x, dy, parts), (splits,), _weight, expected[2]),
+        _row(f"conv_backward_data_{kind}", (dy, weight, mask, dx), (), _data, expected[1]),
+        _row(f"conv_backward_weight_{kind}", (x, dy, parts), (splits,), _weight, expected[2]),
     )
 
 

@@ -60,8 +60,8 @@ def three_ways(shape_of: Any, seed: int, *, label: str, side: int) -> Iterator[C
     for kind in ("fp32", "tf32", "bf16"):
         relu = {"relu": seed % 2}
         yield Case(f"conv_forward_{kind}", {**forward, **shape, **relu}, label=label)
-        yield Case(f"conv_data_{kind}", {**data, **shape}, label=label)
-        yield Case(f"conv_weight_{kind}", {**weights, **shape}, label=label)
+        yield Case(f"conv_backward_data_{kind}", {**data, **shape}, label=label)
+        yield Case(f"conv_backward_weight_{kind}", {**weights, **shape}, label=label)
 
 
 def sizes(n: int, size: tuple[int, int], channels: tuple[int, int], rule: Convolution) -> Any:
