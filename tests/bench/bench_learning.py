@@ -126,7 +126,7 @@ def autoencoder(iterations: int) -> Learned:
         for batch in digits("train").batches(64):
             yield {"data": batch.images.astype(np.float32) / 256}
 
-    return train(SerialSolver(adam(caffe_nets.autoencoder(64), 2e-3)), images(), iterations)
+    return train(SerialSolver(adam(caffe_nets.autoencoder(64), 1e-3)), images(), iterations)
 
 
 def spelled(labels: NDArray[np.int64]) -> dict[str, AnyArray]:
@@ -211,9 +211,9 @@ def rows_of(name: str) -> list[Goal]:
             print(learned)
             return [Goal("siamese, loss after 300 iterations", learned.last, 0.06)]
         case "autoencoder":
-            learned = autoencoder(600)
+            learned = autoencoder(300)
             print(learned)
-            return [Goal("autoencoder, loss after 600 iterations", learned.last, 150.0)]
+            return [Goal("autoencoder, loss after 300 iterations", learned.last, 190.0)]
         case "lrcn":
             learned, share = lrcn(300)
             print(learned)
