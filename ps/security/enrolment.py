@@ -7,7 +7,7 @@ key identifies the worker. Only then are its links opened.
     Enrol     the worker's name and key
     Enrolled  the key is admitted
     Later     not at the moment, with the reason; the worker asks again
-    Denied    refused, with the reason
+    Rejected    refused, with the reason
 
 Each is a single frame, on a connection that carries nothing else.
 """
@@ -57,13 +57,13 @@ class Later(_Word, frozen=True, tag="later"):
     reason: Text
 
 
-class Denied(_Word, frozen=True, tag="denied"):
+class Rejected(_Word, frozen=True, tag="denied"):
     reason: Text
 
 
 _ASKED: msgspec.msgpack.Decoder[Enrol] = msgspec.msgpack.Decoder(Enrol)
-_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Denied] = msgspec.msgpack.Decoder(
-    Enrolled | Later | Denied
+_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Rejected] = msgspec.msgpack.Decoder(
+    Enrolled | Later | Rejected
 )
 
 
@@ -75,7 +75,7 @@ def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[
     except Retry as error:
         return wire_format.encode_state(Later(str(error)[:256])), False
     except DownpourError as error:
-        return wire_format.encode_state(Denied(str(error)[:256])), False
+        return wire_format.encode_state(Rejected(str(error)[:256])), False
     return wire_format.encode_state(Enrolled()), new
 
 
@@ -119,7 +119,7 @@ class EnrolmentRequest:
                     return True
                 case Later(reason):
                     self.delayed = f": {reason}"
-                case Denied(reason):
+                case Rejected(reason):
                     raise GiveUp(f"shard {self.shard}: {reason}")
         return False
 
