@@ -207,20 +207,29 @@ class FunctionTask(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
 
 
+class TaskAttempt(msgspec.Struct, frozen=True):
+    """Which task this is: its partition, Spark's attempt at it, and the GPUs that it was assigned.
+
+    `incarnation` is the worker's, and `first_incarnation` that of the job's first tasks.
+    """
+
+    partition: int
+    attempt: int
+    incarnation: int
+    first_incarnation: int
+    gpus: tuple[str, ...] = ()
+
+
 def run_function(
     task: FunctionTask,
     plan: Plan,
     rows: Iterator[pa.RecordBatch],
     cluster: ps.Cluster,
     *,
-    partition: int,
-    attempt: int,
-    incarnation: int,
-    gpus: Sequence[str],
+    place: TaskAttempt,
     shuffle: bool,
     compression: Compression,
     resumed: str | None,
-    first_incarnation: int,
     **options: Any,
 ) -> WorkerReport:
     """Run the function as worker `w<partition>` until it returns, and report on it.
@@ -229,25 +238,25 @@ def run_function(
     """
     started = time.monotonic()
     job = ps.connect(cluster, tables=task.tables)
-    name = f"w{partition}"
-    with job.worker(name, incarnation=incarnation, compression=compression, **options) as me:
+    name = f"w{place.partition}"
+    with job.worker(name, incarnation=place.incarnation, compression=compression, **options) as me:
         first_step = me.client.step
         own = continued(
             me.client,
             plan.strategy,
             resumed=resumed,
             snapshots=options.get("keep"),
-            first_incarnation=first_incarnation,
+            first_incarnation=place.first_incarnation,
         )
         ctx = Context(
             job,
             me,
             rows,
             plan,
-            rank=partition,
+            rank=place.partition,
             workers=task.workers,
-            attempt=attempt,
-            gpus=gpus,
+            attempt=place.attempt,
+            gpus=place.gpus,
             shuffle=shuffle,
             own=own,
         )
@@ -258,7 +267,7 @@ def run_function(
         times, seconds = me.client.times, time.monotonic() - started
         return WorkerReport(
             worker=name,
-            incarnation=incarnation,
+            incarnation=place.incarnation,
             steps=me.client.step - first_step,
             samples=ctx.samples,
             seconds=seconds,

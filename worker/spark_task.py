@@ -24,7 +24,7 @@ from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
-from worker.context import FunctionTask, run_function
+from worker.context import FunctionTask, TaskAttempt, run_function
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
 from worker.own_state import continued
@@ -117,15 +117,11 @@ def _live(
             spec.plan,
             stream(),
             spec.cluster,
-            partition=partition,
-            attempt=attempt,
-            incarnation=incarnation,
-            gpus=gpus,
+            place=TaskAttempt(partition, attempt, incarnation, spec.first_incarnation, tuple(gpus)),
             shuffle=spec.shuffle,
             compression=spec.compression,
             patience_s=spec.patience_s,
             resumed=spec.resumed,
-            first_incarnation=spec.first_incarnation,
             keep=spec.keep,
             link=spec.link,
             transport=spec.transport,

@@ -17,9 +17,13 @@ FACADES = (
     "worker.strategies",
     "deploy",
     "cupy_kernels",
+    "cupy_kernels.cpu",
     "cupy_kernels.emulator",
 )
-"""The packages whose names are for users. The modules of `cupy_kernels` are its public names."""
+"""The packages whose names are for users."""
+
+_OF_MODULES = {"cupy_kernels", "cupy_kernels.cpu"}
+"""Packages whose modules are their public names."""
 
 _PACKAGES = {"cupy_kernels", "shards", "ps", "worker", "deploy", "tests"}
 _NAME = re.compile(r"`(ps|worker)\.(\w+)")
@@ -45,7 +49,7 @@ def faults(code: str) -> list[str]:
     for module, name in imports(code):
         if module not in FACADES:
             found.append(f"import of {module}")
-        elif name and module != "cupy_kernels" and name not in exported(module):
+        elif name and module not in _OF_MODULES and name not in exported(module):
             found.append(f"{module} does not export {name}")
     for node in ast.walk(ast.parse(code)):
         match node:
