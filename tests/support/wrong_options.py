@@ -212,7 +212,7 @@ ROWS: list[Row] = [
     _line(
         f"{TRAIN} --weights nowhere", ".*nowhere: expected .caffemodel, .h5 or .safetensors, got ''"
     ),
-    _line(f"{TRAIN} --weights data", ".*data: cannot be read: Is a directory"),
+    _line(f"{TRAIN} --weights data", ".*data: expected .caffemodel, .h5 or"),
     _line(
         f"{TRAIN} --weights net.prototxt",
         ".*net.prototxt: expected .caffemodel, .h5 or .safetensors, got",
@@ -348,7 +348,7 @@ ROWS: list[Row] = [
         f"{TEST} --weights nowhere", "nowhere: expected .caffemodel, .h5 or .safetensors, got ''"
     ),
     _line(f"{TEST} --weights w.safetensors", "w.safetensors: expected a .safetensors file: No"),
-    _line(f"{TEST} --weights data", "data: cannot be read: Is a directory"),
+    _line(f"{TEST} --weights data", "data: expected .caffemodel, .h5 or"),
     _line(f"{TEST} --solver nowhere", "nowhere: cannot be read: No such file"),
     _line(f"{TEST} --solver net.prototxt", "net.prototxt:2: .* no field named"),
     _line(f"{TEST} --solver data", "data: cannot be read: Is a directory"),
