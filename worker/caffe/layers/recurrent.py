@@ -247,9 +247,9 @@ class LSTM(_Recurrent):
         return dproducts, self._dcells
 
     def _cells_before(self, time: int) -> Array | None:
-        if time:
-            return self._cells[time - 1]
-        return self._given[1] if self._given else None
+        first = self._given[1] if self._given else None
+        before: Array | None = self._cells[time - 1] if time else first
+        return before
 
 
 class RNN(_Recurrent):
