@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from threadpoolctl import threadpool_limits
 
 from ps import DenseTable, TensorSpec
@@ -36,6 +37,7 @@ WORKERS, SHARDS, BATCH, RATE, SEED = 8, 2, 32, 0.2, 1
 HIDDEN, TESTED, LOOKS = 32, 1000, 40
 TURNS_OF = (16, 16, 8, 8, 4, 4, 2, 1)  # of each worker, where they differ in speed
 _DRAWN = 50_000  # turns until the order repeats
+_COLOURS = 64  # of the picture
 _TICKS = (0.2, 0.3, 0.5, 1, 2)
 
 OPTIONS = {
@@ -199,6 +201,7 @@ def draw(courses: dict[str, tuple[Course, Course]], out: Path) -> None:
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(out, dpi=100)
     plt.close(figure)
+    Image.open(out).quantize(_COLOURS).save(out, optimize=True)  # a third of the size
 
 
 def _curve(axis: Any, found: Course, colour: str, label: str, width: float) -> None:
