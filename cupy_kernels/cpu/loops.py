@@ -121,6 +121,7 @@ def max_pool(x: Array, rule: Rule, y: Array, where: Array) -> None:
         for p in range(oh):
             for q in range(ow):
                 best, place, first = y[image, p, q], where[image, p, q], True
+                best[:], place[:] = -np.inf, 0
                 for i in range(max(0, ph - p * sh), min(kh, h + ph - p * sh)):
                     for j in range(max(0, pw - q * sw), min(kw, w + pw - q * sw)):
                         cell = where.dtype.type(i * kw + j)
@@ -151,7 +152,9 @@ def max_pool_backward(dy: Array, where: Array, rule: Rule, dx: Array) -> None:
                 given, place = dy[image, p, q], where[image, p, q]
                 corner = ((image * h + p * sh - ph) * w + q * sw - pw) * c
                 for k in range(c):
-                    into[corner + offsets[place[k]] + k] += given[k]
+                    spot = corner + offsets[place[k]] + k
+                    if 0 <= spot < len(into):  # a window outside of the image has no maximum
+                        into[spot] += given[k]
 
 
 @compiled

@@ -113,7 +113,7 @@ OPTIONS = [
     ("--test-data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing"),
     ("--solver nowhere", r"nowhere: cannot be read: No such file"),
     ("--solver data", r"data: cannot be read: Is a directory"),
-    ("--weights nowhere", r"nowhere: cannot be read: No such file"),
+    ("--weights nowhere.h5", r"nowhere.h5: cannot be read: No such file"),
     (
         "--weights net.prototxt",
         r"net\.prototxt: expected a \.caffemodel, got \d+ bytes of something",
