@@ -236,7 +236,8 @@ class LSTM(_Recurrent):
     STATES = 2
 
     def step(self, time: int, products: Array | None, before: Array | None) -> None:
-        self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
+        if time == 0:
+            self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
         recurrent.lstm_step(
             self._gates[time],
             products,
