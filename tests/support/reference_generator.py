@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ import deploy
 import ps
 import worker
 import worker.caffe
+import worker.caffe.nets
 import worker.strategies
 from deploy import evaluations, run_folder, updates
 from deploy.cli import app
@@ -317,6 +319,11 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, ModuleType)
 
 
+def _is_no_layer(value: Any) -> bool:
+    """The functions for types of layers are described on the page of layers."""
+    return not isinstance(value, partial)
+
+
 def _is_error(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
@@ -405,6 +412,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "functions of worker": lambda: names(worker, _is_function),
     "classes of worker": lambda: names(worker, _is_class),
     "worker.caffe": lambda: names(worker.caffe),
+    "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
     "deploy": lambda: names(deploy),
 }

@@ -40,8 +40,8 @@ Gradients = Sequence[AnyArray | None]
 Wanted = Sequence[bool]
 
 # The fields that any layer may set, in addition to its own `*_param` message.
-_COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
-_COMMON |= {"propagate_down", "loss_weight", "blobs"}
+COMMON_FIELDS = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
+COMMON_FIELDS |= {"propagate_down", "loss_weight", "blobs"}
 _MOST_LISTED = 8
 _MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
@@ -145,6 +145,9 @@ class Layer(ABC):
         """What the latest forward pass subtracts from each buffer, by the tensor's index."""
         return {}
 
+    def reset(self) -> None:  # noqa: B027  # few keep anything
+        """Forget what the layer keeps from one forward pass for the next, if anything."""
+
     def fuse_relu(self) -> bool:
         """Apply a ReLU in this layer's own forward pass from now on, and return whether it can."""
         return False
@@ -234,7 +237,7 @@ class Layer(ABC):
     def _check_fields(self) -> None:
         """Refuse fields that would be ignored: a net must not silently train differently."""
         for field, value in self.spec.ListFields():
-            if field.name in _COMMON:
+            if field.name in COMMON_FIELDS:
                 continue
             if field.name not in self.SUPPORTED_FIELDS:
                 known = ", ".join(sorted(self.SUPPORTED_FIELDS)) or "no settings of its own"

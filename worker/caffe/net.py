@@ -179,6 +179,18 @@ class Network:
         return frozenset(self._tensors[i].spec.name for node in nodes for i in node.tensors)
 
     @property
+    def layer_tensors(self) -> dict[str, tuple[str, ...]]:
+        """The names of each layer's tensors, by layer; layers without tensors are left out.
+
+        A shared tensor has the name of the first of its layers.
+        """
+        return {
+            node.layer.name: tuple(self._tensors[i].spec.name for i in node.tensors)
+            for node in self.nodes
+            if node.tensors
+        }
+
+    @property
     def trained(self) -> frozenset[str]:
         """The names of the tensors that training changes.
 
@@ -205,6 +217,11 @@ class Network:
         for name, tensor in self.table.views(arena).items():
             fillers.fill(tensor, name, self._fillers[name], seed)
         return arena
+
+    def reset(self) -> None:
+        """Forget what layers keep from one forward pass for the next: the state of an LSTM."""
+        for node in self.nodes:
+            node.layer.reset()
 
     def forward(
         self,

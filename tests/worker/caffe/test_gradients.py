@@ -374,6 +374,7 @@ def test_a_gradient_is_the_slope(name: str, data: st.DataObject) -> None:
             net.table.views(moved)[tensor][...] += np.float32(sign * STEP) * tensors[tensor]
         for blob_name, way in ways.items():
             columns[blob_name] = (batch[blob_name] + sign * STEP * way).astype(np.float32)
+        net.reset()
         net.forward(moved, columns)
         return sum(float((net.blob(top).astype(float) * f).sum()) for top, f in factors.items())
 
@@ -393,6 +394,7 @@ def test_kernels_compute_what_the_host_computes(name: str, data: st.DataObject) 
     factors: dict[str, AnyArray] = {}
     for place in (HOST, KERNELS):
         arena, out = copied(weights, place), copied(0 * weights, place)
+        net.reset()
         net.forward(arena, batch)
         tops = {f"t{i}": net.blob(f"t{i}") for i in range(setting.tops)}
         for top, x in tops.items():

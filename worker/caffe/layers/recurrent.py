@@ -1,9 +1,11 @@
 """Recurrent layers over sequences (time, batch, ...): RNN and LSTM.
 
 The second bottom, `cont` (time, batch), is 0 where a sequence begins: the state before it does not
-count. A third bottom (batch, ...) is an input of every step. Each batch starts from a state of
-zeros, or with expose_hidden from bottoms (1, batch, outputs), and then the last state is a top. As
-in Caffe, a gradient of the last state is ignored: none travels from one batch to the one before.
+count. A third bottom (batch, ...) is an input of every step. Each batch continues from the last
+state of the batch before, as in Caffe, so a sequence may be longer than a batch; each worker has a
+state of its own. The first batch, and one of another size, starts from zeros. With expose_hidden
+the first state is a bottom (1, batch, outputs), and the last one a top. As in Caffe, a gradient of
+the last state is ignored: none travels from one batch to the one before.
 """
 
 from abc import abstractmethod
@@ -73,6 +75,8 @@ class _Recurrent(Layer):
         wide = self.GATES * self._outputs
         self._works: dict[str, Workspace] = defaultdict(Workspace)
         self._matrix = 2 + self._static
+        self._exposed = states > 0
+        self._carried: tuple[Array, ...] = ()
         self.add_parameter((wide, prod(x[2:])), param.weight_filler)
         self.add_parameter((wide,), param.bias_filler)
         if self._static:
@@ -81,6 +85,7 @@ class _Recurrent(Layer):
             self.add_parameter((wide, prod(self.bottoms[2][1:])), param.weight_filler)
         self.add_parameter((wide, self._outputs), param.weight_filler)
         self.add_output_parameters()
+        self.reset()
         return ((x[0], x[1], self._outputs), *(state,) * states)
 
     def add_output_parameters(self) -> None:  # an LSTM has none
@@ -125,16 +130,19 @@ class _Recurrent(Layer):
             self.work.take(role, sequence, self._x) for role in ("hidden", "counted")
         )
         self._state = self.work.take("state", sequence[1:], self._x)
-        self._given: list[Array] = [bottom[0] for bottom in bottoms[self._first :]]
-        before = self._given[0] if self._given else None
+        exposed = [bottom[0] for bottom in bottoms[self._first :]]
+        self._given = exposed or self._continued((batch, self._outputs))
+        before: Array = self._given[0]
         for t in range(time):
-            products = None
-            if before is not None:
-                products = self.product(before, weights[self._matrix], None, "state")
+            products = self.product(before, weights[self._matrix], None, "state")
             self.step(t, products, before)
             before = self._state
-        last = zip(self.states(), self._given, strict=False)
-        return (self.output(weights), *(self._kept(n, pair[0]) for n, pair in enumerate(last)))
+        last = self.states()
+        if exposed:
+            return (self.output(weights), *(self._last(n, state) for n, state in enumerate(last)))
+        for state, carried in zip(last, self._carried, strict=True):
+            backends.copy(state, carried)
+        return (self.output(weights),)
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
@@ -151,7 +159,7 @@ class _Recurrent(Layer):
         dproducts: Array | None = None
         for t in reversed(range(len(dhidden))):
             self.step_back(t, dhidden[t], dproducts, counted)
-            if t or self._given:
+            if t or self._exposed:
                 dproducts = self.product_back(counted, self._state, matrix, (), "state")
         rows = self._dgates.reshape(len(self._x), -1)
         before = self._counted.reshape(len(rows), -1)
@@ -161,7 +169,7 @@ class _Recurrent(Layer):
         found.append(None)
         if self._static:
             found.append(self._static_back(weights, out, wanted[2]))
-        if self._given:
+        if self._exposed:
             assert dproducts is not None
             found += [d.reshape(1, *d.shape) for d in self.dstates(dproducts)]
         return found
@@ -194,7 +202,26 @@ class _Recurrent(Layer):
         shape = (batch, *self.bottoms[2][1:])
         return as_stored(dx.reshape(shape), self.work, "static bottom")
 
-    def _kept(self, number: int, state: Array) -> AnyArray:
+    def reset(self) -> None:
+        for state in self._carried:
+            state.fill(0.0)
+
+    def _continued(self, shape: Shape) -> list[Array]:
+        """The state that the batch before ended with; zeros if it had another size, or was none.
+
+        Forward and backward read a copy, because the last state of this batch replaces it. All
+        memory stays in place, so that a captured step continues as well.
+        """
+        if not self._carried or self._carried[0].shape != shape:
+            self._carried = tuple(
+                self.work.zeros(f"carried{n}", shape, self._x) for n in range(self.STATES)
+            )
+        given = [self.work.take(f"given{n}", shape, self._x) for n in range(self.STATES)]
+        for carried, copy in zip(self._carried, given, strict=True):
+            backends.copy(carried, copy)
+        return given
+
+    def _last(self, number: int, state: Array) -> AnyArray:
         """A copy of a last state (1, batch, outputs), in memory of its own."""
         copy = self.work.take(f"last{number}", (1, *state.shape), state)
         backends.copy(state.reshape(copy.shape), copy)
@@ -246,9 +273,8 @@ class LSTM(_Recurrent):
     def dstates(self, dproducts: Array) -> tuple[Array, ...]:
         return dproducts, self._dcells
 
-    def _cells_before(self, time: int) -> Array | None:
-        first = self._given[1] if self._given else None
-        before: Array | None = self._cells[time - 1] if time else first
+    def _cells_before(self, time: int) -> Array:
+        before: Array = self._cells[time - 1] if time else self._given[1]
         return before
 
 
