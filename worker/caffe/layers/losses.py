@@ -6,7 +6,6 @@ is multiplied by the top's own, which is the loss weight.
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from cupy_kernels import backends, channels, eltwise
 from cupy_kernels.cpu import softmax as on_host
 from cupy_kernels.cpu.softmax import SMALLEST
 from cupy_kernels.types import AnyArray, Array, Labels
-from worker.caffe.blobs import read_blob
 from worker.caffe.caffe_pb2 import HingeLossParameter, LossParameter
 from worker.caffe.layer import (
     Arrays,
@@ -167,7 +165,7 @@ class InfogainLoss(ClassifiedLoss):
         if len(self.bottoms) == 2:
             if not param.source:
                 raise self.bad("expected a source, or a third bottom with the matrix, got neither")
-            self._matrix = self._checked(read_blob(Path(param.source)), param.source)
+            self._matrix = self._checked(self.setting.read_blob(param.source), param.source)
         elif prod(self.bottoms[2]) != self.classes**2:
             raise self.bad(
                 f"expected a matrix of {self.classes} x {self.classes}, got {self.described(2)}"
