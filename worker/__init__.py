@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
-    from worker.image_table import BATCH_ROWS, image_batch, image_schema
+    from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
@@ -84,7 +84,7 @@ __all__ = [
 _HOMES = {
     "ADAG": "worker.strategies",
     "ASP": "worker.strategies",
-    "BATCH_ROWS": "worker.image_table",
+    "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
@@ -108,8 +108,8 @@ _HOMES = {
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
-    "image_batch": "worker.image_table",
-    "image_schema": "worker.image_table",
+    "image_batch": "worker.data.image_table",
+    "image_schema": "worker.data.image_table",
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",

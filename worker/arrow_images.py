@@ -94,10 +94,12 @@ def number_rows(column: Any, where: str, first_row: int = 0) -> NDArray[np.float
     if _is_number(kind) or pa.types.is_boolean(kind) or _is_text(kind):
         _refuse_nulls(column, where, first_row)
         values = _parsed(column, where, first_row) if _is_text(kind) else column
-        numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32)
+        whole = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers: NDArray[np.float32] = whole.astype(np.float32)
         _refuse_infinite(numbers.reshape(-1, 1), where, first_row)
         return numbers.reshape(-1, 1)
-    return pixel_rows(column, where, first_row=first_row).astype(np.float32, copy=False)
+    rows: NDArray[np.float32] = pixel_rows(column, where, first_row=first_row).astype(np.float32)
+    return rows
 
 
 def one_row(values: Any) -> Any:

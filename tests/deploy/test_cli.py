@@ -109,8 +109,8 @@ def test_names_that_the_system_refuses(downpour: Run, job: Path) -> None:
 
 
 OPTIONS = [
-    ("--data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing there"),
-    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing"),
+    ("--data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing there"),
+    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing"),
     ("--solver nowhere", r"nowhere: cannot be read: No such file"),
     ("--solver data", r"data: cannot be read: Is a directory"),
     ("--weights nowhere", r"nowhere: cannot be read: No such file"),

@@ -197,11 +197,14 @@ ROWS: list[Row] = [
     # --- files and folders of a training --------------------------------------------------------
     _line(f"{TRAIN} --snapshots foo://x", "foo://x: Unrecognized filesystem type"),
     _line(f"{TRAIN} --snapshots file://host/x", "file://host/x: expected file:///PATH, got a host"),
-    _line(f"{TRAIN} --test-data nowhere", "data .*nowhere: expected a folder or a Parquet file"),
+    _line(f"{TRAIN} --test-data nowhere", "data .*nowhere: expected a folder or a file"),
     _line(f"{TRAIN} --test-data net.prototxt", ".*net.prototxt: expected a whole Parquet file"),
-    _line(f"{TRAIN} --data nowhere", "data .*nowhere: expected a folder or a Parquet file"),
+    _line(f"{TRAIN} --data nowhere", "data .*nowhere: expected a folder or a file"),
     _line(f"{TRAIN} --data net.prototxt", ".*net.prototxt: expected a whole Parquet file"),
-    _line(f"{TRAIN} --data empty", "data folder .*empty: expected MNIST's IDX files or Parquet"),
+    _line(
+        f"{TRAIN} --data empty",
+        "data .*empty: expected data of one of these formats: IDX, Parquet,",
+    ),
     _line(f"{TRAIN} --data /dev/null", "/dev/null: Not a directory"),
     _line(f"{TRAIN} --data {'x' * 300}", ".*x: File name too long"),
     _line(f"{TRAIN} --solver nowhere", ".*nowhere: cannot be read: No such file"),
@@ -345,8 +348,10 @@ ROWS: list[Row] = [
     _line(f"{TEST} --solver nowhere", "nowhere: cannot be read: No such file"),
     _line(f"{TEST} --solver net.prototxt", "net.prototxt:2: .* no field named"),
     _line(f"{TEST} --solver data", "data: cannot be read: Is a directory"),
-    _line(f"{TEST} --data nowhere", "data nowhere: expected a folder or a Parquet file, got"),
-    _line(f"{TEST} --data empty", "data folder empty: expected MNIST's IDX files or Parquet"),
+    _line(f"{TEST} --data nowhere", "data nowhere: expected a folder or a file, got"),
+    _line(
+        f"{TEST} --data empty", "data empty: expected data of one of these formats: IDX, Parquet,"
+    ),
     _line(f"{TEST} --data net.prototxt", "net.prototxt: expected a whole Parquet file"),
     _line(f"{TEST} --bad", "test: expected an option that `downpour test --help` lists; got --bad"),
     _line(f"{TEST} x", "test: expected no further argument, got 'x'"),

@@ -49,8 +49,9 @@ def write_blob(path: Path, array: Floats) -> None:
     `array` has at most four axes; raises BadInput.
     """
     shape = (1,) * (4 - array.ndim) + array.shape
-    extents = dict(zip(("num", "channels", "height", "width"), shape, strict=True))
-    blob = BlobProto(**extents, data=array.reshape(-1).tolist())
+    num, channels, height, width = shape
+    blob = BlobProto(num=num, channels=channels, height=height, width=width)
+    blob.data.extend(array.reshape(-1).tolist())
     try:
         path.write_bytes(blob.SerializeToString())
     except OSError as error:

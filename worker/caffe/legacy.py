@@ -94,7 +94,7 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
 def _move_transform(layer: LayerParameter) -> None:
     """Move the transform that older data layers have among their own fields to where it is now."""
     for name in ("data_param", "image_data_param", "window_data_param"):
-        if not layer.HasField(name):  # type: ignore[arg-type]  # the names of its fields
+        if not layer.HasField(name):
             continue
         param = getattr(layer, name)
         for field in ("scale", "mean_file", "crop_size", "mirror"):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from shards.errors import BadInput
 from worker import arrow_images
 from worker.arrow_images import Shape
-from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
+from worker.data.image_table import BATCH_ROWS, Split, Wanted, image_batch, image_schema, listing
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,23 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def open_parquet(
-    path: Path, split: Split, classes: int | None, shape: Sequence[int] | None, image: bool
-) -> ParquetSource:
+def is_parquet(path: Path) -> bool:
+    """Whether there is a Parquet file at `path`, or in the folder there."""
+    if path.is_dir():
+        return bool(parquet_files(path))
+    if path.suffix == ".parquet":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def open_parquet(path: Path, wanted: Wanted) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
-    files = tuple(file for file in _part(path, split) if _rows(file))
+    classes = wanted.classes
+    files = tuple(file for file in _part(path, wanted.split) if _rows(file))
     if not files:
         raise BadInput(f"{path}: expected rows, got Parquet files without any")
-    found, pixels = _first_image(files[0], shape, image)
+    found, pixels = _first_image(files[0], wanted.shape, wanted.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)
