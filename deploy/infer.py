@@ -11,13 +11,13 @@ from cupy_kernels.types import AnyArray
 from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.phases import Phase
-from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.device_selection import lent, parse_device
 from worker.inference import check_blobs, evaluate, features, read_weights
-from worker.sources import ImageSource, Split, open_source, part_to_test
+from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
 
 _BATCH_ROWS = 100
 
@@ -63,7 +63,7 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     if output.exists():
         raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
-    read = Description(read_text(net), Phase.TEST, file=str(net))
+    read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
     source, fitted = _fitted(read, data, _split(split, data))
     model = CaffeModel(fitted)
     check_blobs(model, blobs)
@@ -86,9 +86,8 @@ def run_features(
 
 def _fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
-    rows = rows_of(net)
-    source = open_source(data, split, shape=rows.shape, image=rows.image)
-    return source, replace(net, data_shape=source.shape)
+    source = open_net_data(data_of(net), data, split)
+    return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
 def _write(

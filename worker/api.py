@@ -13,14 +13,13 @@ from ps.logs import logger
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
-from worker.arrow_images import pixel_column
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.row_shape import rows_of
+from worker.caffe.net_data import data_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
-from worker.dataframes import check_columns, first_shape
+from worker.dataframes import check_columns, first_shape, named_shapes
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
@@ -112,10 +111,8 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     error that the caller can fix, GiveUp when a worker or a shard fails for good.
     """
     check_frame("train: df", df)
-    check_columns(df)
     read = read_solver(options.solver)
-    rows = rows_of(read.train)
-    solver = read.with_data_shape(first_shape(df, rows.shape, image=rows.image))
+    solver = _fitted(read, df)
     for notice in solver.notices:
         _LOG.warning(notice)
     workers = spark.partition_count(df) if options.workers is None else options.workers
@@ -140,6 +137,15 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         for last in evaluations[len(outcome.evaluations) :]:
             options.observer.evaluated(last)
     return Trained(solver, outcome.weights, outcome, tuple(evaluations))
+
+
+def _fitted(solver: Solver, df: spark.DataFrame) -> Solver:
+    """The solver for the rows of `df`; a net with columns by name reads no images by default."""
+    wanted = data_of(solver.train).wanted
+    if wanted.tops:
+        return solver.with_data_shape(wanted.shape, named_shapes(df, wanted.tops))
+    check_columns(df)
+    return solver.with_data_shape(first_shape(df, wanted.shape, image=wanted.image))
 
 
 def _start(
@@ -174,20 +180,14 @@ def _evaluator(
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.
-        from worker.sources import open_source, part_to_test
+        from worker.sources import open_net_data, part_to_test
 
-        rows = rows_of(solver.tests[0].net)
-        source = open_source(
-            data,
-            part_to_test(data),
-            classes=classes_of(model.net),
-            shape=rows.shape,
-            image=rows.image,
-        )
+        wanted = data_of(solver.tests[0].net)
+        source = open_net_data(wanted, data, part_to_test(data), classes_of(model.net))
         evaluator = Evaluator(solver, model, source.batches)
     else:
-        pixel_column(data.columns, "train: test_data")
         evaluator = Evaluator(solver, model, lambda: batches)
+        evaluator.check_names(data.columns, "train: test_data")
         batches += spark.first_rows(data, evaluator.most_rows)
     try:
         evaluator.check(start if start is not None else model.initial(1))

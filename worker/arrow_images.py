@@ -19,18 +19,9 @@ from shards.errors import BadInput, quoted
 Shape = tuple[int, int, int]
 Extents = tuple[int, ...]
 """The shape of one row as a net takes it: an image's, or any other."""
-PIXEL_COLUMNS = ("data", "image")
 SHAPE_COLUMNS = ("channels", "height", "width")
 _FLOATS = pa.list_(pa.float32())
 _ENCODED = {b"\x89PNG": "a PNG file", b"\xff\xd8\xff": "a JPEG file", b"RIFF": "a WebP file"}
-
-
-def pixel_column(names: Sequence[str], where: str) -> str:
-    """Which of the columns `names` holds the pixels: `data` or `image`."""
-    for name in PIXEL_COLUMNS:
-        if name in names:
-            return name
-    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")
 
 
 def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.columns import DATA, LABEL, ColumnSpec, read_columns, shapes_of
+from worker.arrow_columns import read_columns, shapes_of
+from worker.columns import DATA, LABEL, ColumnSpec
 from worker.spool import Column, Spool
 
 Indices = NDArray[np.int64]

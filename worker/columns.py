@@ -1,21 +1,18 @@
-"""The columns that a net reads of each row of data, and how they are found in Arrow batches.
+"""The columns that a net reads of each row of data, and how they are found by name.
 
 A net has a column of images (`data`), usually one of labels, and may have others by name, such as
 the datasets of an HDF5 file. An image or a label may have a name of the net's own: the rows are
 searched for that name first, and then for the usual one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from math import prod
-from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker import arrow_images
+
+PIXEL_COLUMNS = ("data", "image")
 
 
 class ColumnKind(StrEnum):
@@ -38,73 +35,23 @@ class ColumnSpec(msgspec.Struct, frozen=True):
         if self.name in names:
             return self.name
         if self.kind is ColumnKind.IMAGE:
-            return arrow_images.pixel_column(names, where)
+            return pixel_column(names, where)
         if self.kind is ColumnKind.LABEL and "label" in names:
             return "label"
         raise BadInput(f"{where}: expected a column {self.name}, got {', '.join(names) or 'none'}")
+
+    def among(self, names: Sequence[str]) -> bool:
+        """Whether this column is one of `names`."""
+        return self.name in names or (self.kind is ColumnKind.LABEL and "label" in names)
 
 
 DATA = ColumnSpec("data", kind=ColumnKind.IMAGE)
 LABEL = ColumnSpec("label", kind=ColumnKind.LABEL)
 
 
-def read_columns(
-    batch: Any,
-    columns: Sequence[ColumnSpec],
-    where: str,
-    *,
-    first_row: int = 0,
-    classes: int | None = None,
-) -> dict[str, NDArray[Any]]:
-    """The columns of an Arrow batch as arrays, rows first; `where` names the batch in errors.
-
-    An image is uint8 or float32 (rows, c, h, w), a label int64 (rows,), and other columns float32.
-    Labels outside [0, classes) are refused.
-    """
-    found: dict[str, NDArray[Any]] = {}
-    for column in columns:
-        name = column.find(batch.schema.names, where)
-        place = f"{where}, column {name}"
-        if column.kind is ColumnKind.IMAGE:
-            found[column.name] = _images(batch, name, column.shape, where, first_row)
-        elif column.kind is ColumnKind.LABEL:
-            found[column.name] = arrow_images.labels_as_int64(
-                batch.column(name), place, classes=classes, first_row=first_row
-            )
-        else:
-            flat = arrow_images.number_rows(batch.column(name), place, first_row)
-            found[column.name] = _shaped(flat, column.shape, place, first_row)
-    return found
-
-
-def shapes_of(columns: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
-    """The shape of one row of each column."""
-    return {name: array.shape[1:] for name, array in columns.items()}
-
-
-def _images(
-    batch: Any, name: str, shape: tuple[int, ...] | None, where: str, first_row: int
-) -> NDArray[Any]:
-    """The pixels of a batch; they must fit `shape`, unless the net takes no images but vectors."""
-    place = f"{where}, column {name}"
-    size = prod(shape) if shape is not None else None
-    flat = arrow_images.pixel_rows(batch.column(name), place, size, first_row)
-    declared = arrow_images.declared_shape(batch, where, first_row)
-    if shape is None:
-        shape = arrow_images.row_shape(flat, place, declared)
-    elif len(shape) == 3 and declared not in {None, shape}:
-        raise BadInput(f"{place}: row {first_row}: expected images of {shape}, got {declared}")
-    images: NDArray[Any] = flat.reshape(-1, *shape)
-    return images
-
-
-def _shaped(
-    flat: NDArray[np.float32], shape: tuple[int, ...] | None, where: str, first_row: int
-) -> NDArray[np.float32]:
-    if shape is None:
-        return flat if flat.shape[1] > 1 else flat.reshape(-1)
-    if flat.shape[1] != prod(shape):
-        raise BadInput(
-            f"{where}: row {first_row}: expected {prod(shape)} values, got {flat.shape[1]}"
-        )
-    return flat.reshape(-1, *shape)
+def pixel_column(names: Sequence[str], where: str) -> str:
+    """Which of the columns `names` holds the pixels: `data` or `image`."""
+    for name in PIXEL_COLUMNS:
+        if name in names:
+            return name
+    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")

@@ -15,7 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from shards.errors import BadInput
+from worker.arrow_images import Extents
+from worker.caffe.net_data import NetData
 from worker.data.databases import DatabaseSource, is_leveldb, is_lmdb
 from worker.data.hdf5 import Hdf5Source, is_hdf5
 from worker.data.idx import is_idx_folder, open_idx
@@ -35,9 +39,11 @@ __all__ = [
     "Undecodable",
     "Wanted",
     "has_test",
+    "open_net_data",
     "open_source",
     "open_wanted",
     "part_to_test",
+    "row_shapes",
 ]
 
 
@@ -103,6 +109,34 @@ def open_wanted(path: Path, wanted: Wanted, kind: str = "") -> ImageSource:
         f"data {path}: expected data of one of these formats: {names}; got"
         f" {listing(path) if path.is_dir() else 'another file'}"
     )
+
+
+def open_net_data(
+    data: NetData,
+    place: Path | None = None,
+    split: Split = "train",
+    classes: int | None = None,
+    seed: int | None = None,
+) -> ImageSource:
+    """A part of the data at `place`, or else of the source that a net names, as the net wants it.
+
+    Labels outside [0, classes) are refused. Raises BadInput that names the layer, if it named the
+    source, and the file.
+    """
+    wanted = replace(data.wanted, split=split, classes=classes, seed=seed or 0)
+    if place is not None:
+        return open_wanted(place, wanted)
+    if data.source is None:
+        raise BadInput("expected a data layer that names a source, got none")
+    try:
+        return open_wanted(data.source, wanted, data.kind)
+    except BadInput as error:
+        raise BadInput(f"{data.layer}: {error}") from None
+
+
+def row_shapes(source: ImageSource) -> dict[str, Extents]:
+    """The shapes of a row of the columns of a source other than images and labels."""
+    return source.row_shapes if isinstance(source, Source) else {}
 
 
 def has_test(path: str | Path) -> bool:

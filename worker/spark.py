@@ -45,6 +45,7 @@ __all__ = [
     "first_rows",
     "has_partitions",
     "interrupt",
+    "numbered",
     "partition_count",
     "run_tasks",
     "runs_here",
@@ -148,8 +149,8 @@ class PartitionRows(NamedTuple):
 def survey(df: DataFrame) -> list[PartitionRows]:
     """Count the rows of each partition by a small Spark job, and inspect the Python that runs it.
 
-    The job reads only the column `label`. Raises BadInput if that Python cannot run at all, GiveUp
-    if the DataFrame cannot be computed.
+    The job reads only the column `label`, or the first one. Raises BadInput if that Python cannot
+    run at all, GiveUp if the DataFrame cannot be computed.
     """
 
     # Pickled by value, with its own imports: the executor may have none of our packages.
@@ -170,9 +171,10 @@ def survey(df: DataFrame) -> list[PartitionRows]:
         facts = {"rows": rows, "python": sys.executable, "build": build, "lacks": lacks}
         yield pa.RecordBatch.from_pylist([facts])
 
+    counted = "label" if "label" in df.columns else df.columns[0]
     schema = "rows long, python string, build string, lacks string"
     try:
-        return [PartitionRows(*row) for row in _mapped(df.select("label"), look, schema).collect()]
+        return [PartitionRows(*row) for row in _mapped(df.select(counted), look, schema).collect()]
     except _SPARK_ERRORS as error:
         text = str(error)
         if why := _python_fault(text):
@@ -316,6 +318,11 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
         df = _mapped(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
+
+
+def numbered(session: SparkSession, partitions: int) -> DataFrame:
+    """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
+    return session.range(0, partitions, 1, partitions)
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:

@@ -24,6 +24,9 @@ from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
+from worker.columns import DATA, LABEL, ColumnSpec
+from worker.data.encoded import decoded
+from worker.data.source import Source, part_rows
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
 from worker.training_loop import Plan, WorkerReport, train_worker
@@ -40,6 +43,7 @@ REPORT = pa.schema([("report", pa.binary())])
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every task of a job.
 
+    With a `source` a task reads its own of `parts` parts of it, in place of the partition's rows.
     `first_incarnation` numbers the workers of a resumed job above all earlier ones. `link` emulates
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
     pushes and pulls; the residual that it leaves is stored with the snapshots at `keep`, and
@@ -50,7 +54,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     plan: Plan
     batch_size: int
-    shape: tuple[int, ...] | None = None
+    columns: tuple[ColumnSpec, ...] = ()
+    source: Source | None = None
+    parts: int = 0
     shuffle: bool = True
     first_incarnation: int = 0
     patience_s: float = PATIENCE_S
@@ -70,10 +76,15 @@ def run_task(
     attempt: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Train on a partition's rows; yields one batch of schema REPORT, or nothing without rows.
+    """Train on a partition's rows, or on a part of a source.
 
+    Yields one batch of schema REPORT, or nothing without rows.
     `gpus` are the addresses of the GPUs that Spark assigned to this task.
     """
+    if spec.source is not None:
+        rows = part_rows(spec.source, spec.parts, partition)
+    else:
+        rows = decoded(rows, spec.columns or (DATA, LABEL), f"worker w{partition}'s rows")
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
@@ -130,7 +141,7 @@ def _live(
                 seed=spec.plan.seed,
                 worker=name,
                 shuffle=spec.shuffle,
-                shape=spec.shape,
+                columns=spec.columns,
                 start_step=client.step * spec.plan.iter_size,
             )
         )

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from shards.errors import BadInput
 from worker import arrow_images
 from worker.arrow_images import Shape
+from worker.columns import pixel_column
 from worker.data.image_table import BATCH_ROWS, Split, Wanted, image_batch, image_schema, listing
 
 
@@ -43,7 +44,7 @@ class ParquetSource:
 
     def _normal(self, path: Path, first: int, number: int, batch: Any) -> Any:
         names = batch.schema.names
-        name = arrow_images.pixel_column(names, str(path))
+        name = pixel_column(names, str(path))
         where = f"{path}, column {name}"
         pixels = arrow_images.pixels_as_arrow(batch.column(name), where, first)
         arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
@@ -124,7 +125,7 @@ def _part(path: Path, split: Split) -> tuple[Path, ...]:
 def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
     """The shape of the first row, and the Arrow type of its pixels after conversion."""
     _, batch = next(_read(path, 1))
-    name = arrow_images.pixel_column(batch.schema.names, str(path))
+    name = pixel_column(batch.schema.names, str(path))
     where = f"{path}, column {name}"
     pixels = arrow_images.pixels_as_arrow(batch.column(name), where)
     flat = arrow_images.pixel_rows(pixels, where)
@@ -152,7 +153,7 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
         names = file.schema_arrow.names
         if "label" not in names:
             raise BadInput(f"{path}: expected a column label, got {', '.join(names) or 'none'}")
-        pixels = arrow_images.pixel_column(names, str(path))
+        pixels = pixel_column(names, str(path))
         known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
         chosen = [name for name in names if name in (wanted or known)]
         first = 0

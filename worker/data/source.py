@@ -162,6 +162,12 @@ def ranges(rows: int, parts: int, part: int, most: int = 16) -> list[tuple[int, 
     return [(start, stop) for start, stop in chosen if start < stop]
 
 
+def part_rows(source: Source, parts: int, part: int) -> Iterator[Any]:
+    """The rows of one part of a source, as Arrow batches."""
+    for start, stop in ranges(source.rows, parts, part):
+        yield from source.batches(start=start, stop=stop)
+
+
 class _Skipped:
     """The images that one reader of a source has skipped."""
 
