@@ -91,10 +91,7 @@ class Source(ABC):
         kept = self._decoded(start, stop)
         while part := list(islice(kept, rows)):
             numbers, labels, images = zip(*part, strict=True)
-            pixels = _as_arrow(np.stack(images), self.schema.field("data").type)
-            yield image_batch(
-                self.schema, np.array(numbers), np.array(labels, np.int64), self.shape, pixels
-            )
+            yield images_as_batch(np.array(numbers), np.array(labels, np.int64), np.stack(images))
 
     @cached_property
     def _first(self) -> tuple[Shape, Any]:
@@ -197,16 +194,17 @@ class _Skipped:
             )  # fmt: skip
 
 
-def _as_arrow(images: NDArray[Any], kind: Any) -> Any:
-    """Images (rows, c, h, w) as a column of bytes or of lists."""
-    rows = len(images)
-    size = images[0].size
-    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(size)
+def images_as_batch(ids: NDArray[np.int64], labels: NDArray[np.int64], images: NDArray[Any]) -> Any:
+    """A batch of `image_schema` of images (rows, c, h, w), uint8 or float32."""
+    rows, channels, height, width = images.shape
+    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(channels * height * width)
     flat = np.ascontiguousarray(images).reshape(-1)
-    if kind == pa.binary():
+    if images.dtype == np.uint8:
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(flat)]
-        return pa.Array.from_buffers(kind, rows, buffers)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat.astype(np.float32)))
+        pixels = pa.Array.from_buffers(pa.binary(), rows, buffers)
+    else:
+        pixels = pa.ListArray.from_arrays(pa.array(ends), pa.array(flat.astype(np.float32)))
+    return image_batch(image_schema(pixels.type), ids, labels, (channels, height, width), pixels)
 
 
 def _times(shape: Sequence[int]) -> str:
