@@ -19,6 +19,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net_data import data_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import write_caffemodel
+from worker.data.source import Source
 from worker.dataframes import check_columns, first_shape, named_shapes
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.inference import starting_weights, write_safetensors
@@ -77,8 +78,11 @@ class TrainArguments(TrainOptions):
 
 
 @keyword_options(TrainArguments)
-def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
+def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
+
+    With a Spark session in place of a DataFrame, the tasks read the source that the net's data
+    layer names, each its own part; every machine must have it at the same path.
 
     The options are keyword arguments: `worker.train(df, solver="lenet_solver.prototxt", shards=2)`.
     Those of `downpour train` have the same names, values and defaults here
@@ -110,9 +114,16 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for an
     error that the caller can fix, GiveUp when a worker or a shard fails for good.
     """
-    check_frame("train: df", df)
     read = read_solver(options.solver)
-    solver = _fitted(read, df)
+    source = None
+    if isinstance(df, spark.SparkSession):
+        source = _named_source(read, options)
+        solver = read.with_data_shape(source.shape, source.row_shapes)
+        assert options.workers is not None, "checked with the source"
+        df = spark.numbered(df, options.workers)
+    else:
+        check_frame("train: df", df)
+        solver = _fitted(read, df)
     for notice in solver.notices:
         _LOG.warning(notice)
     workers = spark.partition_count(df) if options.workers is None else options.workers
@@ -129,6 +140,7 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         evaluation=_plan(solver, evaluator),
         observer=options.observer,
         even=options.workers is not None,
+        source=source,
     )
     evaluations = list(outcome.evaluations)
     if evaluator is not None and not outcome.interrupted:
@@ -137,6 +149,24 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         for last in evaluations[len(outcome.evaluations) :]:
             options.observer.evaluated(last)
     return Trained(solver, outcome.weights, outcome, tuple(evaluations))
+
+
+def _named_source(solver: Solver, options: TrainArguments) -> Source:
+    """The source that the net names, which tasks can read themselves; raises BadInput."""
+    from worker.sources import open_net_data
+
+    source = open_net_data(data_of(solver.train), seed=options.seed)
+    if not isinstance(source, Source):
+        raise BadInput(
+            "train: df: expected a DataFrame for IDX files and Parquet files of raw images"
+            " (spark.read.parquet), got a Spark session"
+        )
+    if options.workers is None or options.workers > source.rows:
+        raise BadInput(
+            f"train: workers: expected the number of workers, at most {source.rows}, as the source"
+            f" has {source.rows} rows, got {options.workers}"
+        )
+    return source
 
 
 def _fitted(solver: Solver, df: spark.DataFrame) -> Solver:

@@ -25,9 +25,10 @@ from worker.data.hdf5 import Hdf5Source, is_hdf5
 from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
 from worker.data.image_table import ImageSource, Split, Wanted, listing
-from worker.data.parquet import is_parquet, open_parquet
+from worker.data.parquet import is_parquet
 from worker.data.pictures import Undecodable
 from worker.data.source import Row, Source
+from worker.data.table import open_table
 
 __all__ = [
     "FORMATS",
@@ -101,7 +102,7 @@ def open_wanted(path: Path, wanted: Wanted, kind: str = "") -> ImageSource:
     formats = [each for each in FORMATS if not kind or each.name == kind]
     for each in formats:
         if each.divided and each.matches(path):
-            return each.open(path, wanted)
+            return _checked(each.open(path, wanted))
         if not each.divided and _parts(path, each.matches):
             return _checked(each.open(_part(path, wanted.split, each.matches), wanted))
     names = ", ".join(each.name for each in formats) or kind
@@ -214,7 +215,7 @@ def _checked(source: ImageSource) -> ImageSource:
 
 FORMATS = (
     Format("IDX", is_idx_folder, open_idx, divided=True),
-    Format("Parquet", is_parquet, open_parquet, divided=True),
+    Format("Parquet", is_parquet, open_table, divided=True),
     Format("LMDB", is_lmdb, DatabaseSource),
     Format("LevelDB", is_leveldb, DatabaseSource),
     Format("HDF5", is_hdf5, Hdf5Source),

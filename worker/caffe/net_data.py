@@ -146,9 +146,14 @@ def _hdf5(layer: LayerParameter, wanted: Wanted) -> Wanted:
 
 
 def _typed(layer: LayerParameter, wanted: Wanted) -> Wanted:
-    encoded = [top for top in layer.cos_data_param.top if top.type in ENCODED]
-    colour = {1: False, 3: True}.get(encoded[0].channels) if encoded else None
-    return replace(wanted, tops=tuple(layer.top), colour=colour)
+    param = layer.cos_data_param
+    encoded = [top for top in param.top if top.type in ENCODED]
+    return replace(
+        wanted,
+        tops=tuple(layer.top),
+        encoded=tuple(top.name for top in encoded),
+        colour={1: False, 3: True}.get(encoded[0].channels) if encoded else None,
+    )
 
 
 _OPTIONS: dict[str, Callable[[LayerParameter, Wanted], Wanted]] = {

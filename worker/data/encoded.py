@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ps.logs import logger
 from shards.errors import BadInput
@@ -127,7 +129,12 @@ def _field(values: Any, where: str, name: str) -> Any:
     """The image of a column with the image and its size, as CaffeOnSpark has them."""
     if "image" not in [field.name for field in values.type]:
         raise BadInput(f"{where}, column {name}: expected a field image, got {values.type}")
-    return values.field("image")
+    images = pc.struct_field(values, "image")
+    if not pa.types.is_list(images.type):
+        return images
+    # A list of signed bytes, as Scala has them.
+    rows = [np.array(row or [], np.int8).tobytes() for row in images.to_pylist()]
+    return pa.array(rows, pa.binary())
 
 
 def _check(found: tuple[int, ...], wanted: tuple[int, ...] | None, where: str) -> None:

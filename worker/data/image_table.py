@@ -31,8 +31,8 @@ class Wanted(msgspec.Struct, frozen=True):
     the net needs images. Encoded images are decoded to 3 channels or 1 by `colour` (None: as they
     are), and then resized to (height, width) `resize`. `shuffle` is whether a list is read in a
     random order, which depends on `seed`. `root` precedes the names in a list of files. `tops` are
-    the columns that the net reads. A reader skips up to `most_skipped` images that cannot be
-    decoded.
+    the columns that the net reads by name, and `encoded` those of them that hold encoded images. A
+    reader skips up to `most_skipped` images that cannot be decoded.
     """
 
     split: Split = "train"
@@ -45,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True):
     seed: int = 0
     root: str = ""
     tops: tuple[str, ...] = ()
+    encoded: tuple[str, ...] = ()
     most_skipped: int = MOST_SKIPPED
 
 

@@ -90,7 +90,7 @@ def is_parquet(path: Path) -> bool:
 def open_parquet(path: Path, wanted: Wanted) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
     classes = wanted.classes
-    files = tuple(file for file in _part(path, wanted.split) if _rows(file))
+    files = tuple(file for file in parquet_part(path, wanted.split) if _rows(file))
     if not files:
         raise BadInput(f"{path}: expected rows, got Parquet files without any")
     found, pixels = _first_image(files[0], wanted.shape, wanted.image)
@@ -100,7 +100,7 @@ def open_parquet(path: Path, wanted: Wanted) -> ParquetSource:
     return ParquetSource(files, sum(map(_rows, files)), found, pixels, classes)
 
 
-def _part(path: Path, split: Split) -> tuple[Path, ...]:
+def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
     """The files of a split: those below a folder, or with a name, that begins with its name.
 
     Undivided data is `train`. Raises BadInput if the split is missing.
