@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
-    from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
+    from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+    from worker.data.source import Row, Source
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
@@ -64,12 +65,15 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
+    "Row",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
+    "Source",
     "SparkNet",
     "StaleRate",
     "Trained",
+    "Wanted",
     "image_batch",
     "image_schema",
     "loop",
@@ -102,6 +106,9 @@ _HOMES = {
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
+    "Row": "worker.data.source",
+    "Source": "worker.data.source",
+    "Wanted": "worker.data.image_table",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",

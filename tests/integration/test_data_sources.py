@@ -74,5 +74,5 @@ def test_sequence_files_of_caffe_on_spark(spark: Any, tmp_path: Path) -> None:
     rows.saveAsNewAPIHadoopFile(path, output, kind, kind)
     (found,) = door.sequence_file(spark, path).collect()
     assert tuple(found) == ("7", 7, 1, 2, 3, False, b"abcdef")
-    with pytest.raises(BadInput, match="SequenceFile .*nowhere: cannot be read: .*does not exist"):
+    with pytest.raises(BadInput, match=r"SequenceFile .*nowhere: cannot be read: .*does not exist"):
         door.sequence_file(spark, str(tmp_path / "nowhere"))

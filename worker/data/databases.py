@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import Datum
@@ -33,7 +34,7 @@ class DatabaseSource(Source):
     def read(self, start: int, stop: int) -> Iterator[Row]:
         for key, value in self._open().records(start, stop):
             name = f"record {key.decode(errors='backslashreplace')}"
-            yield datum_row(value, f"{self.path}: {name}")._replace(name=name)
+            yield replace(datum_row(value, f"{self.path}: {name}"), name=name)
 
     def labels(self) -> Iterator[tuple[str, int]]:
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ _LOG = logger("worker.data")
 _NAMED = 5  # images that cannot be decoded, in a message
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True):
     """One row: its label and its image, with what calls it in errors.
 
     `data` is an array (channels, height, width), uint8 or float32; or an image file, as bytes; or
@@ -114,7 +115,7 @@ class Source(ABC):
         for number, row in enumerate(self.read(start, stop), start):
             name = row.name or f"row {number}"
             self._check_label(name, row.label)
-            image = self._image(row._replace(name=name), skipped)
+            image = self._image(msgspec.structs.replace(row, name=name), skipped)
             if image is None:
                 continue
             if image.shape != self.shape:
