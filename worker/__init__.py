@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
     from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
-    from worker.data.source import Row, Source
+    from worker.data.source import Sample, Source
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
     from worker.sources import open_source
+    from worker.spark import sequence_file
     from worker.strategies import (
         ADAG,
         ASP,
@@ -65,7 +66,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
-    "Row",
+    "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
@@ -80,6 +81,7 @@ __all__ = [
     "open_source",
     "pack_code",
     "run_job",
+    "sequence_file",
     "start",
     "train",
     "train_worker",
@@ -106,7 +108,7 @@ _HOMES = {
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
-    "Row": "worker.data.source",
+    "Sample": "worker.data.source",
     "Source": "worker.data.source",
     "Wanted": "worker.data.image_table",
     "Softsync": "worker.strategies",
@@ -121,6 +123,7 @@ _HOMES = {
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
     "run_job": "worker.job_runner",
+    "sequence_file": "worker.spark",
     "start": "worker.own_loop",
     "train": "worker.api",
     "train_worker": "worker.training_loop",

@@ -27,14 +27,14 @@ from worker.data.image_files import is_image_folder, is_list, open_folder, open_
 from worker.data.image_table import ImageSource, Split, Wanted, listing
 from worker.data.parquet import is_parquet
 from worker.data.pictures import Undecodable
-from worker.data.source import Row, Source
+from worker.data.source import Sample, Source
 from worker.data.table import open_table
 
 __all__ = [
     "FORMATS",
     "Format",
     "ImageSource",
-    "Row",
+    "Sample",
     "Source",
     "Split",
     "Undecodable",

@@ -12,7 +12,7 @@ from worker.caffe.caffe_pb2 import Datum
 from worker.data.image_table import Wanted
 from worker.data.leveldb_files import LevelDbReader, is_leveldb
 from worker.data.lmdb_file import LmdbReader, is_lmdb
-from worker.data.source import Row, Source
+from worker.data.source import Sample, Source
 
 __all__ = ["DatabaseSource", "datum_bytes", "datum_row", "is_leveldb", "is_lmdb"]
 
@@ -31,7 +31,7 @@ class DatabaseSource(Source):
     def rows(self) -> int:
         return self._rows
 
-    def read(self, start: int, stop: int) -> Iterator[Row]:
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
         for key, value in self._open().records(start, stop):
             name = f"record {key.decode(errors='backslashreplace')}"
             yield replace(datum_row(value, f"{self.path}: {name}"), name=name)
@@ -46,7 +46,7 @@ class DatabaseSource(Source):
         return LmdbReader(self.path) if is_lmdb(self.path) else LevelDbReader(self.path)
 
 
-def datum_row(value: bytes, where: str) -> Row:
+def datum_row(value: bytes, where: str) -> Sample:
     """The row in a serialised Datum; raises BadInput, which begins with `where`."""
     datum = Datum()
     try:
@@ -54,7 +54,7 @@ def datum_row(value: bytes, where: str) -> Row:
     except DecodeError:
         raise BadInput(f"{where}: expected a Datum, got {len(value)} other bytes") from None
     if datum.encoded:
-        return Row(datum.label, datum.data)
+        return Sample(datum.label, datum.data)
     shape = (datum.channels, datum.height, datum.width)
     shown = "x".join(map(str, shape))
     size = datum.channels * datum.height * datum.width
@@ -67,11 +67,11 @@ def datum_row(value: bytes, where: str) -> Row:
     if got != size:
         raise BadInput(f"{where}: field {field}: expected {size} values for {shown}, got {got}")
     if not datum.float_data:
-        return Row(datum.label, np.frombuffer(datum.data, np.uint8).reshape(shape))
+        return Sample(datum.label, np.frombuffer(datum.data, np.uint8).reshape(shape))
     values = np.array(datum.float_data, np.float32)
     if not np.isfinite(values).all():
         raise BadInput(f"{where}: field float_data: expected finite numbers")
-    return Row(datum.label, values.reshape(shape))
+    return Sample(datum.label, values.reshape(shape))
 
 
 def datum_bytes(label: int, image: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> bytes:

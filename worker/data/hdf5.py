@@ -14,7 +14,7 @@ import pyarrow as pa
 from shards.errors import BadInput
 from worker.arrow_images import Extents, Shape
 from worker.data.image_table import BATCH_ROWS, Wanted
-from worker.data.source import Row, Source
+from worker.data.source import Sample, Source
 
 _MOST_VALUES = 1 << 27  # of a row, and of a chunk
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
@@ -55,7 +55,7 @@ class Hdf5Source(Source):
         if not self.rows:
             raise BadInput(f"{self.path}: expected rows, got none")
 
-    def read(self, start: int, stop: int) -> Iterator[Row]:
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
         raise NotImplementedError("rows of several columns are read as batches")
 
     def batches(

@@ -9,7 +9,7 @@ from shards.errors import BadInput, quoted
 from worker.data import pictures
 from worker.data.image_table import Wanted
 from worker.data.pictures import Undecodable
-from worker.data.source import Row, Source
+from worker.data.source import Sample, Source
 
 _MOST_BYTES = 1 << 28  # of one image file, and of a list
 
@@ -30,9 +30,9 @@ class ImageListSource(Source):
     def rows(self) -> int:
         return len(self._files)
 
-    def read(self, start: int, stop: int) -> Iterator[Row]:
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
         for file, label in zip(self._files[start:stop], self._labels[start:stop], strict=True):
-            yield Row(label, _contents(file), file)
+            yield Sample(label, _contents(file), file)
 
     def labels(self) -> Iterator[tuple[str, int]]:
         return zip(self._files, self._labels, strict=True)

@@ -25,7 +25,7 @@ def read_key(data: bytes, where: str) -> list[Any]:
     try:
         if not data.startswith(_MAGIC):
             raise ValueError("no serialised object")
-        fields = _Stream(data).value()
+        fields = _ObjectStream(data).value()
         if not isinstance(fields, dict):
             raise TypeError("no object with fields")
     except (ValueError, TypeError, IndexError, KeyError, struct_error):
@@ -35,7 +35,7 @@ def read_key(data: bytes, where: str) -> list[Any]:
     return [fields[name] for name in sorted(fields)]
 
 
-class _Stream:
+class _ObjectStream:
     """Reads one value after another; objects are dicts of their fields, and boxes their values."""
 
     def __init__(self, data: bytes) -> None:
@@ -118,11 +118,11 @@ class _Stream:
         return self._data[self._place - size : self._place]
 
 
-_READERS: dict[int, Callable[[_Stream], Any]] = {
+_READERS: dict[int, Callable[[_ObjectStream], Any]] = {
     _NULL: lambda _: None,
-    _REFERENCE: _Stream.reference,
-    _CLASS: _Stream.class_description,
-    _OBJECT: _Stream.object,
-    _STRING: _Stream.string,
-    _BLOCK: _Stream.block,
+    _REFERENCE: _ObjectStream.reference,
+    _CLASS: _ObjectStream.class_description,
+    _OBJECT: _ObjectStream.object,
+    _STRING: _ObjectStream.string,
+    _BLOCK: _ObjectStream.block,
 }

@@ -28,7 +28,7 @@ _LOG = logger("worker.data")
 _NAMED = 5  # images that cannot be decoded, in a message
 
 
-class Row(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True):
     """One row: its label and its image, with what calls it in errors.
 
     `data` is an array (channels, height, width), uint8 or float32; or an image file, as bytes; or
@@ -53,7 +53,7 @@ class Source(ABC):
         """The number of rows, with those that cannot be decoded."""
 
     @abstractmethod
-    def read(self, start: int, stop: int) -> Iterator[Row]:
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
         """The rows with the numbers [start, stop), in order. Raises BadInput."""
 
     def labels(self) -> Iterator[tuple[str, int]]:
@@ -126,7 +126,7 @@ class Source(ABC):
             yield number, row.label, image
         skipped.report(stop - start)
 
-    def _image(self, row: Row, skipped: "_Skipped") -> NDArray[Any] | None:
+    def _image(self, row: Sample, skipped: "_Skipped") -> NDArray[Any] | None:
         """A row's image, decoded and resized; None if it cannot be decoded."""
         data = row.data
         try:

@@ -22,7 +22,7 @@ from worker.data import pictures
 from worker.data.encoded import decoded
 from worker.data.image_table import BATCH_ROWS, ImageSource, Wanted
 from worker.data.parquet import open_parquet, parquet_part
-from worker.data.source import Row, Source
+from worker.data.source import Sample, Source
 
 _OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
 
@@ -57,7 +57,7 @@ class TableSource(Source):
             raise BadInput(f"{self.path}: expected rows, got none")
         assert self.schema is not None
 
-    def read(self, start: int, stop: int) -> Iterator[Row]:
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
         raise NotImplementedError("rows of several columns are read as batches")
 
     def batches(

@@ -16,6 +16,7 @@ from worker.caffe.layer import StepKey
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
+from worker.model import Batch
 
 C, H, W, CROP, ROWS = 3, 7, 6, 4, 9
 Pixels = NDArray[np.uint8]
@@ -40,7 +41,7 @@ def means(folder: Path, seed: int = 4) -> tuple[Path, NDArray[np.float32]]:
 
 
 def seen(net: Network, pixels: Pixels, step: int = 0, seed: int = 1) -> NDArray[np.float32]:
-    batch = {"data": pixels, "label": np.zeros(len(pixels), np.int64)}
+    batch: Batch = {"data": pixels, "label": np.zeros(len(pixels), np.int64)}
     moment = StepKey(step, seed)
     net.forward(net.table.empty(), net.prepare(batch, moment), moment)
     found: NDArray[np.float32] = net.blob("data")
@@ -147,6 +148,8 @@ def test_a_device_trains_on_the_same_crops(tmp_path: Path) -> None:
         'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }'
     )
     description = Description(text, data_shape=(C, H, W))
-    batches = [{"data": np.roll(images(), step), "label": np.arange(ROWS) % 2} for step in range(4)]
+    batches: list[Batch] = [
+        {"data": np.roll(images(), step), "label": np.arange(ROWS) % 2} for step in range(4)
+    ]
     found = Trained(DeviceModel(description, FakeGpu()), batches)
     same(found.weights, Trained(CaffeModel(description), batches).weights, 1e-5)

@@ -139,7 +139,13 @@ def test_images_that_cannot_be_decoded_are_skipped_up_to_a_limit(
 
 
 def _bad(label: int = 1, **fields: Any) -> bytes:
-    whole = {"channels": 3, "height": 8, "width": 6, "data": bytes(144), "label": label}
+    whole: dict[str, Any] = {
+        "channels": 3,
+        "height": 8,
+        "width": 6,
+        "data": bytes(144),
+        "label": label,
+    }
     return Datum(**(whole | fields)).SerializeToString()
 
 

@@ -13,6 +13,7 @@ from worker.arrow_columns import read_columns
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of
+from worker.data.source import Source
 from worker.sources import open_net_data, open_source, row_shapes
 
 DICE = np.random.default_rng(8)
@@ -32,6 +33,7 @@ def test_rows_of_several_files_by_name(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("a.h5\nb.h5\n")
     source = open_source(tmp_path / "list.txt", tops=("x", "y"))
     assert (source.rows, row_shapes(source)) == (30, {"x": (4, 3), "y": (2,)})
+    assert isinstance(source, Source)
     table = pa.Table.from_batches(list(source.batches(5, 9, 20)))
     assert table["id"].to_pylist() == list(range(9, 20))
     np.testing.assert_array_equal(np.array(table["x"].to_pylist()), X[9:20].reshape(11, -1))

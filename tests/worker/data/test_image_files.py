@@ -15,7 +15,7 @@ from shards.errors import BadInput
 from worker.data import pictures
 from worker.data.pictures import Undecodable
 from worker.data.source import Source
-from worker.sources import open_source
+from worker.sources import ImageSource, open_source
 
 DICE = np.random.default_rng(5)
 SMOOTH = cv2.GaussianBlur(DICE.integers(0, 256, (40, 30, 3), np.uint8), (0, 0), 2)
@@ -29,6 +29,7 @@ def test_images_are_decoded_as_by_opencv(suffix: str, colour: bool) -> None:
     expected = cv2.imdecode(np.frombuffer(data, np.uint8), int(colour))
     found = pictures.decode(data, colour)
     assert found.shape == ((3, 40, 30) if colour else (1, 40, 30))
+    assert expected is not None
     apart = found.astype(int) - (expected.transpose(2, 0, 1) if colour else expected[None])
     assert np.abs(apart).max() <= (0 if colour else 1)
 
@@ -96,7 +97,7 @@ def written(folder: Path, name: str, value: int, size: tuple[int, int] = (6, 5))
     return name
 
 
-def greys(source: Source) -> list[int]:
+def greys(source: ImageSource) -> list[int]:
     """The first byte of each row."""
     table = pa.Table.from_batches(list(source.batches()), source.schema)
     return [data[0] for data in table["data"].to_pylist()]
