@@ -50,7 +50,8 @@ class RunFiles(Options):
         default=None, shown="the test part of --data, or of what the test net names",
     )  # fmt: skip
     weights: Path | None = option(
-        "Weights to start from, found by layer name: .caffemodel or .safetensors.", default=None
+        "Weights to start from, found by layer name: .caffemodel, .h5 or .safetensors.",
+        default=None,
     )
     snapshots: str | None = option(
         "Where snapshots go: a folder, or a URI such as s3://bucket/run.",

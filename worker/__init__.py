@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
+    from worker.context import Context
     from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
     from worker.data.source import Sample, Source
+    from worker.function_run import Evaluate, RunResult, run
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
@@ -55,9 +57,11 @@ __all__ = [
     "EASGD",
     "SSP",
     "AsyncDiLoCo",
+    "Context",
     "DiLoCo",
     "Downpour",
     "DynSGD",
+    "Evaluate",
     "FedBuff",
     "Job",
     "LinkOptions",
@@ -66,6 +70,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
+    "RunResult",
     "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
@@ -80,6 +85,7 @@ __all__ = [
     "loop",
     "open_source",
     "pack_code",
+    "run",
     "run_job",
     "sequence_file",
     "start",
@@ -92,6 +98,7 @@ _HOMES = {
     "ASP": "worker.strategies",
     "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
+    "Context": "worker.context",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
     "EASGD": "worker.strategies",
@@ -100,6 +107,7 @@ _HOMES = {
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
+    "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
     "Job": "worker.job",
     "LinkOptions": "worker.options",
@@ -114,6 +122,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
@@ -122,6 +131,7 @@ _HOMES = {
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
+    "run": "worker.function_run",
     "run_job": "worker.job_runner",
     "sequence_file": "worker.spark",
     "start": "worker.own_loop",

@@ -93,7 +93,6 @@ def check_pythons(df: spark.DataFrame) -> list[spark.PartitionRows]:
 def dealt(
     df: spark.DataFrame,
     workers: int,
-    columns: Sequence[ColumnSpec] = (),
     *,
     even: bool = False,
 ) -> spark.DataFrame:
@@ -101,10 +100,9 @@ def dealt(
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
     rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
-    inspects the Python that runs it. Raises BadInput for columns that do not fit, for a Python that
-    cannot run workers, and for fewer rows than workers.
+    inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, and for
+    fewer rows than workers.
     """
-    check_columns(df, columns)
     parts = check_pythons(df)
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]

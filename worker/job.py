@@ -6,9 +6,10 @@ import msgspec
 from msgspec import structs
 
 from shards import arguments
-from shards.rules import SGD, Decay, Rule, decay_of, rule_of
-from shards.schedules import Fixed, Schedule, schedule_of
+from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
 from worker.columns import ColumnSpec
+from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -24,7 +25,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     labels `label`. `bound` is the staleness bound in steps (None: no bound). Each worker computes
     on a `device` (worker/device_selection.py). Every `display` iterations (0: never) the loss is
     logged, as the mean of the last `average_loss` iterations (None: one). An iteration is one step
-    of every worker.
+    of every worker. Each worker runs a `function`, if there is one, in place of the loop over its
+    batches.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -49,15 +51,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     logs_apart: bool = False
     display: int = 0
     average_loss: int | None = None
+    function: FunctionTask | None = None
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():
             structs.force_setattr(self, field, value)
 
     @property
-    def keeps_residuals(self) -> bool:
-        """Whether workers keep a residual of the gradients that they push."""
-        return self.links.build_compression().push is not None
+    def keeps_own_state(self) -> bool:
+        """Whether workers keep anything between pushes: a residual, or what their strategy does."""
+        return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
     @property
     def rule_name(self) -> str:
@@ -75,16 +78,11 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
     notices = strategy.notices(job.workers, job.rule)
-    plan = structs.replace(job.plan, strategy=strategy)
-    if half.rate is None:
-        return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
-    return structs.replace(
-        job,
-        plan=structs.replace(plan, decay=job.decay),
-        rule=half.rule or SGD(),
-        schedule=Fixed(base_rate=half.rate),
-        decay=Decay(),
-    ), notices
+    plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
+    if half.deltas:
+        plan = structs.replace(plan, decay=job.decay)
+    rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
+    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

@@ -1,12 +1,14 @@
-"""Adds workers' residuals to snapshots, and reads them back.
+"""Adds workers' own states to snapshots, and reads them back.
 
-A snapshot's writer that has the shards' states asks for the residuals that belong to them, in the
-file `wanted` of the folder `workers` next to the snapshots. Each worker looks there regularly and
-writes its present residual into the folder, and so it does at its end. It writes the arrays first,
-then a note with the worker, the push number and the checksums: with the note the residual is
-complete. The snapshot's writer waits a while, puts the residuals into the snapshot's own folder,
-and names them in its manifest. A worker's file stays until it has written two newer ones: a
-residual that was written for a snapshot may still be needed after the worker's final one.
+A worker's state is the residual of its compressed pushes, and what its driver keeps between pushes
+(worker_state.py). A snapshot's writer that has the shards' states asks for those that belong to
+them, in the file `wanted` of the folder `workers` next to the snapshots. Each worker looks there
+regularly and writes its present state into the folder, and so it does at its end: at most once a
+push number. It writes the arrays first, then a note with the worker, the push number and the
+checksums: with the note the state is complete. The snapshot's writer waits a while, puts the states
+into the snapshot's own folder, and names them in its manifest. A worker's file stays until it has
+written two newer ones: one that was written for a snapshot may still be needed after the worker's
+final one.
 
 A worker is a few pushes beyond the snapshot when it writes. What these pushes took from its
 residual is in no file; after a restart from the snapshot it is lost. The opposite, a residual from
@@ -108,10 +110,10 @@ class ResidualWriter:
         return incarnation == self._incarnation and seq > self._seq
 
     def _fail(self, error: OSError) -> None:
-        failure = f"residual in {self._store.place}: {error.strerror}"
-        if failure != self.failure:
-            self._logger.warning("%s; training continues", failure)
-        self.failure = failure
+        # Reading and writing may fail with different words, in turn: the first is reported.
+        if not self.failure:
+            self.failure = f"residual in {self._store.place}: {error.strerror}"
+            self._logger.warning("%s; training continues", self.failure)
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)
