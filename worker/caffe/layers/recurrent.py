@@ -88,6 +88,9 @@ class _Recurrent(Layer):
     def add_output_parameters(self) -> None:  # an LSTM has none
         """Declare the tensors between the state and the top."""
 
+    def begin(self) -> None:  # an RNN has none
+        """Take the memory of a sequence that only this type of layer has."""
+
     @abstractmethod
     def step(self, time: int, products: Array | None, before: Array | None) -> None:
         """Compute the hidden units of one step, from the previous ones and their product."""
@@ -129,6 +132,7 @@ class _Recurrent(Layer):
         self._state = self.work.take("state", sequence[1:], self._x)
         exposed = [bottom[0] for bottom in bottoms[self._first :]]
         self._given = exposed or self._continued((batch, self._outputs))
+        self.begin()
         before: Array = self._given[0]
         for t in range(time):
             products = self.product(before, weights[self._matrix], None, "state")
@@ -235,9 +239,10 @@ class LSTM(_Recurrent):
     GATES = 4
     STATES = 2
 
+    def begin(self) -> None:
+        self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
+
     def step(self, time: int, products: Array | None, before: Array | None) -> None:
-        if time == 0:
-            self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
         recurrent.lstm_step(
             self._gates[time],
             products,
