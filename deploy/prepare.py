@@ -20,9 +20,9 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
+from worker.caffe.weights import starting_weights
 from worker.device_selection import check_here
 from worker.evaluation import EvaluationPlan
-from worker.inference import starting_weights
 from worker.initial_state import check_fit
 from worker.sources import ImageSource, Split, has_test, open_source, part_to_test
 
@@ -85,7 +85,7 @@ class Inputs:
         # Open the data again, now with the range of labels, which only the net defines.
         self.classes = classes_of(self.model.net)
         self.train = reads(classes=self.classes)
-        self.weights = starting_weights(self.model, self._files(), self.job.plan.seed)
+        self.weights, self.copied = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test = self._test()
 
     @property
@@ -99,8 +99,9 @@ class Inputs:
 
     @property
     def notices(self) -> list[str]:
-        """One line for each setting of the solver that has no effect."""
-        found = list(self.solver.notices)
+        """One line for each file of weights, and for each setting that has no effect."""
+        found = [str(copied) for copied in self.copied]
+        found += self.solver.notices
         if self.solver.tests and self.solver.test_interval and self.test is None:
             found.append(
                 f"{self.settings.solver}: test_interval has no effect: {self.settings.data} has no"

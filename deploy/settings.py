@@ -46,7 +46,8 @@ class RunFiles(Options):
         "Data to test on, if not the test part of --data.", default=None
     )
     weights: Path | None = option(
-        "Weights to start from, found by layer name: .caffemodel or .safetensors.", default=None
+        "Weights to start from, found by layer name: .caffemodel, .h5 or .safetensors.",
+        default=None,
     )
     snapshots: str | None = option(
         "Where snapshots go: a folder, or a URI such as s3://bucket/run.",

@@ -1,17 +1,17 @@
-"""The blocking client, which is the SDK: pull weights, push gradients.
+"""The blocking client of one worker: flat weights are pulled, flat gradients pushed.
 
-    with ps.Client(cluster, worker="w0") as shards:
+    with Client(cluster, worker="w0") as shards:
         weights = shards.pull()
         shards.push(gradient(weights))
 
-The client is a thin driver: the session of its cluster connection
-(ps/transport/cluster_connection.py) decides what to send, and the client waits. It has no receiving
-thread: a call to pull or push processes what has arrived, and sleeps at the sockets themselves.
-While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
-unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
-long computation is not mistaken for a crash. When the job is resharded, the client opens another
-cluster connection to the new shards. A call while another thread is inside one raises BadInput:
-each thread needs a client of its own.
+It is what the SDK's workers (worker.py) and the training loop of `worker` are made of. The client
+is a thin driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides
+what to send, and the client waits. It has no receiving thread: a call to pull or push processes
+what has arrived, and sleeps at the sockets themselves. While the caller computes, ZeroMQ's thread
+keeps sending and receiving, so a prefetched pull and an unacknowledged push cost the caller no
+time. A small thread renews the lease regularly, so that a long computation is not mistaken for a
+crash. When the job is resharded, the client opens another cluster connection to the new shards. A
+call while another thread is inside one raises BadInput: each thread needs a client of its own.
 """
 
 import time
@@ -64,10 +64,7 @@ def _by_one_thread(
     @wraps(method)
     def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
         if not client._user.acquire(blocking=False):
-            raise BadInput(
-                f"client of worker {client.worker}: it is in use by another thread; make one client"
-                " for each thread"
-            )
+            raise client._misused("it is in use by another thread; make one for each thread")
         try:
             return method(client, *args, **options)
         finally:
@@ -615,7 +612,12 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BadInput(f"client of worker {self.worker}: it is closed")
+            raise self._misused("it is closed")
+
+    def _misused(self, text: str) -> BadInput:
+        error = BadInput(f"worker {self.worker}: {text}")
+        error.worker = self.worker
+        return error
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
     from tests.support.replica_group import Group
 
-# How long an example takes, or drawing it, is the machine's affair.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# How long an example takes, or drawing it, is the machine's affair; and the same examples each time
+# give the same verdict.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 _MARK = "DOWNPOUR_TEST_RUN"
 # Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
@@ -81,9 +84,10 @@ class _Reported:
 def spark() -> Iterator["SparkSession"]:
     """An embedded Spark session of two slots, shared by the whole run."""
     from deploy.java import java_environment
+    from tests.support.clusters import QUICK_JAVA
     from worker.spark import start_session
 
-    with start_session(None, 2, app="tests", env=java_environment()) as session:
+    with start_session(None, 2, app="tests", env=java_environment() | QUICK_JAVA) as session:
         yield session
 
 
@@ -131,16 +135,27 @@ def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def quick_start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start processes without numba: loading it takes most of their start."""
+@pytest.fixture(scope="session", autouse=True)
+def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes start without numba: loading it takes most of their start."""
     from ps.launch import processes
     from tests.support.numba_hidden import without_numba
 
     folder = without_numba(tmp_path_factory.mktemp("quick") / "start")
-    paths = os.pathsep.join([folder, processes._import_path()])
-    monkeypatch.setattr(processes, "_import_path", lambda: paths)
-    monkeypatch.setenv("PYTHONPATH", paths)
+    before = os.environ.get("PYTHONPATH")
+    with pytest.MonkeyPatch.context() as patch:
+        paths = os.pathsep.join([folder, processes._import_path()])
+        patch.setattr(processes, "_import_path", lambda: paths)
+        patch.setenv("PYTHONPATH", os.pathsep.join([folder, before] if before else [folder]))
+        yield
+
+
+@pytest.fixture
+def compiled_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes start with numba, as they do for users."""
+    from ps.launch import processes
+
+    monkeypatch.setattr(processes, "_import_path", lambda: os.pathsep.join(sys.path))
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Set
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +15,7 @@ PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
 
 
+@cache
 def imported_by(path: Path) -> set[str]:
     """What a file imports, by full name, wherever in it the import stands."""
     found = set()
@@ -156,15 +159,6 @@ def test_every_file_says_why_it_exists() -> None:
     assert silent == []
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every function of the shipped packages, and where it is."""
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield f"{path.relative_to(ROOT).as_posix()}: {node.name}", node
-
-
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """The number of a function's parameters, without `self` or `cls`."""
     given = node.args
@@ -180,14 +174,34 @@ def lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - node.lineno + 1 - said  # type: ignore[operator]
 
 
+class Function(NamedTuple):
+    """Where a function is, and how large."""
+
+    where: str
+    parameters: int
+    lines: int
+
+
+@cache
+def functions() -> tuple[Function, ...]:
+    """Every function of the shipped packages."""
+    return tuple(
+        Function(f"{path.relative_to(ROOT).as_posix()}: {node.name}", parameters(node), lines(node))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
 def test_options_travel_in_structs() -> None:
     """No function has more than 12 parameters: what belongs together is passed as one value."""
-    assert [where for where, node in functions() if parameters(node) > 12] == []
+    assert [function for function in functions() if function.parameters > 12] == []
 
 
 def test_functions_are_short() -> None:
     """No function has more than 90 lines besides its docstring."""
-    assert [where for where, node in functions() if lines(node) > 90] == []
+    assert [function for function in functions() if function.lines > 90] == []
 
 
 def test_build_pin_is_one() -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
+    from worker.context import Context
+    from worker.function_run import Evaluate, RunResult, run
     from worker.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
@@ -53,9 +55,11 @@ __all__ = [
     "EASGD",
     "SSP",
     "AsyncDiLoCo",
+    "Context",
     "DiLoCo",
     "Downpour",
     "DynSGD",
+    "Evaluate",
     "FedBuff",
     "Job",
     "LinkOptions",
@@ -64,6 +68,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
+    "RunResult",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
@@ -75,6 +80,7 @@ __all__ = [
     "loop",
     "open_source",
     "pack_code",
+    "run",
     "run_job",
     "start",
     "train",
@@ -86,6 +92,7 @@ _HOMES = {
     "ASP": "worker.strategies",
     "BATCH_ROWS": "worker.image_table",
     "BSP": "worker.strategies",
+    "Context": "worker.context",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
     "EASGD": "worker.strategies",
@@ -94,6 +101,7 @@ _HOMES = {
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
+    "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
     "Job": "worker.job",
     "LinkOptions": "worker.options",
@@ -105,6 +113,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
@@ -113,6 +122,7 @@ _HOMES = {
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
+    "run": "worker.function_run",
     "run_job": "worker.job_runner",
     "start": "worker.own_loop",
     "train": "worker.api",

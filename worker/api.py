@@ -19,10 +19,10 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import Solver, read_solver
-from worker.caffe.weights import write_caffemodel
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import Copied, starting_weights
 from worker.dataframes import check_columns, first_shape
 from worker.evaluation import Evaluation, EvaluationPlan
-from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.option_fields import Parsed, keyword_options, option
@@ -35,31 +35,33 @@ class Trained(msgspec.Struct, frozen=True):
     """Trained weights, a flat float32 arena, with their solver and the job's outcome.
 
     `evaluations` are the results of the tests during training and of the final weights, in order;
-    empty without test data.
+    empty without test data. `copied` says for each file of starting weights which layers matched.
     """
 
     solver: Solver
     weights: NDArray[np.float32]
     outcome: Outcome
     evaluations: tuple[Evaluation, ...] = ()
+    copied: tuple[Copied, ...] = ()
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights as .caffemodel or .safetensors, by the path's suffix."""
+        """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
         target = paths.path("save: path", path)
-        if target.suffix not in (".caffemodel", ".safetensors"):
-            raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {target.suffix!r}")
-        net = CaffeModel(self.solver.train).net
-        if target.suffix == ".caffemodel":
-            write_caffemodel(target, net, self.weights)
-        else:
-            write_safetensors(target, net.table, self.weights)
+        write_weights(target, CaffeModel(self.solver.train).net, self.weights)
         return target
+
+
+def _solver(what: str, value: object) -> Solver | Path:
+    return value if isinstance(value, Solver) else paths.path(what, value)
 
 
 class TrainArguments(TrainOptions):
     """The keyword arguments of `train`."""
 
-    solver: Parsed[Path, str] = option("The solver, a Caffe prototxt.", check=paths.path)
+    solver: Parsed[Path | Solver, str] = option(
+        "The solver: a Caffe prototxt, or what `worker.caffe.nets.load_solver` returns.",
+        check=_solver,
+    )
     workers: int | None = option(
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
@@ -94,7 +96,8 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     iterations of the solver and at the end; of a DataFrame this process reads the first `test_iter`
     batches.
 
-    Training: `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
+    Training: `solver` is a file, or a `Solver` with a net of your own (`worker.caffe.nets`).
+    `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
     `strategy` may also be an object, such as `worker.Downpour(n_push=4)`. `seed`, `max_iter`,
     `device` and `snapshot_every` default to what the solver says. `weights` starts from a file
     (fine-tuning). `resume` continues from a folder below an earlier run's `snapshots`, or from one
@@ -113,15 +116,16 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     """
     check_frame("train: df", df)
     check_columns(df)
-    read = read_solver(options.solver)
+    given = options.solver
+    read = given if isinstance(given, Solver) else read_solver(given)
     rows = rows_of(read.train)
     solver = read.with_data_shape(first_shape(df, rows.shape, image=rows.image))
     for notice in solver.notices:
         _LOG.warning(notice)
     workers = spark.partition_count(df) if options.workers is None else options.workers
     job = caffe_job(solver, options, workers=workers, logs_apart=True)
-    start = _start(solver, options.weights, options.resume, job.plan.seed)
-    evaluator = _evaluator(solver, options.solver, options.test_data, start)
+    start, copied = _start(solver, options.weights, options.resume, job.plan.seed)
+    evaluator = _evaluator(solver, options.test_data, start)
     outcome = run_job(
         df,
         job,
@@ -139,30 +143,34 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     if options.observer is not None:
         for last in evaluations[len(outcome.evaluations) :]:
             options.observer.evaluated(last)
-    return Trained(solver, outcome.weights, outcome, tuple(evaluations))
+    return Trained(solver, outcome.weights, outcome, tuple(evaluations), tuple(copied))
 
 
 def _start(
     solver: Solver, path: Path | None, resume: str | Path | None, seed: int
-) -> NDArray[np.float32] | None:
+) -> tuple[NDArray[np.float32] | None, list[Copied]]:
     """The weights of the file at `path`, else of the solver's files; None if there are none.
 
-    A resumed job does not read the solver's files.
+    A resumed job does not read the solver's files. A report says what each file was used for.
     """
     files = () if resume is not None else tuple(solver.weights)
-    return starting_weights(CaffeModel(solver.train), files if path is None else (path,), seed)
+    weights, reports = starting_weights(
+        CaffeModel(solver.train), files if path is None else (path,), seed
+    )
+    for report in reports:
+        _LOG.info(str(report))
+    return weights, reports
 
 
 def _evaluator(
     solver: Solver,
-    file: Path,
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
         if solver.test_interval and solver.tests:
-            _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
+            _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
         raise arguments.wrong("train: test_data", "a Spark DataFrame or a path", data)

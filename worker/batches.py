@@ -5,9 +5,10 @@ seed, the worker's name and the batch size. How the stream is cut into record ba
 arrive and at which step this incarnation of the worker started do not matter, so a retried task
 that starts at step k continues with exactly the batch that step k would have had.
 
-The rows form one endless sequence: epoch after epoch, each a permutation of all rows. Minibatch k
-is places [k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the
-head of the next, and a partition smaller than a batch repeats within one.
+The rows form one sequence: epoch after epoch, each a permutation of all rows. Minibatch k is places
+[k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the head of
+the next, and a partition smaller than a batch repeats within one. Without a number of epochs the
+sequence is endless; with one, the last batch may be shorter.
 
 The first epoch trains while the rows arrive. They are spooled as they arrive, and shuffled within
 blocks of `shuffle_rows`, since later rows are not available yet. Every later epoch is a permutation
@@ -20,7 +21,7 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,28 @@ Indices = NDArray[np.int64]
 SHUFFLE_ROWS = 4096
 
 
+class RowStore(Protocol):
+    """Where rows are kept: `Spool`, or `ArrowSpool`."""
+
+    rows: int
+
+    def append(self, rows: Any, /) -> None:
+        """Append rows."""
+        ...
+
+    def take(self, rows: NDArray[Any], /) -> dict[str, NDArray[Any]]:
+        """The rows with these numbers, in this order, as new arrays."""
+        ...
+
+    def close(self) -> None:
+        """Free the space."""
+        ...
+
+
 class Batches(Iterator[dict[str, NDArray[Any]]]):
-    """An endless iterator over minibatches of `batch_size` rows, from step `start_step` on.
+    """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
+
+    It is endless, unless a number of `epochs` is given.
 
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
@@ -66,6 +87,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         label: str | None = "label",
         classes: int | None = None,
         folder: str | Path | None = None,
+        epochs: int | None = None,
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
@@ -82,7 +104,8 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._label = label
         self._classes = classes
         self._folder = folder
-        self._spool: Spool | None = None
+        self._epochs = epochs
+        self._spool: RowStore | None = None
         self._order = self._places(start_step * batch_size)
         self._waiting: Indices = np.empty(0, np.int64)
 
@@ -98,10 +121,15 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         parts, missing = [], self._batch_size
         while missing:
             if not self._waiting.size:
-                self._waiting = next(self._order)
+                found = next(self._order, None)
+                if found is None:
+                    break
+                self._waiting = found
             parts.append(self._waiting[:missing])
             self._waiting = self._waiting[missing:]
             missing -= parts[-1].size
+        if not parts:
+            raise StopIteration
         assert self._spool is not None
         return self._spool.take(np.concatenate(parts))
 
@@ -122,7 +150,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self.close()
 
     def _places(self, skipped: int) -> Iterator[Indices]:
-        """The endless sequence of rows, from place `skipped` on, in pieces that are never empty."""
+        """The sequence of rows, from place `skipped` on, in pieces that are never empty."""
         for block in count():
             start = block * self._shuffle_rows
             size = min(self._spool_up_to(start + self._shuffle_rows) - start, self._shuffle_rows)
@@ -133,7 +161,8 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         if not self.rows:
             return
         first, offset = divmod(max(skipped - self.rows, 0), self.rows)
-        for epoch in count(first + 1):
+        epochs = count(first + 1) if self._epochs is None else range(first + 1, self._epochs)
+        for epoch in epochs:
             yield self._permutation(self.rows, epoch, 0)[offset:]
             offset = 0
 

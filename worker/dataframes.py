@@ -52,10 +52,9 @@ def dealt(df: spark.DataFrame, workers: int, *, even: bool = False) -> spark.Dat
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
     rows of another. Otherwise its rows are dealt evenly. A small Spark job counts the rows, and
-    inspects the Python that runs it. Raises BadInput for columns that do not fit, for a Python that
-    cannot run workers, and for fewer rows than workers.
+    inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, and for
+    fewer rows than workers.
     """
-    check_columns(df)
     parts = spark.survey(df)
     for part in parts:
         spark.check_python(part)

@@ -4,23 +4,16 @@ The rows are Arrow record batches, as in training, so the same functions serve a
 inside `mapInArrow`, a Spark partition.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from ps.snapshots.checked_json import CHECK
-from ps.snapshots.shard_file import tensors_check
-from shards.errors import UNDECODABLE, BadInput, quoted
-from shards.tables import DenseTable
+from shards.errors import BadInput
 from worker import arrow_images
 from worker.caffe.model import CaffeModel
-from worker.caffe.weights import into_arena, read_caffemodel, write_whole
 
 Floats = NDArray[np.float32]
 
@@ -31,6 +24,7 @@ def evaluate(
     model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
+    model.net.reset()
     sums: dict[str, float] = {}
     seen = 0
     for part in slices(rows, batch_size):
@@ -57,6 +51,7 @@ def features(
     `label` if the rows have one.
     """
     check_blobs(model, blobs)
+    model.net.reset()
     seen = 0
     for part in slices(rows, batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.row_shape), blobs)
@@ -108,76 +103,6 @@ def to_batch(
             part.column(LABEL), f"{where}, column label", first_row=first_row
         )
     return batch
-
-
-def read_weights(
-    path: Path, table: DenseTable, start: Floats, needed: Collection[str] | None = None
-) -> Floats:
-    """`start` with the tensors of a .caffemodel or .safetensors file in their places, by name.
-
-    Layers that the file lacks keep their start. Raises BadInput unless the file has the tensors
-    `needed`, or, if this is None, at least one tensor of the table.
-    """
-    arena = start.copy()
-    read = _read_safetensors if path.suffix == ".safetensors" else _read_caffemodel
-    missing = read(path, table, arena)
-    if needed is not None:
-        lacking = [name for name in missing if name in needed]
-    else:
-        lacking = list(missing) if len(missing) == len(table.tensors) else []
-    if lacking:
-        layer = lacking[0].rpartition("/")[0]
-        raise BadInput(f"{path}: expected weights of layer {layer}, got a file without")
-    return arena
-
-
-def starting_weights(model: CaffeModel, files: Sequence[str | Path], seed: int) -> Floats | None:
-    """Weights to start from: the fillers' values, overwritten by each file in turn.
-
-    None if there are no files.
-    """
-    if not files:
-        return None
-    arena: Floats = model.initial(seed)
-    for file in files:
-        arena = read_weights(Path(file), model.table, arena)
-    return arena
-
-
-def _read_caffemodel(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
-    return into_arena(read_caffemodel(path), table, arena, str(path))
-
-
-def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
-    """Fill `arena`; returns the tensors that the file lacks."""
-    try:
-        with safe_open(path, "numpy") as file:
-            check = (file.metadata() or {}).get(CHECK)  # absent in files of other programs
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, *UNDECODABLE) as error:
-        text = quoted(" ".join(str(error).split()), 200)
-        raise BadInput(f"{path}: expected a .safetensors file: {text}") from None
-    if check is not None and check != tensors_check(tensors, ""):
-        raise BadInput(f"{path}: it does not match its checksum: it is damaged")
-    views = table.views(arena)
-    for name in [name for name in views if name in tensors]:
-        if tensors[name].shape != views[name].shape:
-            raise BadInput(
-                f"{path}: tensor {name}: expected shape {views[name].shape},"
-                f" got {tensors[name].shape}"
-            )
-        views[name][...] = tensors[name]
-    return tuple(name for name in views if name not in tensors)
-
-
-def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
-    """Write the table's tensors by name, without padding, with their checksum as metadata.
-
-    The file appears whole or not at all; raises BadInput.
-    """
-    tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
-    # The library would write a file that only its owner can read.
-    write_whole(path, save(tensors, {CHECK: tensors_check(tensors, "")}))
 
 
 def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:

@@ -6,8 +6,9 @@ import msgspec
 from msgspec import structs
 
 from shards import arguments
-from shards.rules import SGD, Decay, Rule, decay_of, rule_of
-from shards.schedules import Fixed, Schedule, schedule_of
+from shards.rules import Decay, Rule, decay_of, rule_of
+from shards.schedules import Schedule, schedule_of
+from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -23,7 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bound in steps (None: no bound). Each worker computes on a `device`
     (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
     mean of the last `average_loss` iterations (None: one). An iteration is one step of every
-    worker.
+    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     logs_apart: bool = False
     display: int = 0
     average_loss: int | None = None
+    function: FunctionTask | None = None
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():
@@ -75,15 +77,10 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     half = strategy.server(job.workers)
     notices = strategy.notices(job.workers, job.rule)
     plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
-    if half.rate is None:
-        return structs.replace(job, plan=plan, rule=half.rule or job.rule), notices
-    return structs.replace(
-        job,
-        plan=structs.replace(plan, decay=job.decay),
-        rule=half.rule or SGD(),
-        schedule=Fixed(base_rate=half.rate),
-        decay=Decay(),
-    ), notices
+    if half.deltas:
+        plan = structs.replace(plan, decay=job.decay)
+    rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
+    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, shard_specs
+from ps import Cluster, ShardState
 from ps.durability import Durability
-from ps.job_spec import expect_compression
+from ps.job_spec import expect_compression, shard_specs
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger
@@ -37,7 +37,7 @@ from shards.repartition import whole_weights
 from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
-from worker.dataframes import dealt
+from worker.dataframes import check_columns, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
@@ -150,6 +150,8 @@ def run_job(
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
+    if job.function is None:
+        check_columns(df)
     df = dealt(df, job.workers, even=even)
     patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
@@ -233,6 +235,7 @@ def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> T
         patience_s=max(PATIENCE_S, patience_s),
         keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
         resumed=found.store.address if found is not None else None,
+        function=job.function,
     )
 
 
@@ -314,7 +317,8 @@ class _Run:
             statuses = self._look()
             self.job_shards.report_losses()
             wants_last = self.job.snapshot_at_end or interrupted
-            self._report_workers(reports, wants_last, interrupted=interrupted)
+            early = interrupted or self._target_reached
+            self._report_workers(reports, wants_last, early=early)
             return Outcome(
                 cluster=self.job_shards.cluster,
                 weights=_assemble(self.job_shards.cluster, states),
@@ -375,11 +379,18 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
+            if self._target_reached:
+                return
             if not self._reshard_pending() and self.snapshotter is not None:
                 requested = self.snapshot_requested.is_set()
                 self.snapshot_requested.clear()
                 iteration = statuses[0].steps // self.job.workers
                 self.snapshotter.look(iteration, requested=requested)
+
+    @property
+    def _target_reached(self) -> bool:
+        """Whether a test has found what was to be reached, which ends the training."""
+        return self.evaluator is not None and self.evaluator.reached
 
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
@@ -471,13 +482,13 @@ class _Run:
         return f"resume from {' or '.join(places)}" if places else ""
 
     def _report_workers(
-        self, reports: Sequence[WorkerReport], wants_last: bool, *, interrupted: bool
+        self, reports: Sequence[WorkerReport], wants_last: bool, *, early: bool
     ) -> None:
         """Report lost states, idle workers, and the logs that replace a missing snapshot."""
         for report in reports:
             if report.lost:
                 self.notify(report.lost)
-        if len(reports) < self.job.workers and not interrupted:
+        if len(reports) < self.job.workers and not early:
             # The rows were counted, but a query may return different rows each time.
             self.notify(
                 f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ps import Client
+from ps.client import Client
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.object_store import Place
 from ps.snapshots.residual_writer import saved_residual

@@ -19,7 +19,7 @@ from warnings import catch_warnings
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +39,7 @@ __all__ = [
     "SparkSession",
     "check_guarded",
     "check_python",
+    "check_sendable",
     "column_types",
     "deal",
     "final_failure",
@@ -148,7 +149,7 @@ class PartitionRows(NamedTuple):
 def survey(df: DataFrame) -> list[PartitionRows]:
     """Count the rows of each partition by a small Spark job, and inspect the Python that runs it.
 
-    The job reads only the column `label`. Raises BadInput if that Python cannot run at all, GiveUp
+    The job reads no column. Raises BadInput if that Python cannot run at all, GiveUp
     if the DataFrame cannot be computed.
     """
 
@@ -172,7 +173,10 @@ def survey(df: DataFrame) -> list[PartitionRows]:
 
     schema = "rows long, python string, build string, lacks string"
     try:
-        return [PartitionRows(*row) for row in _mapped(df.select("label"), look, schema).collect()]
+        return [
+            PartitionRows(*row)
+            for row in _mapped(df.selectExpr("true AS row"), look, schema).collect()
+        ]
     except _SPARK_ERRORS as error:
         text = str(error)
         if why := _python_fault(text):
@@ -316,6 +320,19 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
         df = _mapped(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
+
+
+def check_sendable(function: object, args: object) -> None:
+    """Raise BadInput unless a function and its arguments can be sent to tasks."""
+    for what, value in (("args", args), ("train", function)):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # noqa: BLE001  # any object may fail in its own way
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(
+                f"run: {what}: expected what can be sent to Spark's tasks, got {why}: create such"
+                " objects within the function, or pass a path"
+            ) from None
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:

@@ -17,12 +17,14 @@ import msgspec
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Cluster, Compression
+from ps import Cluster, Compression
+from ps.client import Client
 from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
+from worker.context import FunctionTask, TaskAttempt, run_function
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
 from worker.own_state import continued
@@ -44,7 +46,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
     pushes and pulls. The worker's own state is written for the snapshots at `keep`, and restored:
     when the task is retried from the newest of these, else from the snapshot `resumed`; both are
-    paths or URIs.
+    paths or URIs. A `function`, if there is one, runs in place of the loop over the worker's
+    batches.
     """
 
     cluster: Cluster
@@ -60,6 +63,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     compression: Compression = Compression()
     keep: str | None = None
     resumed: str | None = None
+    function: FunctionTask | None = None
 
 
 def run_task(
@@ -106,8 +110,23 @@ def _live(
         yield first
         yield from rows
 
-    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
+    if spec.function is not None:
+        return run_function(
+            spec.function,
+            spec.plan,
+            stream(),
+            spec.cluster,
+            place=TaskAttempt(partition, attempt, incarnation, spec.first_incarnation, tuple(gpus)),
+            shuffle=spec.shuffle,
+            compression=spec.compression,
+            patience_s=spec.patience_s,
+            resumed=spec.resumed,
+            keep=spec.keep,
+            link=spec.link,
+            transport=spec.transport,
+        )
+    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     with ExitStack() as stack:
         client = stack.enter_context(
             Client(

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from cupy_kernels.updates import squared_norm
-from ps import Client
+from ps.client import Client
 from ps.snapshots.worker_state import NO_STATE, OwnState
 from shards.tables import KeyRange, segments
 from worker import step_machine as machine

@@ -39,6 +39,10 @@ def product_backward(dy: Array, parts: Sequence[Array], index: int, work: Worksp
     return dx
 
 
+def quotient(a: Array, b: Array, work: Workspace) -> Array:
+    return np.divide(a, b, where=b != 0, out=work.zeros("y", a.shape))
+
+
 def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:
     y = work.take("y", parts[0].shape)
     origin = work.take_as("from", y.shape, np.uint8)

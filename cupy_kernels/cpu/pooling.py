@@ -4,11 +4,15 @@ A maximum's position is kept as a uint8 offset in its window, uint16 for windows
 cells. 2x2 windows that tile the image have a faster implementation.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.conv_shapes import Pooling
-from cupy_kernels.types import Array, Kept
+from cupy_kernels.cpu.dropout import words
+from cupy_kernels.rng_keys import WORD, RngKey
+from cupy_kernels.types import AnyArray, Array, Kept
 from cupy_kernels.workspace import Workspace
 
 
@@ -44,16 +48,44 @@ def max_backward(
     _, h, w, _ = x_shape
     if shape.halves(h, w):
         return _halve_backward(dy, where, x_shape, work)
-    output = shape.output(h, w)
+    return _to_places(dy, where[0], x_shape, shape, work)
+
+
+def _to_places(
+    dy: Array, where: AnyArray, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
+) -> Array:
+    """dx: each gradient, added to the cell of its window that `where` names."""
+    output = shape.output(*x_shape[1:3])
     wide = work.zeros("dwide", _wide_shape(x_shape, output, shape))
     chosen = work.take_as("better", dy.shape, np.bool_)
     part = work.take("dpart", dy.shape)
     for cell in range(shape.kernel[0] * shape.kernel[1]):
-        np.equal(where[0], cell, out=chosen)
+        np.equal(where, cell, out=chosen)
         np.multiply(dy, chosen, out=part)
         target = _cell(wide, cell, output, shape)
         np.add(target, part, out=target)
     return _narrow(wide, x_shape, shape, work)
+
+
+def stochastic_forward(
+    x: Array, shape: Pooling, draw: RngKey, work: Workspace
+) -> tuple[Array, Kept]:
+    n, h, w, c = x.shape
+    output = shape.output(h, w)
+    wide = _widen(x, output, shape, 0.0, work)
+    cells = np.stack([_cell(wide, k, output, shape) for k in range(math.prod(shape.kernel))])
+    y = work.take("y", (n, *output, c))
+    reached = np.cumsum(cells, axis=0)
+    limit = words(y.size, draw).reshape(y.shape) / WORD * reached[-1]
+    where = np.argmax(reached > limit, axis=0)
+    np.copyto(y, np.take_along_axis(cells, where[None], axis=0)[0])
+    return y, (where,)
+
+
+def stochastic_backward(
+    dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
+) -> Array:
+    return _to_places(dy, where[0], x_shape, shape, work)
 
 
 def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:

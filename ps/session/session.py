@@ -41,8 +41,9 @@ from ps.session.inflight import InflightRequests
 from ps.session.membership import Membership
 from ps.session.payload_encoder import Gradients, PayloadEncoder
 from ps.session.retransmit import RetransmitTable, UnansweredMessage
-from shards.errors import BadInput, BadMessage
+from shards.errors import BadInput, BadMessage, Mismatch
 from shards.messages import (
+    PROTOCOL,
     Ack,
     FromWorker,
     Hello,
@@ -76,7 +77,6 @@ class Session:
         job: str,
         worker: str,
         incarnation: int,
-        build: str,
         layout: Layout,
         shard_map: ShardMap,
         retry_s: float = 1.0,
@@ -101,7 +101,6 @@ class Session:
             job=job,
             worker=worker,
             incarnation=incarnation,
-            build=build,
         )
         self._acknowledged = self._registration.acknowledged
         self._boots = self._registration.boots
@@ -445,6 +444,11 @@ class Session:
     def _unasked(self, shard: int, reply: Refusal, now: float) -> list[Send]:
         """Handle a refusal of a renewal, or of a message that the shard could not read."""
         if reply.remedy is Remedy.BAD_MESSAGE:
+            if shard not in self._boots:
+                raise Mismatch(
+                    f"shard {shard}: expected one that speaks protocol {PROTOCOL}, got one that"
+                    f" cannot read our greeting: {reply.text}"
+                )
             raise error_of(reply)
         if reply.remedy is not Remedy.RESYNCHRONISE or self._leaving:
             return []

@@ -110,10 +110,10 @@ class ResidualWriter:
         return incarnation == self._incarnation and seq > self._seq
 
     def _fail(self, error: OSError) -> None:
-        failure = f"residual in {self._store.place}: {error.strerror}"
-        if failure != self.failure:
-            self._logger.warning("%s; training continues", failure)
-        self.failure = failure
+        # Reading and writing may fail with different words, in turn: the first is reported.
+        if not self.failure:
+            self.failure = f"residual in {self._store.place}: {error.strerror}"
+            self._logger.warning("%s; training continues", self.failure)
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)

@@ -37,7 +37,6 @@ WORKERS, SHARDS, BATCH, RATE, SEED = 8, 2, 32, 0.2, 1
 HIDDEN, TESTED, LOOKS = 32, 1000, 40
 TURNS_OF = (16, 16, 8, 8, 4, 4, 2, 1)  # of each worker, where they differ in speed
 _DRAWN = 50_000  # turns until the order repeats
-_COLOURS = 64  # of the picture
 _TICKS = (0.2, 0.3, 0.5, 1, 2)
 
 OPTIONS = {
@@ -200,8 +199,9 @@ def draw(courses: dict[str, tuple[Course, Course]], out: Path) -> None:
     figure.legend(handles, labels, loc="upper center", ncols=3, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(out, dpi=100)
+    with Image.open(out) as drawn:  # few colours: a third of the size
+        drawn.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(out, optimize=True)
     plt.close(figure)
-    Image.open(out).quantize(_COLOURS).save(out, optimize=True)  # a third of the size
 
 
 def _curve(axis: Any, found: Course, colour: str, label: str, width: float) -> None:

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import AdminClient, ShardState, reshard, shard_specs
-from ps.job_spec import resharded_specs
+from ps import AdminClient, ShardState
+from ps.job_spec import resharded_specs, shard_specs
+from ps.resharding import reshard
 from shards.rules import SGD
 from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from tests.chaos.levels import LEVELS
+from tests.support.numba_hidden import import_path
 
 ROOT = Path(__file__).parents[2]
 # A worker's next life takes a millisecond, a shard's a second of a core.
-KILLS = {"memory": 60, "process": 18, "logged": 6, "replicated": 10}
+KILLS = {"memory": 30, "process": 9, "logged": 4, "replicated": 5}
 OPTIONS = [
-    *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.3", "--seconds", "500"),
+    *("--tour", "--kinds", "kills", "--workers", "8", "--longest-s", "0.3", "--seconds", "86400"),
     *("--light", "--floats", "1024", "--rest-ms", "40", "--bound", "4"),
 ]
 SEED = 1
@@ -30,7 +31,7 @@ def chaos(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.run", "--seed", str(SEED), *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | import_path(ROOT),
         capture_output=True,
         text=True,
         check=False,
@@ -85,7 +86,7 @@ def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     read up to 2 s + 1 steps ahead of it under bound s.
     """
     joins = ("--level", "memory", "--kinds", "kill -9 of a worker", "--kills", "6", "--bound", "2")
-    slow = ("--workers", "3", "--burst", "1", "--slow-ms", "60", "--light", "--seconds", "200")
+    slow = ("--workers", "3", "--burst", "1", "--slow-ms", "60", "--light", "--seconds", "86400")
     status, report, told = chaos(tmp_path, *joins, *slow)
     assert report["reads"]["findings"] == [], told
     assert (status, report["broken"], report["kept"]) == (0, "", True), told

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from ps import Client, Cluster, DenseTable, PulledWeights, TensorSpec
+from ps import Cluster, DenseTable, TensorSpec
+from ps.client import Client
+from ps.shared_memory.client_buffers import PulledWeights
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel
 from shards.schedules import Fixed

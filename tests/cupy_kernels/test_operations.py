@@ -20,8 +20,12 @@ from cupy_kernels import (
     embedding,
     inner_product,
     layout,
+    losses,
     lrn,
+    mvn,
     pooling,
+    recurrent,
+    reduction,
     softmax,
 )
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copied
@@ -82,7 +86,7 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 
 SUBJECTS = (
     activation, batch_norm, channels, convolution, dropout, eltwise, embedding, inner_product,
-    layout, lrn, pooling, softmax,
+    layout, losses, lrn, mvn, pooling, recurrent, reduction, softmax,
 )  # fmt: skip
 
 

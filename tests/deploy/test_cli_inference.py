@@ -15,14 +15,14 @@ from tests.support.cli_refusals import refuses, swap, write_idx
 from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.inference import write_safetensors
+from worker.caffe.weight_files import write_weights
 
 
 @pytest.fixture
 def trained(job: Path) -> Path:
     """The starting weights of the tiny net."""
     model = CaffeModel(read_solver(job / "solver.prototxt").train)
-    write_safetensors(job / "w.safetensors", model.table, model.initial(1))
+    write_weights(job / "w.safetensors", model.net, model.initial(1))
     return job
 
 

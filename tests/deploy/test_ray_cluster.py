@@ -5,8 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import pytest
 from deploy import ray_cluster
 from deploy.ray_cluster import check_token, connect, refusal
 from shards.errors import BadInput, GiveUp, WrongBuild
+from tests.support.numba_hidden import import_path
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
+def run(*addresses: str, **environ: str) -> list[dict[str, Any]]:
     """The report of tests.support.ray_probe, run outside the project's folder, as by a user."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.ray_probe", *arguments],
+        [sys.executable, "-m", "tests.support.ray_probe", *addresses],
         cwd="/",
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        env=os.environ | import_path(ROOT) | environ,
         capture_output=True,
         text=True,
         check=False,
@@ -38,29 +37,17 @@ def run(*arguments: str, **environ: str) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-def code_of(session: dict[str, Any]) -> str:
-    """Where its actor found this project's code."""
-    assert "actor" in session, session
-    return str(session["actor"]["ps"])
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a path that is short enough for Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_embedded(tmp_path: Path) -> None:
     """Two embedded Rays in turn start with a token, in a folder that only we may enter, and
-    leave no process, file or handler behind; a deep folder for temporary files does no harm."""
+    leave no process, file or handler behind, though the first exceeds Ray's time limit and is
+    started again; a deep folder for temporary files does no harm."""
     deep = tmp_path / "a-folder-too-deep-for-the-path-of-a-socket"
     deep.mkdir()
     home = tmp_path / "home"
     home.mkdir()
-    for session in run("-", "2", TMPDIR=str(deep), HOME=str(home)):
+    for session in run("late", "-", TMPDIR=str(deep), HOME=str(home)):
         assert session["head"].startswith("127.0.0.2:")
         assert session["actor"]["mode"] == "token"
         assert session["cpus"] == 3.0
@@ -69,18 +56,8 @@ def test_embedded(tmp_path: Path) -> None:
         assert session["kept"]
         assert session["left"] == []
         assert session["left_folders"] == 0
+    assert list(deep.iterdir()) == []
     assert list(home.iterdir()) == [], "no token of Ray's own making is left in the user's home"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_an_embedded_ray_that_is_late(short_folder: Path) -> None:
-    """If the machine is too busy for Ray's time limit, Ray is started again, and the first
-    attempt is cleaned up."""
-    (late,) = run("late", TMPDIR=str(short_folder))
-    assert late["actor"]["mode"] == "token"
-    assert (late["left"], late["left_folders"]) == ([], 0)
-    assert list(short_folder.iterdir()) == []
 
 
 def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,27 +77,36 @@ def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_running_cluster(running_ray: "RunningRay", tmp_path: Path) -> None:
-    """A running Ray is used with this project's code and continues after we leave; without its
-    token, or with another version, the error is one line that says so."""
+def test_running_cluster(running_ray: "RunningRay") -> None:
+    """A running Ray is used with this project's code and continues after we leave, by either kind
+    of address."""
     address, client_address, auth = running_ray
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
-    (session,) = run(address, **auth)
+    session, client = run(address, client_address, **auth)
     assert session["head"] == address
-    assert "/py_modules_files/" in code_of(session)
     assert session["cpus"] == 2.0
-    assert session["left"] == []
-    (client,) = run(client_address, **auth)
-    assert "/py_modules_files/" in code_of(client)
-    (stranger,) = run(address, RAY_AUTH_MODE="disabled")
-    assert stranger["error"].startswith(
-        f"BadInput: Ray at {address}: expected that cluster's token"
-    )
-    (older,) = run(address, **auth, PYTHONPATH=f"{other}:{ROOT}")
-    assert older["error"].startswith(f"WrongBuild: Ray at {address}: expected Ray 2.1.0 on Python")
-    assert stranger["left"] == older["left"] == []
+    for found in (session, client):
+        assert "/py_modules_files/" in found["actor"]["ps"]
+        assert found["left"] == []
+
+
+@pytest.mark.slow
+def test_who_may_not_join(
+    running_ray: "RunningRay", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a running Ray's token, or with another version, the error is one line that says
+    so."""
+    for name, value in (running_ray.token | {"RAY_AUTH_MODE": "disabled"}).items():
+        monkeypatch.setenv(name, value)
+    line = rf"^Ray at {running_ray.address}: expected that cluster's token"
+    with pytest.raises(BadInput, match=line):
+        ray_cluster._try(running_ray.address)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr("ray.__version__", "2.1.0")
+    (tmp_path / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.1.0'")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    line = rf"^Ray at {running_ray.address}: expected Ray 2\.1\.0 on Python"
+    with pytest.raises(WrongBuild, match=line):
+        ray_cluster._try(running_ray.address)
 
 
 def test_no_ray_answers(monkeypatch: pytest.MonkeyPatch) -> None:

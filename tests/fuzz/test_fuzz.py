@@ -1,7 +1,5 @@
 """Whatever comes over the network, a shard goes on: a bounded run of what `make fuzz` runs long."""
 
-import secrets
-
 import pytest
 
 from tests.fuzz import files, flips, live, targets
@@ -11,23 +9,20 @@ FILES = 100
 FLIPS = 3_200
 CONNECTIONS = 1_500
 GROWTH_BYTES = 64 << 20
+SEED = 1  # always the same verdict; `make fuzz` draws another each time
 
 
 def test_messages_that_are_almost_valid() -> None:
     """Each is refused or answered; none raises anything but our own errors, spoils the weights, or
     makes a version that nobody pushed."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")
-    tally = targets.run(MESSAGES, seed)
+    tally = targets.run(MESSAGES, SEED)
     assert tally.tried == MESSAGES
     assert tally.heard > MESSAGES // 20
 
 
 def test_files_that_are_almost_valid() -> None:
     """Solvers, networks, .caffemodel and .safetensors are read, or refused by an error of ours."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")
-    tried, read = files.run(FILES, seed)
+    tried, read = files.run(FILES, SEED)
     assert tried == FILES
     assert 0 < read < FILES
 
@@ -37,9 +32,7 @@ def test_flipped_bits() -> None:
     """In every kind of file that is written and read again: noticed by an error that names the
     file, or harmless. Most are noticed, but for the mark of a log, which is then left out of
     account."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")
-    tallies = flips.run(FLIPS, seed)
+    tallies = flips.run(FLIPS, SEED)
     assert sum(tally.tried for tally in tallies.values()) >= FLIPS
     assert tallies.pop("log's mark").noticed == 0
     for kind, tally in tallies.items():
@@ -49,8 +42,6 @@ def test_flipped_bits() -> None:
 @pytest.mark.parametrize("secure", [False, True])
 def test_strangers_at_the_door(secure: bool) -> None:
     """A good client goes on while they come, another can still join, and memory stays flat."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")
-    found = live.run(CONNECTIONS, seed, secure=secure)
+    found = live.run(CONNECTIONS, SEED, secure=secure)
     assert found.connections == CONNECTIONS
     assert found.growth_bytes < GROWTH_BYTES

@@ -37,15 +37,12 @@ from tests.support.cli_process import (
     downpour,
     snapshots,
 )
+from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker import spark as door
 from worker.job_shards import JobShards
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("quick_start"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run", "--shards", 2)
 FOR_EVER = ("--max-iter", 1_000_000)
@@ -75,7 +72,7 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     tiny_job.write_job(tmp_path, extra="snapshot: 40")
     run = tmp_path / "run"
     # The killed worker's lease holds the other one at the bound, until its next life says hello.
-    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60) as child:
+    with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60, **QUICK_JAVA) as child:
         await_snapshots(run, 1, child)
         spark_worker(child).kill()
         # The first of these may have begun before the kill, the next two be close behind it.

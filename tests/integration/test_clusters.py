@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,13 @@ import psutil
 import pytest
 
 from tests.support import tiny_job
-from tests.support.cli_process import check_folder, downpour
+from tests.support.cli_process import PATIENCE_S, check_folder, downpour
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.inference import evaluate, read_weights
+from worker.caffe.weights import read_weights
+from worker.inference import evaluate
 from worker.sources import open_source
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
     spark, ray, token = spark_master, running_ray.address, running_ray.token
     where = "--spark", spark, "--ray", ray
     with downpour(tmp_path, *TRAIN, *where, **token, **QUICK_JAVA) as child:
-        most = 0
-        while child.process.poll() is None:
-            most = max(most, len(shards_of(token)))
-            time.sleep(0.5)
+        eventually(
+            lambda: len(shards_of(token)) == 2 or child.process.poll() is not None,
+            because="both shards are there",
+            within_s=PATIENCE_S,
+        )
+        running = child.process.poll() is None
         status, out, err = child.end()
-        assert (status, err, most) == (0, "", 2)
+        assert (status, err, running) == (0, "", True)
         assert f"starting Ray at {ray}" in out
         assert f"starting Spark at {spark}" in out
         check_folder(tmp_path / "run", workers=2, shards=2, steps=100, bound=4, restarts=0)
@@ -72,7 +74,7 @@ def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Pat
     assert seen["gap"] <= 3
     check_no_shard(running_ray.token)
     model = CaffeModel(read_solver(solver).tests[0].net)
-    weights = read_weights(tmp_path / "weights.caffemodel", model.table, model.initial(0))
+    weights, _ = read_weights(tmp_path / "weights.caffemodel", model.net, model.initial(0))
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 

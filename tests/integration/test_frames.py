@@ -14,14 +14,14 @@ import pytest
 import worker
 from deploy.java import java_environment
 from shards.errors import BadInput, GiveUp
+from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
+from tests.support.numba_hidden import import_path
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.dataframes import dealt, first_shape
 from worker.job import Job
 from worker.job_runner import run_job
-
-pytestmark = pytest.mark.usefixtures("quick_start")
 
 ROOT = Path(__file__).parents[2]
 
@@ -278,11 +278,11 @@ def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> No
     (tmp_path / "program.py").write_text(PROGRAM)
     python = bare_python(tmp_path / "bin")
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    env |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    env |= {"PATH": f"{python.parent}:{os.environ['PATH']}"} | import_path(ROOT)
     done = subprocess.run(
         [sys.executable, "program.py"],
         cwd=tmp_path,
-        env=env | dict(java_environment()),
+        env=env | dict(java_environment()) | QUICK_JAVA,
         capture_output=True,
         text=True,
         check=False,

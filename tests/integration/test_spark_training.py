@@ -15,8 +15,6 @@ from worker import spark
 from worker.job_runner import run_job
 from worker.strategies import BSP, Downpour
 
-pytestmark = pytest.mark.usefixtures("quick_start")
-
 
 @pytest.mark.usefixtures("ray_local")
 @pytest.mark.parametrize("home", Placement)

@@ -1,6 +1,7 @@
 """The SDK's examples train on MNIST: three processes, one job, a reader that tests."""
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,9 @@ def trained(example: str, tables: Any, tmp_path: Path) -> Any:
                     tmp_path / "job.json",
                     f"{n}",
                     f"{WORKERS}",
-                ]
+                ],
+                # On a small machine three times all its cores wait for each other.
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             )
             for n in range(WORKERS)
         ]

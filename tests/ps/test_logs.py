@@ -13,16 +13,18 @@ import msgspec
 import pytest
 import zmq
 
-import ps
-from ps import AdminClient, logs, process_shards
+from ps import AdminClient, logs
+from ps.client import Client
 from ps.launch import ray_actors
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
+from ps.launch.processes import process_shards
 from ps.logs import LogRelay, LogSettings
 from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
 from shards.job_ids import short_id
 from tests.support.eventually import eventually
+from tests.support.numba_hidden import import_path
 from tests.support.own_logs import own_logs
 from tests.support.sample_job import specs_of
 
@@ -43,8 +45,7 @@ def of(part: str, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 def python(code: str, relay: LogRelay) -> subprocess.Popen[bytes]:
     """A child whose records go to `relay`."""
-    path = {"PYTHONPATH": str(ROOT)}
-    env = os.environ | path | relay.environ
+    env = os.environ | import_path(ROOT) | relay.environ
     return subprocess.Popen([sys.executable, "-c", code], env=env, pass_fds=(relay.descriptor,))
 
 
@@ -184,7 +185,7 @@ def test_a_full_disk_in_a_shards_process(
         def trouble() -> str:
             return admin.status()[0].trouble
 
-        with ps.Client(hosts.cluster, worker="w0") as client:
+        with Client(hosts.cluster, worker="w0") as client:
             client.pull()
             client.push(client.new_gradient())
         found = eventually(trouble, because="the status says that autosaves fail")

@@ -18,10 +18,12 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny_job
 from tests.support.eventually import eventually
+from tests.support.numba_hidden import import_path
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import read_caffemodel
-from worker.inference import evaluate, read_weights
+from worker.caffe.weight_files import read_blobs
+from worker.caffe.weights import read_weights
+from worker.inference import evaluate
 from worker.sources import open_source
 
 # Tests may run where Ctrl-C is ignored, as in the background of a shell.
@@ -43,7 +45,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, *map(str, arguments)],
             cwd=folder,
-            env=os.environ | {_MARK: self._mark, "PYTHONPATH": str(_ROOT)} | environ,
+            env=os.environ | {_MARK: self._mark} | import_path(_ROOT) | environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,13 +156,12 @@ def check_folder(
 
     solver = read_solver(run.parent / "solver.prototxt")
     model = CaffeModel(solver.tests[0].net)
-    weights = read_weights(run / "weights.safetensors", model.table, model.initial(0))
-    blobs = read_caffemodel(run / "weights.caffemodel")
+    weights, _ = read_weights(run / "weights.safetensors", model.net, model.initial(0))
+    blobs = read_blobs(run / "weights.caffemodel")
     tensors = load_file(run / "weights.safetensors")
-    assert tensors.keys() == {f"{name}/{i}" for name in blobs for i in range(len(blobs[name]))}
+    assert tensors.keys() == blobs.keys()
     for name, tensor in tensors.items():
-        layer, _, index = name.partition("/")
-        np.testing.assert_array_equal(tensor, blobs[layer][int(index)])
+        np.testing.assert_array_equal(tensor, blobs[name])
     figures = evaluate(model, weights, open_source(run.parent / "data", "test").batches(), 7)
     assert summary["test_accuracy"] == pytest.approx(figures["accuracy"])
     assert summary["test_loss"] == pytest.approx(figures["loss"], rel=1e-5)

@@ -1,5 +1,6 @@
 """Processes that start as where numba is not installed: loading it takes most of their start."""
 
+import os
 from pathlib import Path
 
 
@@ -8,3 +9,9 @@ def without_numba(folder: Path) -> str:
     folder.mkdir()
     (folder / "numba.py").write_text('raise ImportError("left out")\n')
     return str(folder)
+
+
+def import_path(*folders: Path) -> dict[str, str]:
+    """The environment of a Python that imports from `folders`, after those of PYTHONPATH."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([*([before] if before else []), *map(str, folders)])}

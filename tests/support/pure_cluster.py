@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import DenseTable, TensorSpec, shard_specs
+from ps import DenseTable, TensorSpec
+from ps.job_spec import shard_specs
 from ps.session.events import Pulled, Send
 from ps.session.session import Session
 from shards.ledger import Ledger
@@ -64,7 +65,6 @@ class PureWorker:
             job=first.job,
             worker=f"w{number}",
             incarnation=0,
-            build=first.build,
             layout=first.layout,
             shard_map=first.map,
         )

@@ -1,7 +1,7 @@
-"""Connects to Ray in a process of its own: `python -m tests.support.ray_probe [ADDRESS] [TIMES]`.
+"""Connects to Ray in a process of its own: `python -m tests.support.ray_probe ADDRESS...`, in turn.
 
 The address `-` is none: an embedded Ray; and `late` is one whose first start takes Ray too long.
-Prints one line of JSON that says what was seen from inside, or the error; the test judges.
+Prints one line of JSON that says what was seen from inside each; the test judges.
 """
 
 import json
@@ -19,7 +19,6 @@ import ray
 from ray._private import services
 
 from deploy.ray_cluster import connect
-from shards.errors import DownpourError
 
 
 class Probe:
@@ -78,11 +77,9 @@ def _be_late_once() -> None:
 
 
 if __name__ == "__main__":
-    address = sys.argv[1] if sys.argv[1:] and sys.argv[1] not in {"-", "late"} else None
-    if "late" in sys.argv:
-        _be_late_once()
-    times = int(sys.argv[2]) if sys.argv[2:] else 1
-    try:
-        print(json.dumps([seen(address) for _ in range(times)]))
-    except DownpourError as error:
-        print(json.dumps([{"error": f"{type(error).__name__}: {error}", "left": _children()}]))
+    found = []
+    for address in sys.argv[1:]:
+        if address == "late":
+            _be_late_once()
+        found.append(seen(None if address in {"-", "late"} else address))
+    print(json.dumps(found))

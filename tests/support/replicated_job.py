@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -19,6 +21,9 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 PRIMARY, BACKUP, COORDINATOR = "shard 0 primary", "shard 0 backup", "coordinator"
 PATIENCE_S = 110.0
 SILENCE_S = 5.0  # a busy machine stands still for longer than the usual half a second
+LONG_SILENCE_S = 30.0
+"""Where processes are killed and none is stopped: a broken connection tells at once, and a process
+that is only slow does not count as dead."""
 
 
 class Worker:
@@ -34,7 +39,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            with ps.Client(self._cluster, worker=self._name, patience_s=120) as client:
+            with Client(self._cluster, worker=self._name, patience_s=120) as client:
                 client.pull()
                 while not self._ended.wait(0.002):
                     client.push(np.ones(self._cluster.layout.size, np.float32))
@@ -74,7 +79,7 @@ def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
 
 
 def specs_of() -> list[ShardSpec]:
-    return ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+    return shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
 
 
 def check_applied_once(cluster: ps.Cluster, workers: Sequence[Worker]) -> None:

@@ -25,8 +25,10 @@ from worker import spark
 from worker.spark import start_session
 
 
-def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
-    """One session with one small Arrow job; with `kill` its JVM is killed before leaving."""
+def seen(url: str | None, *, kill: bool = False, gpus: bool = False) -> dict[str, Any]:
+    """One session with one small Arrow job, with `gpus` one more; with `kill` its JVM is killed
+    before leaving.
+    """
     before = _process_state()
     with start_session(url, 2, app="one session", env=java_environment()) as session:
         frame = session.range(4, numPartitions=2)
@@ -42,33 +44,30 @@ def seen(url: str | None, *, kill: bool = False) -> dict[str, Any]:
             assert session._jvm is not None
             found["java_home"] = session._jvm.System.getProperty("java.home")
             found["java_files"] = session._jvm.System.getProperty("java.io.tmpdir")
+        if gpus:
+            found["gpus"] = _gpus(session)
         if kill:
             for child in psutil.Process().children():
                 child.kill()
     return found | {"left": _children(), "kept": _process_state() == before}
 
 
-def gpus(url: str | None) -> list[list[str]]:
+def _gpus(session: Any) -> list[list[str]]:
     """The addresses that Spark assigns to each of two tasks that run at one time."""
     schema = pa.schema([("gpus", pa.string())])
-    with tempfile.TemporaryDirectory() as folder:
-        return _gpus(url, schema, Path(folder))
-
-
-def _gpus(url: str | None, schema: pa.Schema, folder: Path) -> list[list[str]]:
 
     def task(batches: Any, partition: int, attempt: int, assigned: list[str]) -> Iterator[Any]:
         for _ in batches:
             pass
         # Each waits for the other, or one slot might be given both, one after the other.
-        (folder / str(partition)).touch()
+        (Path(folder) / str(partition)).touch()
         until = time.monotonic() + 200
-        while len(list(folder.iterdir())) < 2:
+        while len(list(Path(folder).iterdir())) < 2:
             assert time.monotonic() < until, "the other task has not begun"
             time.sleep(0.05)
         yield pa.record_batch([pa.array([json.dumps(assigned)])], schema=schema)
 
-    with start_session(url, 2, app="gpus", env=java_environment()) as session:
+    with tempfile.TemporaryDirectory() as folder:
         frame = session.range(8, numPartitions=2)
         return [json.loads(row.gpus) for row in spark.run_tasks(frame, task, schema, "gpus")]
 
@@ -146,9 +145,7 @@ if __name__ == "__main__":
     match what:
         case "twice":
             print(json.dumps([seen(url), seen(url, kill=True)]))
-        case "once":
-            print(json.dumps(seen(url)))
         case "gpus":
-            print(json.dumps(gpus(url)))
+            print(json.dumps(seen(url, gpus=True)))
         case "refused":
             print(json.dumps(refused()))

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from ps import AdminClient, Cluster, Compression, local_shards, shard_specs
+from ps import AdminClient, Cluster, Compression
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp

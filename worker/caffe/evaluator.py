@@ -8,8 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.caffe.layers.losses import ClassifiedLoss
-from worker.caffe.layers.softmax import SoftmaxWithLoss
+from worker.caffe.layers.losses import ClassLoss
+from worker.caffe.layers.softmax import Labelled
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
@@ -99,7 +99,7 @@ def needs_test_net(solver: Solver, what: str, data: object) -> None:
 def classes_of(net: Network) -> int | None:
     """The number of classes that the net's losses expect in the labels; None if unknown."""
     layers = [node.layer for node in net.nodes]
-    losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss | ClassifiedLoss)]
+    losses = [layer for layer in layers if layer.LOSS and isinstance(layer, Labelled | ClassLoss)]
     expected = [
         loss.classes
         for loss in losses

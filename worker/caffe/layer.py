@@ -22,9 +22,9 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
-from cupy_kernels import backends, layout
+from cupy_kernels import backends, layout, softmax
 from cupy_kernels.backends import as_host
-from cupy_kernels.types import AnyArray, Array, Precision
+from cupy_kernels.types import AnyArray, Array, Labels, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import TensorSpec
@@ -40,8 +40,8 @@ Gradients = Sequence[AnyArray | None]
 Wanted = Sequence[bool]
 
 # The fields that any layer may set, in addition to its own `*_param` message.
-_COMMON = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
-_COMMON |= {"propagate_down", "loss_weight", "blobs"}
+COMMON_FIELDS = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
+COMMON_FIELDS |= {"propagate_down", "loss_weight", "blobs"}
 _MOST_LISTED = 8
 _MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
@@ -145,6 +145,9 @@ class Layer(ABC):
         """What the latest forward pass subtracts from each buffer, by the tensor's index."""
         return {}
 
+    def reset(self) -> None:  # noqa: B027  # few keep anything
+        """Forget what the layer keeps from one forward pass for the next, if anything."""
+
     def fuse_relu(self) -> bool:
         """Apply a ReLU in this layer's own forward pass from now on, and return whether it can."""
         return False
@@ -207,6 +210,24 @@ class Layer(ABC):
                     f" {self.described(number)}"
                 )
 
+    def indices(
+        self,
+        bottom: int,
+        values: AnyArray,
+        count: int,
+        what: str = "labels",
+        ignored: int | None = None,
+    ) -> Labels:
+        """The numbers of bottom `bottom`, flat, as int64 in [0, count) or the ignored one.
+
+        Raises BadInput for any other number on the host; kernels do not check.
+        """
+        listed = flat(values, 0, self.work, f"{what} in order").reshape(-1)
+        try:
+            return softmax.whole_labels(listed, count, ignored, self.work)
+        except ValueError as error:
+            raise self.bad(f"{self.spec.bottom[bottom]}: expected whole {what} {error}") from None
+
     def loss_weight(self, top: int) -> float:
         """The weight of a top's sum in the net's loss; 0 for a top that is not a loss."""
         if top < len(self.spec.loss_weight):
@@ -216,7 +237,7 @@ class Layer(ABC):
     def _check_fields(self) -> None:
         """Refuse fields that would be ignored: a net must not silently train differently."""
         for field, value in self.spec.ListFields():
-            if field.name in _COMMON:
+            if field.name in COMMON_FIELDS:
                 continue
             if field.name not in self.SUPPORTED_FIELDS:
                 known = ", ".join(sorted(self.SUPPORTED_FIELDS)) or "no settings of its own"

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import backends, channels, eltwise
+from cupy_kernels import backends, eltwise, reduction
+from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -105,6 +106,7 @@ class Network:
         ]
         self._values: dict[int, AnyArray] = {}
         self._work = Workspace()
+        self._sums: dict[int, Workspace] = {}
 
     @property
     def name(self) -> str:
@@ -177,6 +179,18 @@ class Network:
         return frozenset(self._tensors[i].spec.name for node in nodes for i in node.tensors)
 
     @property
+    def layer_tensors(self) -> dict[str, tuple[str, ...]]:
+        """The names of each layer's tensors, by layer; layers without tensors are left out.
+
+        A shared tensor has the name of the first of its layers.
+        """
+        return {
+            node.layer.name: tuple(self._tensors[i].spec.name for i in node.tensors)
+            for node in self.nodes
+            if node.tensors
+        }
+
+    @property
     def trained(self) -> frozenset[str]:
         """The names of the tensors that training changes.
 
@@ -203,6 +217,11 @@ class Network:
         for name, tensor in self.table.views(arena).items():
             fillers.fill(tensor, name, self._fillers[name], seed)
         return arena
+
+    def reset(self) -> None:
+        """Forget what layers keep from one forward pass for the next: the state of an LSTM."""
+        for node in self.nodes:
+            node.layer.reset()
 
     def forward(
         self,
@@ -387,10 +406,8 @@ class Network:
         array = self._values[value]
         if array.ndim == 0:
             return array
-        total = self._work.take(f"total{value}", (1,), array)
-        seen = array.reshape(-1, 1)
-        channels.scale_backward(seen, seen, None, None, total, self._work)
-        return total.reshape(())
+        work = self._sums.setdefault(value, Workspace())
+        return reduction.row_sums(array.reshape(1, -1), Term.VALUES, 1.0, work).reshape(())
 
     def _bind(self, arena: Array) -> list[Array]:
         """The tensors as views of an arena, a float32 array of the table's size."""

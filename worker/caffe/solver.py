@@ -39,7 +39,7 @@ class TestNet(msgspec.Struct, frozen=True):
 
 
 class Solver(msgspec.Struct, frozen=True):
-    """Everything that a solver file says.
+    """Everything that a solver file says; `file` is its name.
 
     `clip_gradients` is the largest global L2 norm, or None. `iter_size` is the number of batches
     that are summed for one update. The intervals and `max_iter` count updates, and 0 means never.
@@ -67,6 +67,7 @@ class Solver(msgspec.Struct, frozen=True):
     weights: tuple[str, ...] = ()
     device: str = "auto"
     notices: tuple[str, ...] = ()
+    file: str = "solver"
 
     def seed(self, given: int | None) -> int:
         """The seed of a run: `given`, else the file's, else `DEFAULT_SEED`."""
@@ -106,6 +107,7 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
         weights=_weights(param, path),
         device=_device(param),
         notices=(*notices(param, file), *_without_tests(param, tests, file)),
+        file=file,
     )
     return solver if data_shape is None else solver.with_data_shape(data_shape)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ps import AdminClient, Cluster, Durability, process_shards
+from ps import AdminClient, Cluster, Durability
 from ps.cluster import Access
 from ps.launch import restart
+from ps.launch.processes import process_shards
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
@@ -23,7 +24,6 @@ from tests.support.curve_clients import as_worker
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 
-pytestmark = pytest.mark.usefixtures("quick_start")
 ADMISSION = Admission("0" * 64, Invitation("a" * 64, 5))
 
 

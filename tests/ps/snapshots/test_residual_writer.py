@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-import ps
-from ps import AdminClient, Client, Cluster, Compression
+from ps import AdminClient, Cluster, Compression
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -31,10 +33,10 @@ STEPS = 24
 @contextmanager
 def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, AdminClient]]:
     """Two shards of a rule with slots and bound 0: fresh ones, or those of a snapshot."""
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE, shards=MAP.shards, bound=0, rule=Momentum(0.9), schedule=Fixed(base_rate=0.1)
     )
-    with ps.local_shards(specs) as cluster, AdminClient(cluster) as console:
+    with local_shards(specs) as cluster, AdminClient(cluster) as console:
         for shard, state in enumerate(found.states if found is not None else ()):
             console.restore(shard, state)
         yield cluster, console

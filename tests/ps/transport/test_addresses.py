@@ -1,12 +1,13 @@
 """Whether a server answers, and whether one could listen."""
 
+import select
 import socket
-import time
 
 import pytest
 
 from ps.transport.addresses import check_listen, check_reachable
 from shards.errors import BadInput
+from tests.support.eventually import eventually
 
 
 def test_first_that_answers() -> None:
@@ -40,7 +41,7 @@ def test_silence_is_bounded() -> None:
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        time.sleep(0.1)
+        eventually(lambda: select.select([], fillers, [], 0)[1], because="the queue is full")
         with pytest.raises(BadInput, match=r"no answer in 0\.2 s"):
             check_reachable("the thing", [full.getsockname()], timeout_s=0.2)
         for filler in fillers:
