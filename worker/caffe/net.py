@@ -42,6 +42,7 @@ from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
+from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
 
 TABLE = "weights"
@@ -51,8 +52,10 @@ START = StepKey(step=0, seed=0)
 class Description(msgspec.Struct, frozen=True):
     """Everything a network is built from, in plain values that can be sent to another machine.
 
-    `data_shape` is (c, h, w), for data layers that do not state it in the prototxt; `file` is for
-    errors; `precision` is that of products in kernels, if the network runs in kernels.
+    `data_shape` is (c, h, w), for data layers that do not state it in the prototxt, and
+    `row_shapes` are the shapes of a row of other columns; `file` is for errors; `precision` is that
+    of products in kernels, if the network runs in kernels. `files` are the files that layers name,
+    such as a mean file, as bytes.
     """
 
     prototxt: str
@@ -62,6 +65,8 @@ class Description(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     file: str = "net"
     precision: Precision = Precision.FP32
+    row_shapes: Mapping[str, Shape] = {}
+    files: Mapping[str, bytes] = {}
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -94,7 +99,12 @@ class Network:
         self._tensors: list[LayerTensor] = []
         self._shared: dict[str, int] = {}
         setting = LayerContext(
-            file, description.phase, description.data_shape, description.precision
+            file,
+            description.phase,
+            description.data_shape,
+            description.precision,
+            row_shapes=description.row_shapes,
+            files=description.files,
         )
         for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
@@ -130,9 +140,17 @@ class Network:
         return [x for x in layers if isinstance(x, SourceLayer) and x.COLUMNS]
 
     @property
+    def column_specs(self) -> tuple[ColumnSpec, ...]:
+        """The columns that a batch must have, as the rows of data hold them."""
+        return tuple(
+            source.column_spec(top) for source in self._sources for top in range(len(source.tops))
+        )
+
+    @property
     def row_shape(self) -> Shape | None:
-        """The shape of one row of the column `data`; None for a net without that column."""
-        return self.blobs["data"][1:] if "data" in self.inputs else None
+        """The shape of one row of the net's images, before a crop; None for a net without any."""
+        kinds = (each.shape for each in self.column_specs if each.kind is ColumnKind.IMAGE)
+        return next(kinds, None)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -144,7 +162,7 @@ class Network:
         """The first input's leading dimension: rows a step on one device."""
         if not self.inputs:
             raise BadInput(f"{self.description.file}: the net has no data layer in this phase")
-        return self.blobs[self.inputs[0]][0]
+        return next(source.rows(0) for source in self._sources)
 
     def check(self, batch: Batch) -> None:
         """Raise BadInput unless those of the net's columns that are present are of one length.
@@ -152,9 +170,10 @@ class Network:
         Columns for which the prototxt states different lengths (of time and of rows) may differ.
         """
         stated: dict[int, dict[str, int]] = {}
-        for name in self.inputs:
-            if name in batch:
-                stated.setdefault(self.blobs[name][0], {})[name] = len(batch[name])
+        for source in self._sources:
+            for top, name in enumerate(source.spec.top):
+                if name in batch:
+                    stated.setdefault(source.rows(top), {})[name] = len(batch[name])
         for rows in stated.values():
             if len(set(rows.values())) > 1:
                 raise BadInput(
@@ -171,6 +190,18 @@ class Network:
         self.check(found)
         self._check_values(found)
         return found
+
+    def prepare(self, batch: Batch, moment: StepKey) -> Batch:
+        """The batch as `forward` takes it, after the steps of data layers that the host computes.
+
+        They are a random crop, for example. Columns that are not there are left out.
+        """
+        prepared = dict(batch)
+        for source in self._sources:
+            for top, name in enumerate(source.spec.top):
+                if name in batch:
+                    prepared[name] = source.prepare(top, source.column(top, batch), moment)
+        return prepared
 
     def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
         """The names of the tensors that the named blobs depend on."""
@@ -232,6 +263,8 @@ class Network:
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
 
+        `batch` is what `prepare` returns; a net without a crop, a mirror, a mean file or a
+        transposed column takes it as it is.
         The network runs on the device that holds `weights`; columns may be there or on the host.
         """
         tensors = self._bind(weights)
