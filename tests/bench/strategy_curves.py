@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from ps import DenseTable, TensorSpec
 from tests.support.pure_cluster import PureCluster
-from worker.idx import open_idx
+from worker.data.idx import open_idx
 from worker.strategies import STRATEGIES, strategy_of
 
 mpl.use("agg")
