@@ -13,7 +13,7 @@ exactly v, except for `sign`, where the error is rounded once. A sparse push (de
 compression, Lin et al. 2018) takes whole values out of v and leaves the others.
 
 The functions are compiled if numba is installed, and use NumPy otherwise, with the same bits. For
-arrays on a device the kernels run instead (codec_kernels.py), except for sparse pushes. All arrays
+arrays on a device the kernels run instead (gpu/codecs.py), except for sparse pushes. All arrays
 are flat and contiguous. Inputs must be finite; the caller is responsible for that.
 """
 
@@ -62,11 +62,11 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
     """
     q, scales = parts(kind, payload, g.size)
     if backend_of(g).runs_kernels:
-        from cupy_kernels import codec_kernels
+        from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.write(writer(kind), g, error, q, scales, factor)
     elif _compiled():
-        from cupy_kernels import codec_loops
+        from cupy_kernels.cpu import codecs as codec_loops
 
         given = (_frozen(g), error, q, *([] if scales is None else [scales]), factor)
         getattr(codec_loops, writer(kind))(*given)
@@ -82,11 +82,11 @@ def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
     """Write the nearest halves of x; no error is kept, because weights are sent again."""
     q, _ = parts(kind, payload, x.size)
     if backend_of(x).runs_kernels:
-        from cupy_kernels import codec_kernels
+        from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.write(writer(kind), x, None, q, None, ONE)
     elif _compiled():
-        from cupy_kernels import codec_loops
+        from cupy_kernels.cpu import codecs as codec_loops
 
         getattr(codec_loops, f"plain_{kind}")(_frozen(x), q)
     else:
@@ -101,11 +101,11 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
     q, scales = parts(kind, payload, y.size)
     given = [q] if scales is None else [q, scales]
     if backend_of(y).runs_kernels:
-        from cupy_kernels import codec_kernels
+        from cupy_kernels.gpu import codecs as codec_kernels
 
         codec_kernels.read(reader(kind), q, scales, y)
     elif _compiled():
-        from cupy_kernels import codec_loops
+        from cupy_kernels.cpu import codecs as codec_loops
 
         getattr(codec_loops, reader(kind))(*map(_frozen, given), y)
     else:
@@ -118,7 +118,7 @@ def accumulate(
 ) -> None:
     """u = mu * u + factor * g; v += u: momentum before sparsifying. Without u, v += factor * g."""
     if _compiled():
-        from cupy_kernels import codec_loops
+        from cupy_kernels.cpu import codecs as codec_loops
 
         if u is None:
             codec_loops.accumulate_plain(_frozen(g), v, factor)
@@ -131,7 +131,7 @@ def accumulate(
 def magnitude(v: Array, count: int) -> np.float32:
     """The `count`-th largest magnitude in v, 1 <= count <= v.size."""
     if _compiled():
-        from cupy_kernels import codec_loops
+        from cupy_kernels.cpu import codecs as codec_loops
 
         return np.float32(codec_loops.magnitude(v, count))
     return codec_arrays.magnitude(v, count)
@@ -146,7 +146,7 @@ def take_above(
     """
     if not _compiled():
         return codec_arrays.take_above(u, v, tau, capacity)
-    from cupy_kernels import codec_loops
+    from cupy_kernels.cpu import codecs as codec_loops
 
     count = min(capacity, codec_loops.count_above(v, tau))
     indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
@@ -165,7 +165,7 @@ def reader(kind: Dense) -> str:
 
 
 def _compiled() -> bool:
-    from cupy_kernels import codec_loops
+    from cupy_kernels.cpu import codecs as codec_loops
 
     return codec_loops.COMPILED
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupy_kernels import device
 from cupy_kernels.backends import Backend, EmulatorBackend, backend_of
-from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role, Sizes
+from cupy_kernels.kernel_spec import Dim3, Kernel, Parameter, Role, Sizes
 from cupy_kernels.registry import KERNELS
 
 MOST_THREADS = 1024

@@ -5,11 +5,12 @@ its CUDA source is in `cupy_kernels/cuda/`. A new subject takes one line here. A
 rows with the sources: each kernel has a row, each row has a kernel, and their C types are the same.
 """
 
-from cupy_kernels.kernel import Kernel
+from cupy_kernels.kernel_spec import Kernel
 from cupy_kernels.kernel_specs import (
     channels,
     codecs,
     convolution,
+    convolution_unrolled,
     dropout,
     elementwise,
     embedding,
@@ -17,7 +18,6 @@ from cupy_kernels.kernel_specs import (
     normalisation,
     pooling,
     softmax,
-    unrolled,
     updates,
 )
 
@@ -32,7 +32,7 @@ SUBJECTS = (
     normalisation,
     pooling,
     softmax,
-    unrolled,
+    convolution_unrolled,
     updates,
 )
 

@@ -1,11 +1,11 @@
 """Applies one gradient to one shard's arena, on the arena's device.
 
 On the host this is the CPU version of the update kernels; on a device it runs the kernels
-(update_kernels.py).
+(gpu/updates.py).
 
 `apply` writes the new weights into a different buffer, because a version of the weights is
 immutable while it may still be being sent, and advances the slots in place. The compiled loops are
-in `update_loops.py`, imported on first use: a client that never applies an update does not load
+in `cpu/updates.py`, imported on first use: a client that never applies an update does not load
 numba. Without numba, NumPy runs the same formulas block by block, with the same result bit for bit.
 """
 
@@ -52,10 +52,10 @@ def apply(
 
     All arrays are flat, contiguous, float32 and of one size; `out` overlaps none of the others.
     Floats outside the runs are not changed, nor written in `out`; for a device see
-    update_kernels.py. `constants` are the formula's trailing arguments.
+    gpu/updates.py. `constants` are the formula's trailing arguments.
     """
     if backend_of(weights).runs_kernels:
-        from cupy_kernels import update_kernels
+        from cupy_kernels.gpu import updates as update_kernels
 
         update_kernels.apply(rule, weights, gradient, slots, out, runs, constants)
         return
@@ -73,21 +73,22 @@ def apply(
 @cache
 def _loops() -> ModuleType:
     """The compiled loops, cached: an import inside a function costs as much as a small update."""
-    from cupy_kernels import update_loops
+    from cupy_kernels.cpu import updates as update_loops
 
     return update_loops
 
 
 def runs_on(place: Backend, rule: str) -> bool:
     """Whether `apply` supports the rule on this backend: a device needs a kernel for it."""
-    from cupy_kernels import update_kernels, update_loops
+    from cupy_kernels.cpu import updates as update_loops
+    from cupy_kernels.gpu import updates as update_kernels
 
     return update_kernels.has_kernel(rule) if place.runs_kernels else rule in update_loops.UPDATES
 
 
 def engine() -> Literal["numba", "numpy"]:
     """The library that runs the updates on the host."""
-    from cupy_kernels import update_loops
+    from cupy_kernels.cpu import updates as update_loops
 
     return "numba" if update_loops.COMPILED else "numpy"
 
@@ -100,7 +101,7 @@ def squared_norm(values: Floats) -> float:
     different blocks, so the last bits differ there.
     """
     if backend_of(values).runs_kernels:
-        from cupy_kernels import update_kernels
+        from cupy_kernels.gpu import updates as update_kernels
 
         return update_kernels.squared_norm(values)
     if values.size <= _FEW * BLOCK:  # for few blocks the calls below cost more than the sums
@@ -129,7 +130,7 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
 def mean(arrays: Sequence[Floats]) -> Floats:
     """The mean, a new array: the arrays are added one by one in float32, then divided."""
     if backend_of(arrays[0]).runs_kernels:
-        from cupy_kernels import update_kernels
+        from cupy_kernels.gpu import updates as update_kernels
 
         return update_kernels.mean(arrays)
     total = arrays[0].copy()
@@ -148,7 +149,7 @@ def _apply_blocks(
     runs: Runs,
     constants: tuple[np.float32, ...],
 ) -> None:
-    from cupy_kernels import update_loops
+    from cupy_kernels.cpu import updates as update_loops
 
     decayed = update_loops.plain(update_loops.decayed)
     for (start, stop), rate, decay in zip(*runs[:3], strict=True):

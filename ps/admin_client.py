@@ -21,7 +21,6 @@ from ps.session.admin_plans import Answer, Answers, Ask, Frames, Pause, Plan, Qu
 from ps.session.events import Unreachable
 from ps.transport.links import Links
 from shards import arguments, wire_format
-from shards.error_codes import error_of
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.messages import (
@@ -36,6 +35,7 @@ from shards.messages import (
     Reply,
     ShardStatus,
 )
+from shards.refusals import error_of
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.update_records import RECORD
 

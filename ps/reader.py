@@ -23,9 +23,9 @@ from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
 from shards import arguments
-from shards.error_codes import error_of
 from shards.errors import BadInput
 from shards.messages import Read, Refusal, Remedy, Reply, Weights
+from shards.refusals import error_of
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]

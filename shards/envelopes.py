@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from shards.error_codes import refusal
 from shards.errors import DownpourError, Moved
 from shards.messages import FromShard, Request
+from shards.refusals import refusal
 from shards.shard_part import ShardPart
 from shards.wire_format import Buffer
 

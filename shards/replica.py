@@ -47,9 +47,9 @@ from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
 from shards.envelopes import Outgoing
-from shards.error_codes import changed_nothing
 from shards.errors import Retry
 from shards.messages import CHANGING, Registered, Request
+from shards.refusals import changed_nothing
 from shards.replication_messages import (
     MOST_EXPIRED,
     Assignment,

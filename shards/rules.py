@@ -11,7 +11,7 @@ All formulas are Caffe's. For a tensor with multipliers `lr_mult` and `decay_mul
     w <- w - step(g, slots) * rate * lr_mult
 
 and for a buffer w <- w - g, in float32, each operation rounded once, so that a shard equals a
-serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/update_loops.py and one
+serial NumPy loop bit for bit. A new rule needs its formula in cupy_kernels/cpu/updates.py and one
 class here.
 """
 

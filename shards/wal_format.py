@@ -54,7 +54,6 @@ from numpy.typing import NDArray
 from shards import shard_state, wire_format
 from shards.checksums import checksum
 from shards.envelopes import Arrival, Outgoing
-from shards.error_codes import changed_nothing
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import (
     CHANGING,
@@ -69,6 +68,7 @@ from shards.messages import (
     Remedy,
 )
 from shards.metrics import Counts
+from shards.refusals import changed_nothing
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.wire_format import Buffer

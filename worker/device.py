@@ -1,6 +1,6 @@
 """A worker's interface to a GPU: memory on both sides of the bus, streams, events, captured work.
 
-`Device` is the minimum that the pipeline (worker/step_pipeline.py) needs, so that the pipeline's
+`Device` is the minimum that the pipeline (worker/device_pipeline.py) needs, so that the pipeline's
 rules can be tested without a GPU. `Gpu` implements it with CuPy, and is the only place of this
 package that calls CuPy. Nothing here waits unless its docstring says so: copies and kernels are
 queued on streams, and an array on either side must not be used until an event shows that they are

@@ -3,7 +3,7 @@
 `launch(..., engine=Emulator(Schedule.REVERSED))` executes a kernel on NumPy arrays. Each argument
 is copied between guard pages, aligned no better than its row promises; outputs start as NaN. The
 result is what the kernel wrote, or a KernelFault with one line: kernel, block, thread, source line
-and what it did. `state.cc` says which faults are found and which cannot be.
+and what it did. `fibers.cc` says which faults are found and which cannot be.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from cupy_kernels.emulator import build
-from cupy_kernels.kernel import Dim3, Kernel, Parameter, Role
+from cupy_kernels.kernel_spec import Dim3, Kernel, Parameter, Role
 
 __all__ = ["Emulator", "KernelFault", "Schedule"]
 

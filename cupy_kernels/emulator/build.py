@@ -1,8 +1,8 @@
 """Compiles a CUDA source into a shared library for the CPU, once for each version of its text.
 
 g++ compiles the shim, the source and one line for each kernel that exports it. It inserts the calls
-of two sanitizers; `calls.cc` implements these, so no sanitizer is passed to the linker. A library
-is cached in a folder under a hash of all its inputs.
+of two sanitizers; `kernel_runtime.cc` implements these, so no sanitizer is passed to the linker. A
+library is cached in a folder under a hash of all its inputs.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ _KERNELS = (
 
 
 # One translation unit, in this order.
-_PARTS = ("state.cc", "scheduler.cc", "checks.cc", "launch.cc", "calls.cc")
+_PARTS = ("fibers.cc", "scheduler.cc", "checks.cc", "launch.cc", "kernel_runtime.cc")
 
 
 class NoCompiler(RuntimeError):

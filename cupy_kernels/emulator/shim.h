@@ -1,4 +1,4 @@
-// CUDA C as g++ sees it: the words of the language, on top of the fibers of state.cc.
+// CUDA C as g++ sees it: the words of the language, on top of the fibers of fibers.cc.
 //
 // This text stands before a kernel source, in one translation unit. A __shared__ variable becomes a
 // static in a section of its own, which the runtime poisons before every block: the section

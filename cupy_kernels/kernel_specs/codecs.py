@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import (
+from cupy_kernels.kernel_spec import (
     EXACT,
     ROUNDED,
     Geometry,

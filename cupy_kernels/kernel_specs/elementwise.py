@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import Kernel, Parameter, Tolerance, changes, over, reads, scalar, writes
+from cupy_kernels.kernel_spec import (
+    Kernel,
+    Parameter,
+    Tolerance,
+    changes,
+    over,
+    reads,
+    scalar,
+    writes,
+)
 from cupy_kernels.types import Wide
 
 

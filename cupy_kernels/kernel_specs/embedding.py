@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import EXACT, Kernel, over, reads, scalar, writes
+from cupy_kernels.kernel_spec import EXACT, Kernel, over, reads, scalar, writes
 from cupy_kernels.types import Wide
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cupy_kernels.kernel import Dim3, Geometry, Kernel, Sizes, Tolerance, reads, scalar, writes
+from cupy_kernels.kernel_spec import Dim3, Geometry, Kernel, Sizes, Tolerance, reads, scalar, writes
 
 MOST_IMAGES = 2**16 - 1  # of a grid's third dimension
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import (
+from cupy_kernels.kernel_spec import (
     MOST_BLOCKS,
     Dim3,
     Geometry,

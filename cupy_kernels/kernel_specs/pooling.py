@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import reference
-from cupy_kernels.kernel import (
+from cupy_kernels.kernel_spec import (
     Dim3,
     Geometry,
     Kernel,

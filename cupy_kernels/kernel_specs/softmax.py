@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import reference
-from cupy_kernels.kernel import (
+from cupy_kernels.kernel_spec import (
     EXACT,
     MOST_BLOCKS,
     Dim3,

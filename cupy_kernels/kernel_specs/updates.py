@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import update_reference as formulas
-from cupy_kernels.kernel import (
+from cupy_kernels.kernel_spec import (
     Kernel,
     Parameter,
     Sizes,
@@ -68,7 +68,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "dc_asgd": ("strength",),
     "dc_asgd_adaptive": ("keep", "take", "strength", "delta"),
 }
-"""The fields of Hyper for a rule's constants, in the order of its formula in update_loops.py."""
+"""The fields of Hyper for a rule's constants, in the order of its formula in cpu/updates.py."""
 
 Formula = Callable[[Doubles, Doubles, tuple[Doubles, ...], Any], tuple[Doubles, tuple[Any, ...]]]
 

@@ -16,9 +16,9 @@ from deploy.simulation.shard_hosts import ShardHost
 from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
 from ps.session.events import Unreachable
 from shards import wire_format
-from shards.error_codes import error_of
 from shards.errors import DownpourError
 from shards.messages import Export, HandOver, Install, Refusal, Remedy, Standing
+from shards.refusals import error_of
 from shards.tables import cut_evenly
 
 if TYPE_CHECKING:

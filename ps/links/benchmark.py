@@ -19,8 +19,8 @@ from ps.security.enrolment import operator_key
 from ps.security.keys import KeyPair
 from ps.session.events import Unreachable
 from ps.transport.links import Links
-from shards.error_codes import error_of
 from shards.messages import Probe, Probed, Refusal
+from shards.refusals import error_of
 
 STRIPES = 8
 _ROUND_TRIPS = 9

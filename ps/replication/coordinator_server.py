@@ -25,7 +25,6 @@ from ps.security.zap import ZapAuthenticator
 from ps.server.endpoint import HANDSHAKE_MS
 from ps.transport import coordinator_messages
 from ps.transport.addresses import is_private
-from ps.transport.connection_limits import LOOK_S, Accepted
 from ps.transport.coordinator_messages import (
     AdmitCopies,
     Asked,
@@ -37,6 +36,7 @@ from ps.transport.coordinator_messages import (
 )
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
+from ps.transport.unfinished_messages import LOOK_S, Accepted
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 

@@ -20,11 +20,11 @@ from ps.security.zap import ZapAuthenticator
 from ps.server.endpoint import router_options
 from ps.server.sockets import most_arrays_bytes
 from ps.transport import coordinator_messages
-from ps.transport.connection_limits import Accepted
 from ps.transport.coordinator_messages import PeerMessage
 from ps.transport.malloc_tuning import HeapTrimmer
 from ps.transport.send_tracker import SendTracker
 from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
+from ps.transport.unfinished_messages import Accepted
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 from shards.replica import Post

@@ -16,11 +16,11 @@ from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.server.endpoint import ShardEndpoint
 from ps.transport.addresses import public_endpoint
-from ps.transport.connection_limits import LOOK_S
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
+from ps.transport.unfinished_messages import LOOK_S
 from shards.envelopes import Outgoing
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Beat

@@ -10,10 +10,10 @@ from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.endpoint import ShardEndpoint
-from ps.transport.connection_limits import LOOK_S
 from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
+from ps.transport.unfinished_messages import LOOK_S
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import LoggedShard, WriteAheadLog
 from shards.shard import Shard

@@ -40,7 +40,6 @@ from ps.session.inflight import InflightRequests
 from ps.session.membership import Membership
 from ps.session.payload_encoder import Gradients, PayloadEncoder
 from ps.session.retransmit import RetransmitTable, UnansweredMessage
-from shards.error_codes import error_of
 from shards.errors import BadInput, BadMessage
 from shards.messages import (
     Ack,
@@ -60,6 +59,7 @@ from shards.messages import (
     Weights,
     Welcome,
 )
+from shards.refusals import error_of
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 

@@ -22,9 +22,9 @@ from ps.session.session import Session
 from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
-from shards.error_codes import error_of
 from shards.errors import DownpourError
 from shards.messages import Message, Refusal, Remedy, Renew
+from shards.refusals import error_of
 from shards.wire_format import Frames
 
 _RENEWALS_A_LEASE = 4

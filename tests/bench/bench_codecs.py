@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import codec_loops, codecs
+from cupy_kernels import codecs
+from cupy_kernels.cpu import codecs as codec_loops
 from ps import AdminClient, local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import codec_arrays, codec_loops, codecs
+from cupy_kernels import codec_arrays, codecs
 from cupy_kernels.backends import EmulatorBackend, as_host, copied
 from cupy_kernels.codecs import Dense
+from cupy_kernels.cpu import codecs as codec_loops
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.launch import launch
 

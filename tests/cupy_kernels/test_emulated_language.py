@@ -7,7 +7,7 @@ import pytest
 
 from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule
-from cupy_kernels.kernel import Geometry, Kernel, changes, reads
+from cupy_kernels.kernel_spec import Geometry, Kernel, changes, reads
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array
 from tests.support.probe_kernel import BF16, HEADERS, MMA, TF32, source_of

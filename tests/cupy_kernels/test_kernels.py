@@ -6,7 +6,7 @@ import pytest
 
 from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator, Schedule, build, signature
-from cupy_kernels.kernel import Kernel
+from cupy_kernels.kernel_spec import Kernel
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.cases import every_case
 from tests.support.kernel_check import Case, check

@@ -7,7 +7,7 @@ import pytest
 
 from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.kernel import Dim3, Kernel, changes, over, reads, scalar, writes
+from cupy_kernels.kernel_spec import Dim3, Kernel, changes, over, reads, scalar, writes
 from cupy_kernels.launch import BadLaunch, launch
 from tests.cupy_kernels.cases import every_case
 from tests.gpu import kernel_check_run

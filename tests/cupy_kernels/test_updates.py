@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import update_loops, updates
+from cupy_kernels import updates
+from cupy_kernels.cpu import updates as update_loops
 from cupy_kernels.update_reference import REFERENCES, decayed
 from cupy_kernels.updates import Floats, Runs
 from tests.support.update_arguments import HYPER, ROOTLESS, RULES, SLOTS, constants, normal, run_of

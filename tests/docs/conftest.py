@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cupy_kernels import update_loops
+from cupy_kernels.cpu import updates as update_loops
 from tests.support.small_demo import write_demo, write_parquet
 from worker.caffe.registry import LAYERS
 

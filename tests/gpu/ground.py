@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cupy_kernels import backends, device
-from cupy_kernels.kernel import Kernel, Role
+from cupy_kernels.kernel_spec import Kernel, Role
 from cupy_kernels.launch import launch
 from cupy_kernels.registry import KERNELS
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupy_kernels import sources
 from cupy_kernels.emulator import Emulator
-from cupy_kernels.kernel import Role
+from cupy_kernels.kernel_spec import Role
 from cupy_kernels.registry import KERNELS
 
 

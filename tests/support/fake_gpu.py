@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from cupy_kernels.backends import EmulatorBackend
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated, empty
-from cupy_kernels.kernel import Dim3, Kernel, Role
+from cupy_kernels.kernel_spec import Dim3, Kernel, Role
 from cupy_kernels.types import AnyArray
 from tests.support.fake_device import FakeDevice, Work
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import Dim3, Kernel, Role
+from cupy_kernels.kernel_spec import Dim3, Kernel, Role
 from cupy_kernels.launch import Engine, launch
 from cupy_kernels.registry import KERNELS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import Geometry, Kernel, Parameter, reads, scalar, writes
+from cupy_kernels.kernel_spec import Geometry, Kernel, Parameter, reads, scalar, writes
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 The first step compiles the kernels and allocates the workspaces, so the second one is captured, and
 from then on the host launches a step as a whole. The inputs of a step, which are the weights, the
-batch and the step number, are stored at fixed addresses (worker/step_pipeline.py). Each shape of a
-batch has its own network, because a captured step keeps using its workspaces, and a step of another
-shape might replace them by larger ones.
+batch and the step number, are stored at fixed addresses (worker/device_pipeline.py). Each shape of
+a batch has its own network, because a captured step keeps using its workspaces, and a step of
+another shape might replace them by larger ones.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from shards.tables import DenseTable
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.device import CannotCapture, Device
+from worker.device_pipeline import DevicePipeline, Packet
 from worker.model import Batch
-from worker.step_pipeline import Packet, StepPipeline
 
 _LOG = logger(__name__)
 _STEP = "step number"  # in the packet; no column has this name
@@ -32,7 +32,7 @@ class DeviceModel:
     def __init__(self, description: Description, device: Device) -> None:
         self.net = Network(description)
         self.device = device
-        self._arena = StepPipeline(device, self.net.table.size, len(self.net.loss_weights))
+        self._arena = DevicePipeline(device, self.net.table.size, len(self.net.loss_weights))
         self._steps: dict[object, _Step] = {}
 
     @property
@@ -92,7 +92,7 @@ class _Step:
     def __init__(
         self,
         description: Description,
-        arena: StepPipeline,
+        arena: DevicePipeline,
         columns: Mapping[str, AnyArray],
         seed: int,
     ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import Role
+from cupy_kernels.kernel_spec import Role
 from cupy_kernels.kernel_specs import updates
 from cupy_kernels.kernel_specs.updates import HYPER, MULTIPLIERS, VERDICT
 from cupy_kernels.registry import KERNELS

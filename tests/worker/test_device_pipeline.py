@@ -1,4 +1,4 @@
-"""Copies to, within and from a device keep the order that `worker/step_pipeline.py` writes down.
+"""Copies to, within and from a device keep the order that `worker/device_pipeline.py` writes down.
 
 The step is `gradient = weights * x + number`, so that a stale or torn array shows in the result.
 """
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from shards.versions import Buffers
 from tests.support.fake_device import FakeDevice, Work
-from worker import step_pipeline
+from worker import device_pipeline
 from worker.device import Device
-from worker.step_pipeline import UNDER_WAY, Layout, Packet, StepPipeline
+from worker.device_pipeline import UNDER_WAY, DevicePipeline, Layout, Packet
 
 SIZE, ROWS = 512, 4
 LAYOUT: Layout = {
@@ -28,7 +28,7 @@ class Steps:
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
-        self.arena = StepPipeline(device, SIZE)
+        self.arena = DevicePipeline(device, SIZE)
         with device.use():
             self.packet = Packet(device, LAYOUT)
             self.buffers = Buffers(SIZE, lambda size: device.pinned((size,), np.float32))
@@ -190,8 +190,8 @@ def test_a_packet_takes_only_what_it_was_laid_out_for() -> None:
     for x in (np.zeros(ROWS), np.zeros((1, ROWS + 1), np.float32)):
         with pytest.raises((TypeError, ValueError)):
             packet.write({"x": x, "number": number})
-    assert {view.ctypes.data % step_pipeline._ALIGNMENT for view in packet.fixed.values()} <= {
-        packet.block.ctypes.data % step_pipeline._ALIGNMENT
+    assert {view.ctypes.data % device_pipeline._ALIGNMENT for view in packet.fixed.values()} <= {
+        packet.block.ctypes.data % device_pipeline._ALIGNMENT
     }
 
 

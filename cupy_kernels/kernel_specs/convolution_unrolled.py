@@ -1,12 +1,12 @@
-"""Rows of `unrolled.cu`: windows as a matrix and back, and a plain matrix product."""
+"""Rows of `convolution_unrolled.cu`: windows as a matrix and back, and a plain matrix product."""
 
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel import Geometry, Kernel, Sizes, Tolerance, over, reads, scalar, writes
-from cupy_kernels.kernel import changes as partly_writes
+from cupy_kernels.kernel_spec import Geometry, Kernel, Sizes, Tolerance, over, reads, scalar, writes
+from cupy_kernels.kernel_spec import changes as partly_writes
 from cupy_kernels.types import Wide
 
 SHAPE = (*("n", "h", "w", "c", "kh", "kw", "sh", "sw"), *("ph", "pw", "dh", "dw", "oh", "ow"))
@@ -72,7 +72,7 @@ _SCALARS = tuple(scalar(name, "i4") for name in SHAPE)
 ROWS = (
     Kernel(
         "unroll",
-        "unrolled.cu",
+        "convolution_unrolled.cu",
         (reads("x", "n*h*w*c"), writes("columns", _WINDOWS), *_SCALARS),
         over(_WINDOWS),
         unroll,
@@ -80,7 +80,7 @@ ROWS = (
     ),
     Kernel(
         "fold",
-        "unrolled.cu",
+        "convolution_unrolled.cu",
         (reads("columns", _WINDOWS), writes("dx", "n*h*w*c"), *_SCALARS),
         over("n*h*w*c"),
         fold,
@@ -88,7 +88,7 @@ ROWS = (
     ),
     Kernel(
         "strided_product",
-        "unrolled.cu",
+        "convolution_unrolled.cu",
         (
             reads("a", _reach("rows", "a_row", "depth", "a_step")),
             reads("b", _reach("depth", "b_step", "columns", "b_column")),

@@ -89,7 +89,7 @@ class _Leaving:
     losses: Array
 
 
-class StepPipeline:
+class DevicePipeline:
     """A table's parameters and gradient on a device, and the streams that copy them.
 
     It serves one thread. A step reads `weights` and writes `gradient`, both of shape (size,), and

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from ps.transport import connection_limits
-from ps.transport.connection_limits import Accepted
+from ps.transport import unfinished_messages
+from ps.transport.unfinished_messages import Accepted
 from tests.fuzz.hostile import spoken_to
 from tests.support.eventually import eventually
 
@@ -55,7 +55,7 @@ class Door:
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     memory = Memory()
-    monkeypatch.setattr(connection_limits, "resident_bytes", memory)
+    monkeypatch.setattr(unfinished_messages, "resident_bytes", memory)
     with zmq.Context() as context:
         one = Door(context, memory)
         one.heard()  # the memory so far is not caused by any peer
@@ -197,22 +197,22 @@ def test_looks_are_rare_while_every_peer_knows_the_job(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection of an unknown peer wakes the loop, and looks are frequent until it is known."""
-    monkeypatch.setattr(connection_limits, "_BUSY", 0)  # however long a look takes here
+    monkeypatch.setattr(unfinished_messages, "_BUSY", 0)  # however long a look takes here
 
     def next_look_s() -> float:
         door.accepted._look_at = 0.0
         return door.accepted.look()
 
-    assert next_look_s() == connection_limits._CALM_LOOK_S
+    assert next_look_s() == unfinished_messages._CALM_LOOK_S
     with stranger(door) as connection:
-        assert next_look_s() == connection_limits.LOOK_S
+        assert next_look_s() == unfinished_messages.LOOK_S
         connection.sendall(GREETING[4:])
         eventually(lambda: vouched_for(door), because="the greeting arrives")
-        assert next_look_s() == connection_limits._CALM_LOOK_S
+        assert next_look_s() == unfinished_messages._CALM_LOOK_S
         with spoken_to(door.endpoint):
             assert door.accepted.events.poll(10_000), "the loop that waits at it wakes"
             door.accepted.look()
-            assert door.accepted._look_at <= time.monotonic() + connection_limits.LOOK_S
+            assert door.accepted._look_at <= time.monotonic() + unfinished_messages.LOOK_S
 
 
 def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Door) -> None:

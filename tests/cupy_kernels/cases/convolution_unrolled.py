@@ -1,4 +1,4 @@
-"""Cases of `unrolled.cu`: convolution's own shapes, and products with every kind of stride."""
+"""Cases of `convolution_unrolled.cu`: shapes of convolutions, products with all strides."""
 
 from collections.abc import Iterator
 

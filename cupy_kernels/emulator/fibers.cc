@@ -14,7 +14,7 @@
 // at a time in a process.
 //
 // This file has what the others share: the structs, the fibers, and how a fault ends a launch.
-// build.py appends scheduler.cc, checks.cc, launch.cc and calls.cc.
+// build.py appends scheduler.cc, checks.cc, launch.cc and kernel_runtime.cc.
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
