@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -59,8 +59,18 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 bench-sdk: install ## what the SDK's steps, tables and readers cost
 	$(BIN)/python tests/bench/bench_sdk.py
 
+strategy-curves: install ## how each strategy learns MNIST with even and uneven workers; minutes
+	$(BIN)/python -m tests.bench.strategy_curves
+
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
+
+bench-nets: install ## Caffe's networks on one core: time and memory of a step, against PyTorch
+	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
+	$(BIN)/python tests/bench/bench_nets.py
+
+learn: install ## train Caffe's networks on digits: LEARN=siamese, autoencoder, lrcn, fine_tuning, or all
+	$(BIN)/python tests/bench/bench_learning.py $(LEARN)
 
 # Those of the contenders whose packages do not go with this project's.
 peers: ## environments for the contenders MXNet and TensorFlow, 2 GB; for bench-datapath
@@ -79,10 +89,11 @@ bench-datapath: install peers ## the data path: against its peers, and every goa
 SECONDS := 600
 SEED := 1
 LEVEL := memory
-chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1
+chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1; with WINDOW=4 steps a push on two tables
 	$(BIN)/python -m tests.chaos.run --tour --bound 4 --seed $(SEED) --level $(LEVEL) \
 		$(if $(KILLS),--kinds kills --kills $(KILLS) --seconds 86400,--seconds $(SECONDS)) \
-		$(if $(BURST),--burst $(BURST)) $(if $(CURVE),--curve)
+		$(if $(BURST),--burst $(BURST)) $(if $(CURVE),--curve) \
+		$(if $(WINDOW),--window $(WINDOW))
 
 cuts: SECONDS = 300
 cuts: install ## cut links for 3 to 10 s, again and again for SECONDS=300: how soon they are of use again

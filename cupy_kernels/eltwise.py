@@ -1,4 +1,4 @@
-"""Sums, products and maxima of several blobs of one shape, and sums of gradients.
+"""Sums, products, quotients and maxima of several blobs of one shape, and sums of gradients.
 
 Results are valid until the next call with the same workspace. Each blob's gradient has its own
 memory, by the blob's `index`.
@@ -38,6 +38,11 @@ def product_backward(dy: Array, parts: Sequence[Array], index: int, work: Worksp
     """The gradient by one part: dy times all other parts. It divides by none, so zeros are safe."""
     body = pick(dy, on_host.product_backward, in_kernels.product_backward)
     return body(dy, parts, index, work)
+
+
+def quotient(a: Array, b: Array, work: Workspace) -> Array:
+    """a / b, and 0 where b is 0."""
+    return pick(a, on_host.quotient, in_kernels.quotient)(a, b, work)
 
 
 def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:

@@ -133,6 +133,16 @@ def over(size: Size, *, per_thread: int = 1, threads: int = 256) -> Geometry:
     return Geometry((threads, 1, 1), grid)
 
 
+def warps_over(size: Size) -> Geometry:
+    """Blocks of (32, 8) threads, which give each of `size` items to a warp."""
+    counted = Parameter("", np.dtype("i8"), Role.SCALAR, size)
+
+    def grid(sizes: Sizes) -> Dim3:
+        return min(-(-counted.elements(sizes) // 8), MOST_BLOCKS), 1, 1
+
+    return Geometry((32, 8, 1), grid)
+
+
 def one_block(threads: int = 256) -> Geometry:
     """A single block, for the last stage of a reduction."""
     return Geometry((threads, 1, 1), lambda _: (1, 1, 1))

@@ -1,4 +1,4 @@
-"""Max and average pooling with Caffe's rules for the border.
+"""Max, average and stochastic pooling with Caffe's rules for the border.
 
 The output size is rounded up (or down, on request). With padding on any side, a last window that
 would start past the image (at or past size + pad, counted from the padding's edge) is dropped. A
@@ -13,6 +13,7 @@ from cupy_kernels.backends import pick
 from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.cpu import pooling as on_host
 from cupy_kernels.gpu import pooling as in_kernels
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
@@ -39,3 +40,23 @@ def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: 
     """dx (n, h, w, c): each gradient is spread evenly over its window."""
     body = pick(dy, on_host.average_backward, in_kernels.average_backward)
     return body(dy, x_shape, shape, work)
+
+
+def stochastic_forward(
+    x: Array, shape: Pooling, draw: RngKey, work: Workspace
+) -> tuple[Array, Kept]:
+    """Returns y (n, oh, ow, c) for x without negative values, and the places for the backward pass.
+
+    One element of each window, with a probability proportional to its value (Zeiler and Fergus
+    2013). Window i takes the word of element i in `draw` (see `dropout`), so both implementations
+    draw the same elements. There is no padding.
+    """
+    return pick(x, on_host.stochastic_forward, in_kernels.stochastic_forward)(x, shape, draw, work)
+
+
+def stochastic_backward(
+    dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
+) -> Array:
+    """dx (n, h, w, c): each gradient is added at the drawn element."""
+    body = pick(dy, on_host.stochastic_backward, in_kernels.stochastic_backward)
+    return body(dy, where, x_shape, shape, work)

@@ -27,7 +27,8 @@ def whole_labels(values: AnyArray, classes: int, ignored: int | None, work: Work
     """Labels of any type as int64.
 
     Each must be whole and in [0, classes), unless it is the ignored one. An invalid label raises
-    ValueError on the host. Kernels do not check; an invalid label makes the loss NaN.
+    ValueError on the host, with the limits and the label. Kernels do not check; an invalid label
+    makes the loss NaN.
     """
     body = pick(values, on_host.whole_labels, in_kernels.whole_labels)
     return body(values, classes, ignored, work)

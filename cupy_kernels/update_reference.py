@@ -120,7 +120,7 @@ def delayed_nesterov(
     momentum: float,
     n: int,
 ) -> tuple[Doubles, Slots]:
-    """Liu et al. 2024, algorithm 3, with c = 0."""
+    """Liu et al. 2024."""
     mean, total = slots[0], slots[1] + grad
     weights = weights - rate * grad / n
     if count % n:
@@ -132,7 +132,7 @@ def delayed_nesterov(
 def dc_asgd(
     weights: Doubles, grad: Doubles, slots: Slots, rate: float, _: int, *, strength: float
 ) -> tuple[Doubles, Slots]:
-    """Zheng et al. 2017, equation 10; the slot holds the weights that `grad` was computed from."""
+    """Zheng et al. 2017; the slot holds the weights that `grad` was computed from."""
     new = weights - rate * (grad + strength * grad**2 * (weights - slots[0]))
     return new, (new,)
 
@@ -148,7 +148,7 @@ def dc_asgd_adaptive(
     strength: float,
     delta: float,
 ) -> tuple[Doubles, Slots]:
-    """Its strength falls with the running mean of the gradient's square (ibid., section 5)."""
+    """Its strength falls with the running mean of the gradient's square (ibid.)."""
     square = mean * slots[1] + (1 - mean) * grad**2
     pull: Doubles = strength / np.sqrt(square + delta)
     new = weights - rate * (grad + pull * grad**2 * (weights - slots[0]))

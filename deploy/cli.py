@@ -12,6 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from deploy.cli_convert import convert
+from deploy.cli_data import app as data_tools
 from deploy.cli_reshard import reshard
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
@@ -66,7 +68,7 @@ def options(
 
 Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_default=False)]
 Weights = Annotated[
-    Path, typer.Option(help="A .caffemodel or .safetensors file.", show_default=False)
+    Path, typer.Option(help="A .caffemodel, .h5 or .safetensors file.", show_default=False)
 ]
 Data = Annotated[Path, typer.Option(help=DATA, show_default=False)]
 Device = Annotated[
@@ -120,6 +122,9 @@ def features(
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
 
 
+app.command()(convert)
+
+
 @app.command()
 def doctor(
     cluster: Annotated[
@@ -170,12 +175,13 @@ app.command()(simulate)
 
 @app.command()
 def version() -> None:
-    """Print the version and the build id, which all parts of a cluster must share."""
+    """Print the version and the build id, which the processes of a run must share."""
     typer.echo(f"downpour {__version__} build {build_id()}")
 
 
 app.command()(reshard)
 app.add_typer(snapshots, name="snapshots")
+app.add_typer(data_tools, name="data")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from worker.options import LONGEST_S
+from worker.options import LONGEST_S, MOST
 
 app = typer.Typer(
     help="Snapshots of a run: list, verify, restore, compare or take them.",
@@ -58,7 +58,9 @@ def restore(
     origin: Origin,
     output: Annotated[
         Path,
-        typer.Option(help="The .safetensors or .caffemodel file to write.", show_default=False),
+        typer.Option(
+            help="The .safetensors, .h5 or .caffemodel file to write.", show_default=False
+        ),
     ],
     solver: Annotated[
         Path | None,
@@ -103,3 +105,37 @@ def take(
     from deploy.snapshots import taken
 
     typer.echo(f"snapshot {taken(origin_of(origin), wait_s)}")
+
+
+@app.command()
+def adopt(
+    state: Annotated[
+        Path, typer.Argument(help="A .solverstate or .solverstate.h5 file.", show_default=False)
+    ],
+    place: Annotated[
+        Path, typer.Argument(help="The folder in which the snapshot is made.", show_default=False)
+    ],
+    solver: Annotated[Path, typer.Option(help="The solver, a Caffe prototxt.", show_default=False)],
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="The file of the weights.", show_default="the one that the state names"),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The data to train on, for a net that does not state the shape of its rows.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Workers of the run that will continue.")
+    ] = 1,
+) -> None:
+    """Make a snapshot of Caffe's solver state and weights, to continue training from.
+
+    Each worker of the run counts as having taken Caffe's iterations.
+    """
+    from deploy.adopted_state import adopt as adopted
+
+    name = adopted(state, place, solver, weights, data, workers)
+    typer.echo(f"snapshot {place}@{name}: downpour train --resume {place}@{name}")

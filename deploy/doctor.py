@@ -13,7 +13,6 @@ import msgspec
 
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
 from ps.cluster import Cluster
-from ps.compatibility import build_id
 from ps.links.advisor import Advice, advise, remarks
 from ps.links.benchmark import LinkFigures, measure_link
 from ps.security.enrolment import operator_key
@@ -25,6 +24,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.primary_resolver import as_led
 from shards.errors import BadInput, DownpourError
 from shards.job_ids import short_id
+from shards.wire_schema import differs
 from worker.options import NO_BOUND
 
 _FLOAT_BYTES = 4
@@ -48,8 +48,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Whether workers on this machine could train: all shards answer and have this build."""
-        return not self.failed and all(link.build == build_id() for link in self.links)
+        """Whether workers on this machine could train: all shards answer and accept them."""
+        return not self.failed and not any(
+            differs(link.protocol, link.schema) for link in self.links
+        )
 
     def json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()
@@ -90,7 +92,7 @@ def diagnose(
         step_bytes=sum(shard_bytes),
         links=tuple(links),
         failed=tuple(failed),
-        amiss=(*amiss, *remarks(links, build_id())),
+        amiss=(*amiss, *remarks(links)),
         advice=advice,
     )
 
@@ -152,7 +154,7 @@ def report(found: Diagnosis) -> str:
 
 def _table(found: Diagnosis) -> str:
     rows = [
-        ("shard", "at", "round trip", "up", "down", "clock", "CPU s/GB here", "there", "build"),
+        ("shard", "at", "round trip", "up", "down", "clock", "CPU s/GB here", "there", "schema"),
         *(
             (
                 str(link.shard),
@@ -163,7 +165,7 @@ def _table(found: Diagnosis) -> str:
                 f"{link.skew_s:+.3f} s",
                 f"{link.own_cpu_s_per_gb:.2f}",
                 f"{link.shard_cpu_s_per_gb:.2f}",
-                "same" if link.build == build_id() else link.build,
+                "same" if not differs(link.protocol, link.schema) else link.schema,
             )
             for link in found.links
         ),

@@ -20,9 +20,8 @@ from deploy.summary import Summary, summarise
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards.errors import UNDECODABLE, GiveUp
 from shards.repartition import whole_weights
-from worker.caffe.weights import write_caffemodel
+from worker.caffe.weight_files import write_weights
 from worker.evaluation import Evaluation
-from worker.inference import write_safetensors
 from worker.job_runner import Outcome
 
 
@@ -80,8 +79,8 @@ def _conclude(
 
     Returns the summary with the figures of the test, after writing it.
     """
-    write_safetensors(folder.weights, inputs.model.table, weights)
-    write_caffemodel(folder.caffemodel, inputs.model.net, weights)
+    for path in (folder.weights, folder.caffemodel):
+        write_weights(path, inputs.model.net, weights)
     try:
         if test and inputs.test is not None:
             figures = inputs.test.whole(weights)

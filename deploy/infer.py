@@ -11,13 +11,14 @@ from cupy_kernels.types import AnyArray
 from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.phases import Phase
-from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
+from worker.caffe.weights import read_weights
 from worker.device_selection import lent, parse_device
-from worker.inference import check_blobs, evaluate, features, read_weights
-from worker.sources import ImageSource, Split, open_source, part_to_test
+from worker.inference import check_blobs, evaluate, features
+from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
 
 _BATCH_ROWS = 100
 
@@ -33,10 +34,10 @@ def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> d
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = _fitted(read.tests[0].net, data, _split(None, data))
+    source, net = fitted(read.tests[0].net, data, _split(None, data))
     model = CaffeModel(net)
     needed = model.net.tensors_for(model.net.outputs)
-    arena = read_weights(weights, model.table, model.initial(0), needed)
+    arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     with threadpool_limits(1), lent(arena, wanted) as there:
         return evaluate(model, there, source.batches(), model.net.batch_size)
 
@@ -63,12 +64,12 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     if output.exists():
         raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
-    read = Description(read_text(net), Phase.TEST, file=str(net))
-    source, fitted = _fitted(read, data, _split(split, data))
-    model = CaffeModel(fitted)
+    read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
+    source, shaped = fitted(read, data, _split(split, data))
+    model = CaffeModel(shaped)
     check_blobs(model, blobs)
     needed = model.net.tensors_for(blobs)
-    arena = read_weights(weights, model.table, model.initial(0), needed)
+    arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     try:
         output.mkdir(parents=True)
     except OSError as error:
@@ -84,11 +85,10 @@ def run_features(
     return output / "features.parquet", rows
 
 
-def _fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
+def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
-    rows = rows_of(net)
-    source = open_source(data, split, shape=rows.shape, image=rows.image)
-    return source, replace(net, data_shape=source.shape)
+    source = open_net_data(data_of(net), data, split)
+    return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
 def _write(

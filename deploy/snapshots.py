@@ -26,8 +26,8 @@ from shards.shard_state import WEIGHTS, ShardState, array_name, of_table
 from shards.tables import DenseTable, TensorSpec, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import moved, write_caffemodel
-from worker.inference import write_safetensors
+from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
+from worker.caffe.weights import moved
 
 _LOOK_S = 0.1
 
@@ -101,17 +101,16 @@ def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
 
 
 def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
-    """Write the weights of a snapshot to a .safetensors or .caffemodel file.
+    """Write the weights of a snapshot to a .safetensors, .h5 or .caffemodel file.
 
     A .caffemodel needs the network: that of `solver`, else that of the run. Returns the snapshot.
     """
-    if target.suffix not in (".safetensors", ".caffemodel"):
-        raise BadInput(f"{target}: expected .safetensors or .caffemodel, got {target.suffix!r}")
+    kind = format_of(target)
     found = read(origin)
     table = _only_table(target, found.manifest)
     weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
-    if target.suffix == ".safetensors":
-        write_safetensors(target, table, weights)
+    if kind is not WeightFormat.CAFFEMODEL:
+        write_blobs(target, table.views(weights))
         return found
     if solver is None and origin.run is not None:
         solver = TrainSettings.load(origin.run / "settings.json").solver
@@ -125,7 +124,7 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
                 f"{solver}: expected the network of {found.place} with {name}"
                 f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
             )
-    write_caffemodel(target, net, moved(weights, table, net))
+    write_weights(target, net, moved(weights, table, net))
     return found
 
 

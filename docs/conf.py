@@ -12,7 +12,9 @@ from sphinx.application import Sphinx
 _ROOT = Path(__file__).parents[1]
 
 project = "Downpour"
-release = re.search(r'__version__ = "(.*)"', (_ROOT / "ps" / "__init__.py").read_text())[1]
+found = re.search(r'__version__ = "(.*)"', (_ROOT / "ps" / "__init__.py").read_text())
+assert found is not None
+release = found[1]
 extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = f"Downpour {release}"

@@ -1,34 +1,29 @@
-"""The parameter servers, and the SDK to use them.
+"""The SDK: keep parameters on shards, and train them with any number of workers.
 
     import ps
 
-    specs = ps.shard_specs(table, shards=2, bound=4)
-    with ps.local_shards(specs) as cluster, ps.Client(cluster, worker="w0") as shards:
-        replica = shards.pull()
-        shards.push(gradient_at(replica.weights))
+    with ps.start(params, on="processes", shards=2, staleness=4) as job:
+        with job.worker("w0") as me, me.step() as step:
+            step.push(gradients(step.pull()))
+        trained = job.read()
 
-Update rules, schedules, snapshots and errors are exported here, too. Importing this package loads
-neither Ray nor PySpark nor CuPy; `ray_shards` and `replicated_ray_shards` load Ray when they are
-first used.
+`ps.start` and `ps.local` start shards, `ps.connect` finds those of another process, `ps.reader`
+serves reads, and `ps.aio` is the same for coroutines. Update rules, schedules, decay, the guard of
+gradients, snapshots and errors are here, too. `ps.AdminClient` is for operators: it installs and
+exports whole states. Importing this package loads neither Ray nor PySpark nor CuPy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
-from ps.client import Client
 from ps.cluster import Cluster
 from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
-from ps.jobs import Job, On, connect, local, reader, start
+from ps.jobs import Job, connect, reader
 from ps.launch.launch_plan import ShardDevice
-from ps.launch.processes import process_shards, replicated_shards
-from ps.launch.threads import local_shards
+from ps.own_jobs import On, local, start
 from ps.reader import Reader
-from ps.resharding import reshard
-from ps.server.server import ShardServer
 from ps.session.admin_plans import UnconfirmedHandOver
 from ps.session.compression import Compression
 from ps.session.events import NotReady, Unreachable
@@ -38,16 +33,17 @@ from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.residual_writer import saved_residual
 from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
-from ps.wal.recovery import logged_spec
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep
 from shards.aggregation import Buffer, Each, Round
 from shards.errors import (
     BadInput,
     BadMessage,
+    Denied,
     DownpourError,
     Fenced,
     Gap,
     GiveUp,
+    Mismatch,
     Moved,
     Resynchronise,
     Retry,
@@ -71,11 +67,7 @@ from shards.rules import (
     UpdateRule,
 )
 from shards.schedules import Exp, Fixed, Inv, MultiStep, Poly, Sigmoid, Step
-from shards.spec import TableSpec
 from shards.tables import DenseTable, TensorSpec
-
-if TYPE_CHECKING:
-    from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 
 __version__ = "0.1.0"
 
@@ -91,13 +83,13 @@ __all__ = [
     "BadInput",
     "BadMessage",
     "Buffer",
-    "Client",
     "Cluster",
     "Compression",
     "Decay",
     "DecayKind",
     "DelayCompensation",
     "DelayedNesterov",
+    "Denied",
     "Dense",
     "DenseTable",
     "DownpourError",
@@ -111,6 +103,7 @@ __all__ = [
     "Guard",
     "Inv",
     "Job",
+    "Mismatch",
     "Momentum",
     "Moved",
     "MultiStep",
@@ -127,12 +120,10 @@ __all__ = [
     "Retry",
     "Round",
     "ShardDevice",
-    "ShardServer",
     "ShardState",
     "Sigmoid",
     "SnapshotCatalog",
     "Step",
-    "TableSpec",
     "Tables",
     "TensorSpec",
     "UnconfirmedHandOver",
@@ -146,27 +137,33 @@ __all__ = [
     "build_id",
     "connect",
     "errors",
-    "expect_compression",
     "load_snapshot",
     "local",
-    "local_shards",
-    "logged_spec",
-    "make_cluster",
     "parse_link",
-    "process_shards",
-    "ray_shards",
     "reader",
-    "replicated_ray_shards",
-    "replicated_shards",
-    "reshard",
-    "resharded_specs",
     "save_snapshot",
     "saved_residual",
-    "shard_specs",
     "start",
 ]
 
-_LOADS_RAY = {"ray_shards", "replicated_ray_shards"}
+_START = "ps.start(tables, on=..., shards=...)"
+_NOW = {
+    "Client": "job.worker(name), with the job of ps.start or ps.connect",
+    "Console": "ps.AdminClient",
+    "ShardServer": _START,
+    "TableSpec": "ps.Dense.like(params, rule=..., rate=..., decay=..., guard=...)",
+    "expect_compression": "ps.Dense.like(params, compression=...)",
+    "local_shards": "ps.local(tables, shards=...)",
+    "logged_spec": "ps.start(tables, resume=...)",
+    "make_cluster": "ps.connect(address, token=...)",
+    "process_shards": 'ps.start(tables, on="processes", shards=...)',
+    "ray_shards": 'ps.start(tables, on="ray", shards=...)',
+    "replicated_ray_shards": 'ps.start(tables, on="ray", durability="replicated")',
+    "replicated_shards": 'ps.start(tables, durability="replicated")',
+    "reshard": "job.reshard(shards)",
+    "resharded_specs": "job.reshard(shards)",
+    "shard_specs": _START,
+}
 
 
 def __dir__() -> list[str]:
@@ -174,6 +171,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LOADS_RAY:
-        return getattr(import_module("ps.launch.ray_launcher"), name)
+    if name in _NOW:
+        raise AttributeError(f"ps.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
     raise AttributeError(f"module ps has no attribute {name}")

@@ -66,6 +66,7 @@ class AdminClient:
         self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
+        self._description = cluster.description
         self._request = 0
         self._put_off: dict[int, str] = {}  # the reason why a shard does not answer yet, if given
         self._collected = [0] * len(cluster.endpoints)
@@ -137,7 +138,8 @@ class AdminClient:
     @property
     def side(self) -> Side:
         """This job's shards, in the form that admin_plans.py uses."""
-        return Side(self.cluster.job, self.cluster.layout, self.cluster.map, self._patience_s)
+        cluster = self.cluster
+        return Side(cluster.job, cluster.layout, cluster.map, self._patience_s, self._description)
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (layout.size,)."""

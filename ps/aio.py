@@ -106,10 +106,10 @@ class AsyncReader:
         connection.send(sends)
         self._begun.set()
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self) -> None:
         """Handle answers and repetitions while the reader is open."""
         try:
-            while True:
+            while (connection := self._connection) is not None:
                 deadline = self._reads.next_deadline
                 if deadline is None:
                     self._begun.clear()
@@ -118,6 +118,9 @@ class AsyncReader:
                 await arrival(connection.links, min(_IDLE_S, max(0.0, deadline - time.monotonic())))
                 for shard, reply, frames in connection.links.receive(0.0):
                     done = self._reads.receive(shard, reply, frames, time.monotonic())
+                    if done is not None and done.moved_to is not None:
+                        connection = await self._turn_to(done.moved_to)
+                        break
                     if done is not None:
                         self._resolve(connection, done)
                 again, ended = self._reads.due(time.monotonic())
@@ -162,8 +165,21 @@ class AsyncReader:
     async def __aenter__(self) -> "AsyncReader":
         # Connecting waits for handshakes, so it is done in a thread, which ends with it.
         self._connection = await asyncio.to_thread(Connection, self._cluster, self._patience_s)
-        self._pump = asyncio.create_task(self._serve(self._connection))
+        self._pump = asyncio.create_task(self._serve())
         return self
+
+    async def _turn_to(self, cluster: Cluster) -> Connection:
+        """Read from these shards from now on; what is under way begins there again."""
+        assert self._connection is not None, "it is open while it serves"
+        self._connection.close()
+        connection = await asyncio.to_thread(Connection, cluster, self._patience_s)
+        self._connection, self._reads = connection, ReadRequests(cluster, self._patience_s)
+        waiting, self._under_way = list(self._under_way.values()), {}
+        for one in waiting:
+            request, sends = self._reads.begin(time.monotonic())
+            self._under_way[request] = one
+            connection.send(sends)
+        return connection
 
     async def __aexit__(
         self,

@@ -1,17 +1,17 @@
-"""The blocking client, which is the SDK: pull weights, push gradients.
+"""The blocking client of one worker: flat weights are pulled, flat gradients pushed.
 
-    with ps.Client(cluster, worker="w0") as shards:
+    with Client(cluster, worker="w0") as shards:
         weights = shards.pull()
         shards.push(gradient(weights))
 
-The client is a thin driver: the session of its cluster connection
-(ps/transport/cluster_connection.py) decides what to send, and the client waits. It has no receiving
-thread: a call to pull or push processes what has arrived, and sleeps at the sockets themselves.
-While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
-unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
-long computation is not mistaken for a crash. When the job is resharded, the client opens another
-cluster connection to the new shards. A call while another thread is inside one raises BadInput:
-each thread needs a client of its own.
+It is what the SDK's workers (worker.py) and the training loop of `worker` are made of. The client
+is a thin driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides
+what to send, and the client waits. It has no receiving thread: a call to pull or push processes
+what has arrived, and sleeps at the sockets themselves. While the caller computes, ZeroMQ's thread
+keeps sending and receiving, so a prefetched pull and an unacknowledged push cost the caller no
+time. A small thread renews the lease regularly, so that a long computation is not mistaken for a
+crash. When the job is resharded, the client opens another cluster connection to the new shards. A
+call while another thread is inside one raises BadInput: each thread needs a client of its own.
 """
 
 import time
@@ -36,7 +36,7 @@ from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
 from ps.snapshots.residual_writer import ResidualWriter
-from ps.snapshots.worker_state import Arrays, WorkerState, save_state
+from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, save_state
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
 from ps.transport.links import Links
@@ -64,10 +64,7 @@ def _by_one_thread(
     @wraps(method)
     def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
         if not client._user.acquire(blocking=False):
-            raise BadInput(
-                f"client of worker {client.worker}: it is in use by another thread; make one client"
-                " for each thread"
-            )
+            raise client._misused("it is in use by another thread; make one for each thread")
         try:
             return method(client, *args, **options)
         finally:
@@ -97,14 +94,17 @@ class Client:
     when another is sent; by default as many as the link needs, within memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
     or by table. `keep` is the path or URI of the job's snapshots: the residual is written there for
-    each (ps/snapshots/residual_writer.py). `link` puts all traffic behind a modelled slow link.
-    `stripes` is the number of TCP connections over which a shard's messages are spread; by default
-    as many as the round trip needs (ps/transport/striping.py). `allocate` creates the arrays that
-    `pull` and `new_gradient` return: page-locked ones, where they go to a GPU.
+    each, with what `own_state` returns (ps/snapshots/residual_writer.py). `link` puts all traffic
+    behind a modelled slow link. `stripes` is the number of TCP connections over which a shard's
+    messages are spread; by default as many as the round trip needs (ps/transport/striping.py).
+    `allocate` creates the arrays that `pull` and `new_gradient` return: page-locked ones, where
+    they go to a GPU.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
-    `on_pushed` is called with each push that every shard has acknowledged.
+    `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
+    when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
+    None to be called again later.
     """
 
     def __init__(
@@ -148,6 +148,7 @@ class Client:
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
         self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
+        self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -164,9 +165,7 @@ class Client:
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.cargo.feedback is not None
         self._keeper = (
-            ResidualWriter(keep, cluster.job, worker, incarnation)
-            if keep is not None and self._compresses
-            else None
+            ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
             self._switch_to(self._established(self._current))
@@ -436,6 +435,21 @@ class Client:
         residuals.check(state, self._current.session, f"residual of {state.worker}")
         residuals.restore(self._current.session, state, arrays)
 
+    def keep_wanted_state(self) -> None:
+        """Write this worker's state if a snapshot wants it; every other call does that, too."""
+        if self._keeper is not None and self._keeper.wanted:
+            self._keep()
+
+    @property
+    def compresses(self) -> bool:
+        """Whether pushes are compressed, and so leave a residual."""
+        return self._compresses
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Each shard's version when it registered this worker."""
+        return self._current.session.versions
+
     @property
     def seq(self) -> int:
         """The number of this worker's last push; at first, the last applied push of its former
@@ -481,9 +495,12 @@ class Client:
             self.abort()
 
     def _keep(self) -> None:
-        """Write this worker's residual for a snapshot of the shards, in the background."""
-        assert self._keeper is not None, "only with `keep` and compressed pushes"
-        self._keeper.keep(*residuals.copied(self._current.session, self.step, self.clock))
+        """Write this worker's state for a snapshot of the shards, in the background."""
+        assert self._keeper is not None, "only with `keep`"
+        own = self.own_state()
+        if own is not None:
+            session = self._current.session
+            self._keeper.keep(*residuals.copied(session, self.step, self.clock, own))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -595,7 +612,12 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BadInput(f"client of worker {self.worker}: it is closed")
+            raise self._misused("it is closed")
+
+    def _misused(self, text: str) -> BadInput:
+        error = BadInput(f"worker {self.worker}: {text}")
+        error.worker = self.worker
+        return error
 
     def _turn(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the next arrival or deadline, and handle it."""

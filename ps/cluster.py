@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from ps import paths
-from ps.compatibility import build_id
 from ps.security.keys import address_of
 from ps.snapshots import checked_json
 from ps.snapshots.secure_files import check_private, write_private
+from ps.tables import TableForm
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import Layout, ShardMap
@@ -38,6 +38,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     `bound` is the staleness bound in steps, None for none; `endpoints[shard]` is a ZeroMQ address,
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
+    `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
+    `strategy` names the strategy, if the job was started with one.
     """
 
     job: str
@@ -46,8 +48,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     bound: int | None
     coordinator: str | None = None
-    build: str = msgspec.field(default_factory=build_id)
     access: Access | None = None
+    forms: dict[str, TableForm] = {}
+    strategy: str = ""
 
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
@@ -82,6 +85,24 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if self.access is None:
             return self
         return msgspec.structs.replace(self, access=Access(self.access.token))
+
+    @property
+    def token(self) -> str:
+        """What a client needs in addition to a shard's address: `ps.connect(address, token=...)`.
+
+        A secret: the job's id and, where shards speak CURVE, the join token.
+        """
+        return self.job if self.access is None else f"{self.job}:{self.access.token}"
+
+    @property
+    def address(self) -> str:
+        """The address of shard 0, for `ps.connect`."""
+        return self.endpoints[0]
+
+    @property
+    def description(self) -> bytes:
+        """The shards' answer to `ps.connect`: all but the keys, which the client has."""
+        return msgspec.structs.replace(self, access=None).encode()
 
     def save(self, path: str | Path) -> None:
         """Write the description as JSON that only this user can read."""

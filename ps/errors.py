@@ -8,7 +8,9 @@
         ├── BadInput      an argument, array or file that the user must mend
         ├── BadMessage    bytes that are not a message of this protocol
         ├── Fenced        a newer life of this worker has taken over its name
-        ├── WrongBuild    the two sides run different code
+        ├── Denied        the token is not the job's
+        ├── Mismatch      the two sides speak different protocols, or their messages differ
+        ├── WrongBuild    two processes of one job run different code
         ├── Unreachable   a shard has been silent for too long; retryable
         └── NotReady      a shard has no weights yet, or no copy of it serves yet; retryable
 
@@ -20,9 +22,11 @@ from ps.session.events import ClockTimeout, NotReady, Unreachable
 from shards.errors import (
     BadInput,
     BadMessage,
+    Denied,
     DownpourError,
     Fenced,
     GiveUp,
+    Mismatch,
     Resynchronise,
     Retry,
     WrongBuild,
@@ -32,9 +36,11 @@ __all__ = [
     "BadInput",
     "BadMessage",
     "ClockTimeout",
+    "Denied",
     "DownpourError",
     "Fenced",
     "GiveUp",
+    "Mismatch",
     "NotReady",
     "Resynchronise",
     "Retry",

@@ -114,7 +114,7 @@ def expect_compression(
 
 def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
     """The specs, checked to be a non-empty list of ShardSpec; raises BadInput."""
-    expected = "the list that ps.shard_specs returns"
+    expected = "the list that shard_specs returns"
     if not isinstance(specs, list | tuple) or not specs:
         raise arguments.wrong("specs", expected, specs)
     for spec in specs:
@@ -153,6 +153,5 @@ def make_cluster(
         map=first.map,
         endpoints=_endpoints(endpoints),
         bound=first.bound,
-        build=first.build,
         access=access,
     )

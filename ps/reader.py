@@ -1,7 +1,8 @@
 """Readers: serve a job's weights without being one of its workers.
 
 A reader registers nothing, so no worker waits for it, and it does not wait at the staleness bound.
-It repeats a request until every shard has answered: reading again is always safe. What to send is
+It repeats a request until every shard has answered: reading again is always safe. After a reshard
+the former shards send it to the present ones, and it reads there. What to send is
 decided by `ReadRequests`, which is pure and may have many reads under way; the blocking `Reader`
 here and the one in ps/aio.py drive it.
 """
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.admin_client import AdminClient
 from ps.cluster import Cluster
 from ps.session.events import Unreachable
 from ps.table_views import TableViews
@@ -23,7 +25,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
 from shards import arguments
-from shards.errors import BadInput
+from shards.errors import BadInput, Retry
 from shards.messages import Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
 from shards.wire_format import Buffer
@@ -31,6 +33,7 @@ from shards.wire_format import Buffer
 Floats = NDArray[np.float32]
 
 _RETRY_S = 1.0
+_QUIESCE_S = 10.0  # after which quiesced shards resume by themselves
 
 
 class Sent(msgspec.Struct):
@@ -43,12 +46,16 @@ class Sent(msgspec.Struct):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A complete read: each shard's version and frames; or the error that ended it."""
+    """A complete read: each shard's version and frames; or the error that ended it.
+
+    With `moved_to` it is not complete: the job is at the shards of this cluster now.
+    """
 
     request: int
     versions: tuple[int, ...] = ()
     frames: tuple[Sequence[Buffer], ...] = ()
     error: Exception | None = None
+    moved_to: Cluster | None = None
 
 
 class ReadRequests:
@@ -78,6 +85,8 @@ class ReadRequests:
             if reply.remedy is Remedy.RETRY:
                 return None  # it is sent again
             del self._under_way[reply.request]
+            if reply.remedy is Remedy.MOVED and len(frames) == 1:
+                return Done(reply.request, moved_to=Cluster.decode(bytes(frames[0])))
             return Done(reply.request, error=error_of(reply))
         if isinstance(reply, Weights):
             asked.answers[shard] = (reply, frames)
@@ -158,21 +167,56 @@ class Reader:
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         self.versions: tuple[int, ...] = ()
-        self._views = views
-        self._reads = ReadRequests(cluster, patience_s)
-        self._connection: Connection | None = Connection(cluster, patience_s)
+        self._views, self._patience_s = views, patience_s
+        self._connection: Connection | None = None
+        self._turn_to(cluster)
 
-    def pull(self, table: str | None = None) -> Any:
+    def _turn_to(self, cluster: Cluster) -> Connection:
+        """Read from these shards from now on."""
+        self.close()
+        self._cluster = cluster
+        self._reads = ReadRequests(cluster, self._patience_s)
+        self._connection = Connection(cluster, self._patience_s)
+        return self._connection
+
+    def pull(self, table: str | None = None, *, consistent: bool = False) -> Any:
         """The present weights, in the structure that was given: a table's, the only one's, or a
         dict of all. `versions` then has each shard's version of them.
 
         Each shard's part is of one version, the parts of different shards may be of different
-        ones. The arrays are the caller's own. Raises `ps.errors.Unreachable` when a shard does not
-        answer for `patience_s` seconds.
+        ones. With `consistent` all shards have applied exactly the same pushes of every worker: the
+        shards are quiesced while they are read, so pushes wait for a few round trips. That needs
+        the key of the job's operator, and must not meet a reshard or an aligned snapshot, whose
+        quiesce it would end; they then fail and change nothing. The arrays are the caller's own.
+        Raises `ps.errors.Unreachable` when a shard does not answer for `patience_s` seconds, or the
+        shards do not come together, and `ps.errors.Retry` when the read took longer than they wait.
         """
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
+        if not arguments.flag("reader: consistent", consistent):
+            return self._built(*self._present(connection), table)
+        connection, _ = self._present(connection)
+        with AdminClient(self._cluster, patience_s=self._patience_s) as admin:
+            began = time.monotonic()
+            admin.quiesce(_QUIESCE_S)
+            try:
+                done = self._read(connection)
+                took_s = time.monotonic() - began
+            finally:
+                admin.resume()
+        if took_s >= _QUIESCE_S:
+            raise Retry(f"reader: a consistent read took {took_s:.3g} s, and shards wait for less")
+        return self._built(connection, done, table)
+
+    def _present(self, connection: Connection) -> tuple[Connection, Done]:
+        """One read of the job's present shards, which it is followed to."""
+        while (done := self._read(connection)).moved_to is not None:
+            connection = self._turn_to(done.moved_to)
+        return connection, done
+
+    def _read(self, connection: Connection) -> Done:
+        """One read; raises what ends it."""
         request, sends = self._reads.begin(time.monotonic())
         connection.send(sends)
         while True:
@@ -181,7 +225,7 @@ class Reader:
             for shard, reply, frames in connection.links.receive(max(0.0, wait_s)):
                 done = self._reads.receive(shard, reply, frames, time.monotonic())
                 if done is not None and done.request == request:
-                    return self._built(connection, done, table)
+                    return done
             again, ended = self._reads.due(time.monotonic())
             connection.send(again)
             for done in ended:

@@ -23,7 +23,7 @@ from shards.errors import DownpourError
 from shards.shard_state import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
-_RESIDUALS_S = 30.0  # a worker looks every few seconds whether its residual is wanted
+_STATES_S = 30.0  # a worker looks every few seconds whether its state is wanted
 _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 
@@ -34,8 +34,8 @@ class SnapshotScheduler:
     explicit request. `begins_at` is the iteration at which the job starts, of which a snapshot
     exists. With `aligned` the shards are quiesced at the same pushes of every worker while they
     export (shards/quiesce.py); if they do not come together, the snapshot is taken without, and its
-    manifest records that. With `residuals`, workers that compress their pushes write their
-    residuals (residual_writer.py), which go into the snapshot if they arrive within half a minute.
+    manifest records that. With `worker_states`, workers write what they keep between pushes
+    (residual_writer.py), which goes into the snapshot if it arrives within half a minute.
     `report` is called with messages for the operator, in the calling thread; without it they are
     warnings of the logger.
     """
@@ -51,7 +51,7 @@ class SnapshotScheduler:
         every_s: float = 0.0,
         begins_at: int = 0,
         aligned: bool = False,
-        residuals: bool = False,
+        worker_states: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
         self.latest: str | None = None
@@ -62,7 +62,7 @@ class SnapshotScheduler:
         self._every = every
         self._every_s = every_s
         self._aligned = aligned
-        self._residuals = residuals
+        self._worker_states = worker_states
         self._logger = logger(__name__, job=cluster.job)
         self._report = report or self._logger.warning
         self._next = self._next_after(begins_at)
@@ -112,7 +112,7 @@ class SnapshotScheduler:
         """Write these states now, after a snapshot in progress; returns the path of theirs.
 
         On failure it reports the error and returns None, whatever `latest` is. Live workers are
-        given `patience_s` seconds for their residuals.
+        given `patience_s` seconds for their own.
         """
         self._finish()
         self._under_way = self._pool.submit(self._write, states, patience_s)
@@ -135,7 +135,7 @@ class SnapshotScheduler:
             if self._aligned:
                 with suppress(Unreachable):
                     admin.quiesce(_QUIESCE_S)
-            self._write(admin.export(going_on=self._aligned), _RESIDUALS_S)
+            self._write(admin.export(going_on=self._aligned), _STATES_S)
 
     def _write(self, states: Sequence[ShardState], patience_s: float) -> None:
         self.latest = self._catalog.save(
@@ -151,25 +151,26 @@ class SnapshotScheduler:
     def _gathered(
         self, states: Sequence[ShardState], patience_s: float
     ) -> Sequence[tuple[str, SavedWorkerState]]:
-        """The workers' residuals for these states; runs in the snapshot's thread."""
-        if not self._residuals:
+        """The workers' own states for these; runs in the snapshot's thread."""
+        if not self._worker_states:
             return ()
         wanted = awaited(states)
         try:
             found, self._missing = gathered(self._catalog.store, wanted, patience_s)
         except OSError as error:  # the states are worth a snapshot by themselves
-            self._logger.warning("residuals in %s: %s", self._catalog.store.place, error.strerror)
+            place = self._catalog.store.place
+            self._logger.warning("states of workers in %s: %s", place, error.strerror)
             found, self._missing = [], list(wanted)
         return found
 
     def _sweep(self) -> None:
-        """Delete leftover residual files; no worker is alive that could still need them."""
-        if self._residuals:
+        """Delete leftover files of workers; no worker is alive that could still need them."""
+        if self._worker_states:
             try:
                 sweep_kept(self._catalog.store)
             except OSError as error:
                 place = self._catalog.store.place
-                self._logger.warning("old residuals in %s: %s", place, error.strerror)
+                self._logger.warning("old states of workers in %s: %s", place, error.strerror)
 
     def _finish(self, *, training: bool = True) -> bool:
         """Wait for the snapshot in progress, and report how it went; False if it failed, or there
@@ -190,7 +191,8 @@ class SnapshotScheduler:
             self._report(self._catalog.untidy)
         missing, self._missing = self._missing, []
         if missing:
-            self._report(f"snapshot {self.latest}: without the residuals of {' '.join(missing)}")
+            workers = " ".join(missing)
+            self._report(f"snapshot {self.latest}: without the states of workers {workers}")
         if answering:
             self._report(f"snapshot {self.latest}")
         return True

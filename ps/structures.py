@@ -6,10 +6,13 @@ a value. From then on it writes values of the same structure into the table's te
 such a value from them. Dtypes are converted here, at the edge; shapes stay the user's own.
 
 PyTorch is never imported: a tensor that the user passes is a prototype that makes others like it.
+
+A `Form` is a structure as a value that travels: containers, and the dtype of each array. It lacks
+what only the user's process knows: a named tuple becomes a tuple, a tensor an array of NumPy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +25,41 @@ from shards.tables import TensorSpec
 Floats = NDArray[np.float32]
 
 _SEPARATOR = "."
+
+
+class ArrayForm(msgspec.Struct, frozen=True, tag="array"):
+    """An array with this dtype; its shape is that of its tensor."""
+
+    dtype: Annotated[str, msgspec.Meta(pattern="^[<>]f(2|4|8|16)$")]
+
+
+class DictForm(msgspec.Struct, frozen=True, tag="dict"):
+    """A dict with these keys, in this order."""
+
+    keys: list[str | int]
+    items: "list[Form]"
+
+
+class SequenceForm(msgspec.Struct, frozen=True, tag="sequence"):
+    """A tuple or list."""
+
+    items: "list[Form]"
+    is_tuple: bool
+
+
+Form = ArrayForm | DictForm | SequenceForm
+
+
+def zeros(form: Form, tensors: Iterator[TensorSpec]) -> Any:
+    """A value of this form: arrays of zeros with the shapes of the next `tensors`."""
+    match form:
+        case ArrayForm(dtype):
+            return np.zeros(next(tensors).shape, np.dtype(dtype))
+        case DictForm(keys, items):
+            return {key: zeros(one, tensors) for key, one in zip(keys, items, strict=True)}
+        case SequenceForm(items, is_tuple):
+            values = [zeros(one, tensors) for one in items]
+            return tuple(values) if is_tuple else values
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -64,6 +102,11 @@ class Structure:
         """A tensor for each array, named by its path: `layer1.weight`."""
         return tuple(TensorSpec(leaf.name, leaf.shape) for leaf in self._leaves)
 
+    @property
+    def form(self) -> Form:
+        """The structure as a value that travels."""
+        return _form(self._shape_of, iter(self._leaves))
+
     def write(self, value: object, into: Mapping[str, Floats]) -> None:
         """Write a value of this structure into the tensors `into`, by name.
 
@@ -80,7 +123,8 @@ class Structure:
             if plain.shape != leaf.shape:
                 raise BadInput(f"{leaf.name}: expected shape {leaf.shape}, got {plain.shape}")
             if plain is not target:
-                np.copyto(target, plain, casting="same_kind")
+                with np.errstate(over="ignore"):  # infinity is found, and named, later
+                    np.copyto(target, plain, casting="same_kind")
 
     def build(self, tensors: Mapping[str, Floats]) -> Any:
         """A value of this structure with the arrays `tensors`, by name; float32 is not copied."""
@@ -111,6 +155,17 @@ class Structure:
 
     def _named(self, path: tuple[str, ...]) -> str:
         return f"{self._what}: {_SEPARATOR.join(path)}" if path else self._what
+
+
+def _form(like: Any, leaves: Iterator[Leaf]) -> Form:
+    match like:
+        case None:
+            return ArrayForm(next(leaves).dtype.str)
+        case dict():
+            keys = [key if type(key) in (str, int) else str(key) for key in like]
+            return DictForm(keys, [_form(one, leaves) for one in like.values()])
+        case _:
+            return SequenceForm([_form(one, leaves) for one in like], isinstance(like, tuple))
 
 
 def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:

@@ -45,8 +45,9 @@ class TableViews:
         if table is None and len(self._places) == 1:
             return self.first
         if not isinstance(table, str) or table not in self._places:
-            expected = f"one of {', '.join(self._places)}"
-            raise arguments.wrong("table", expected, table)
+            error = arguments.wrong("table", f"one of {', '.join(self._places)}", table)
+            error.table = table if isinstance(table, str) else None
+            raise error
         return table
 
     def build(self, table: str | None, arena: Floats) -> Any:
@@ -80,6 +81,19 @@ class TableViews:
             raise named from None
         for gap in place.padding:
             arena[gap] = 0
+
+    def check_finite(self, table: str, arena: Floats) -> None:
+        """Raise BadInput naming the table and the array that holds NaN or infinity."""
+        place = self._places[table]
+        if np.isfinite(arena[place.section]).all():
+            return
+        for name, values in _tensors(place, arena).items():
+            if not np.isfinite(values).all():
+                at = int(np.argmin(np.isfinite(values)))
+                found = f"expected finite values, got {values.ravel()[at]} at {at}"
+                error = BadInput(f"table {table}: {name}: {found}")
+                error.table = table
+                raise error
 
     def sections(self, tables: set[str], arena: Floats) -> Floats | dict[str, Floats]:
         """The part of `arena` for each of some tables, or the arena itself if they are all."""

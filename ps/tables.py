@@ -5,13 +5,15 @@ update them: rule, rate, weight decay, guard, compression. `Tables` names the ta
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.compression import Compression, compression_of
-from ps.structures import Structure
+from ps.structures import Form, Structure, zeros
 from shards import arguments
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
@@ -24,6 +26,21 @@ Floats = NDArray[np.float32]
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
 _UNSCALED = (1.0, 1.0)
+_SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers")
+
+
+class TableForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Dense` as a value that travels: all but its tensors and their first values.
+
+    `rule` has the name and the settings of the rule, which may be one of the user's own.
+    """
+
+    structure: Form
+    rule: dict[str, Any]
+    rate: Schedule
+    decay: Decay
+    guard: Guard
+    compression: Compression
 
 
 class Dense:
@@ -73,6 +90,7 @@ class Dense:
 
         Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
         """
+        arguments.known("Dense: settings", settings, _SETTINGS)
         return cls(params, **settings)
 
     @classmethod
@@ -81,7 +99,47 @@ class Dense:
         if not isinstance(shapes, Mapping):
             raise arguments.wrong("shapes", "a dict of shapes by name", shapes)
         table = DenseTable(ONLY, tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
-        return cls(table.views(table.empty()), **settings)
+        return cls.like(table.views(table.empty()), **settings)
+
+    @classmethod
+    def described(cls, table: DenseTable, form: TableForm | None) -> "Dense":
+        """The table of a running job; without a form its arrays are a dict by name.
+
+        Its first values are zeros. A rule that this process does not know is left as the default.
+        Raises BadInput where the form is not that of the table.
+        """
+        if form is None:
+            dense = cls(table.views(table.empty()))
+        else:
+            try:
+                params = zeros(form.structure, iter(table.tensors))
+            except (StopIteration, RuntimeError):
+                raise _misfit(table) from None
+            dense = cls(
+                params,
+                rate=form.rate,
+                decay=form.decay,
+                guard=form.guard,
+                compression=form.compression,
+            )
+            with suppress(msgspec.ValidationError):
+                dense.rule = msgspec.convert(form.rule, Rule)
+        if [one.name for one in dense.tensors] != [one.name for one in table.tensors]:
+            raise _misfit(table)
+        dense.tensors = table.tensors
+        return dense
+
+    @property
+    def form(self) -> TableForm:
+        """This description as a value that travels."""
+        return TableForm(
+            structure=self.structure.form,
+            rule=msgspec.to_builtins(self.rule),
+            rate=self.rate,
+            decay=self.decay,
+            guard=self.guard,
+            compression=self.compression,
+        )
 
     def table(self, name: str) -> DenseTable:
         """The table as the shards know it."""
@@ -119,6 +177,12 @@ def tables_of(value: object) -> Tables:
     if isinstance(value, Tables):
         return value
     return Tables({ONLY: value if isinstance(value, Dense) else Dense.like(value)})
+
+
+def _misfit(table: DenseTable) -> BadInput:
+    return BadInput(
+        f"table {table.name}: expected a structure of its {len(table.tensors)} tensors, got another"
+    )
 
 
 def _multiplied(

@@ -17,6 +17,7 @@ The worker is a thin layer over `Client`, which it gives arrays in the user's ow
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -81,7 +82,9 @@ class AckFuture:
         The push is not lost by that: it is still being repeated.
         """
         timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
-        self._worker.client.wait(self.done, timeout_s)
+        if self._ack is None:
+            with self._worker._named():
+                self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
             raise Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
@@ -128,6 +131,26 @@ class Worker:
         """The steps that this worker has completed, in all its lives."""
         return self.client.clock
 
+    @property
+    def seq(self) -> int:
+        """The number of its last push; at first, of the last applied push of its former lives."""
+        return self.client.seq
+
+    @property
+    def lost(self) -> int:
+        """How many of its acknowledged pushes shards have lost by going back to an autosave."""
+        return self.client.lost
+
+    @property
+    def rtt_s(self) -> float:
+        """The seconds from the last acknowledged push to its acknowledgement."""
+        return self.client.rtt_s
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """What carries the arrays to and from each shard: `shm`, `ipc` or `tcp`."""
+        return self.client.transports
+
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Errors of this block name the worker."""
@@ -161,11 +184,30 @@ class Worker:
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
-        self.client.flush()
+        with self._named():
+            self.client.flush()
+
+    def save(self, path: str | Path) -> None:
+        """Flush, then write the residual of compressed pushes to a file, for `restore`.
+
+        Raises BadInput where pushes are not compressed.
+        """
+        self.client.save(path)
+
+    def restore(self, path: str | Path) -> None:
+        """Before the first push, continue with the residual that an earlier life has saved.
+
+        Raises BadInput when the file is another worker's, or does not fit what the shards hold.
+        """
+        self.client.restore(path)
 
     def close(self) -> None:
         """Wait for the acknowledgements, leave the job, and drop the connections; final."""
         self.client.close()
+
+    def abort(self) -> None:
+        """Drop the connections as a crash would; others wait until the lease expires."""
+        self.client.abort()
 
     def __enter__(self) -> "Worker":
         return self
@@ -215,6 +257,7 @@ class WorkerStep:
         self._pushed: set[str] = set()
         self._pulled_at = 0.0
         self._ack: AckFuture | None = None
+        self._ended = False
 
     @property
     def ack(self) -> AckFuture:
@@ -236,6 +279,7 @@ class WorkerStep:
         version at each shard. The arrays are read-only views where they are float32 and NumPy's:
         use them before the step ends, or copy them.
         """
+        self._check_open()
         if self._replica is None:
             self._replica = self._worker._pull(timeout_s)
             self._pulled_at = time.monotonic()
@@ -264,7 +308,12 @@ class WorkerStep:
         self._views.write(name, table if gradient is _NOTHING else gradient, self._gradients())
         self._pushed.add(name)
 
+    def _check_open(self) -> None:
+        if self._ended:
+            raise BadInput(f"worker {self._worker.name}: the step has ended; expected another")
+
     def _gradients(self) -> Floats:
+        self._check_open()
         if self._arena is None:
             self._arena = self._worker.client.new_gradient(zeroed=False)
         return self._arena
@@ -274,8 +323,13 @@ class WorkerStep:
         if self._replica is None:
             self.pull(self._views.first)
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
-        self._ack = self._worker._push(gradients, self._samples, float(self.loss), self._pulled_at)
+        try:
+            loss = float(self.loss)
+        except (TypeError, ValueError):
+            raise arguments.wrong("step: loss", "a number", self.loss) from None
+        self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
     def _drop(self) -> None:
         """Let go of the arrays, so that they can be used again."""
+        self._ended = True
         self._arena = self._replica = None

@@ -10,12 +10,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
-from shards.errors import BadMessage, GiveUp
+from shards.errors import BadMessage, GiveUp, Mismatch, Retry
 from shards.messages import (
     PROTOCOL,
     AskRecords,
     AskStatus,
     Cut,
+    Describe,
+    Described,
     Export,
     FromShard,
     HandedOver,
@@ -35,9 +37,10 @@ from shards.messages import (
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
 from shards.wire_format import Buffer
+from shards.wire_schema import SCHEMA, differs
 from shards.worker_requests import WorkerRequests
 
-FromOperator = Install | Quiesce | HandOver | Export | Read | AskStatus | AskRecords
+FromOperator = Install | Quiesce | HandOver | Export | Read | Describe | AskStatus | AskRecords
 
 Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
 """The header, and the frames that follow it."""
@@ -55,7 +58,7 @@ class AdminRequests:
     def answer(self, message: FromOperator, frames: Sequence[Buffer], now: float) -> Answer:
         """Carry out a request.
 
-        Raises BadMessage, BadInput, Retry or GiveUp, and then has changed nothing.
+        Raises BadMessage, BadInput, Retry, Mismatch or GiveUp, and then has changed nothing.
         """
         match message:
             case Install():
@@ -68,6 +71,8 @@ class AdminRequests:
                 return self._export(message)
             case Read():
                 return self._part.serving.whole(message.request)
+            case Describe():
+                return self._describe(message)
             case AskStatus():
                 reply = Status(message.request, self._shard, self._boot)
                 return reply, (wire_format.encode_state(self.status()),)
@@ -84,7 +89,7 @@ class AdminRequests:
             self._shard,
             self._boot,
             PROTOCOL,
-            self._part.spec.build,
+            SCHEMA,
             unix_s,
             cpu_s,
             sum(memoryview(frame).nbytes for frame in frames),
@@ -137,8 +142,11 @@ class AdminRequests:
         ledger = self._part.ledger
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
         self._move.standstill.begin(cut, message.seconds, now)
-        self._workers.flush(now)  # the last worker may have left while the shard was quiesced
-        reply = Quiesced(message.request, self._shard, self._boot, ledger.short_of(cut))
+        missing = ledger.short_of(cut)
+        if message.apply_buffer and not missing:
+            self._part.updates.apply_buffer()
+        self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
+        reply = Quiesced(message.request, self._shard, self._boot, missing)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 
     def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:
@@ -150,6 +158,14 @@ class AdminRequests:
         self._move.hand_over(successors, now)
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()
+
+    def _describe(self, message: Describe) -> Answer:
+        if difference := differs(message.protocol, message.schema):
+            raise Mismatch(f"shard {self._shard}: {difference}")
+        description = self._move.moved_to or self._part.description
+        if not description:
+            raise Retry(f"shard {self._shard} has no weights yet")
+        return Described(message.request, self._shard, self._boot), (description,)
 
     def _export(self, message: Export) -> Answer:
         reply = State(message.request, self._shard, self._boot, self._part.held.version)

@@ -8,8 +8,8 @@ takes the mean of deltas must not scale each of them by its staleness as well.
   registry; `constant` is the usual one.
 - *Merging.* `Each` applies every push as it arrives. `Round` collects one push of each worker and
   applies their mean; with `backups` it does not wait for the slowest, and drops what they send too
-  late (Chen et al. 2016, algorithm 4). `Buffer` adds up pushes and applies them `size` at a time
-  (Nguyen et al. 2022, algorithm 1).
+  late (Chen et al. 2016). `Buffer` adds up pushes and applies them `size` at a time
+  (Nguyen et al. 2022).
 - *Applying.* An update rule (rules.py), at a rate.
 """
 
@@ -22,7 +22,8 @@ from msgspec import structs
 
 from shards import arguments
 from shards.errors import BadInput
-from shards.rules import Rule
+from shards.rules import SGD, Decay, Rule
+from shards.schedules import Fixed, Schedule
 
 Weighing = Callable[[int], float]
 """The factor on the rate of a push of staleness t >= 0."""
@@ -120,3 +121,13 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     def deltas(self) -> bool:
         """Whether pushes are differences of weights."""
         return self.rate is not None
+
+    def settings(self, rule: Rule, rate: Schedule, decay: Decay) -> tuple[Rule, Schedule, Decay]:
+        """What the shards apply to a table for which the user has chosen these.
+
+        The strategy may bring a rule of its own. Where pushes are differences of weights, the rate
+        and decay are the workers' to apply, and the shards have the strategy's fixed rate.
+        """
+        if self.rate is None:
+            return self.rule or rule, rate, decay
+        return self.rule or SGD(), Fixed(base_rate=self.rate), Decay()

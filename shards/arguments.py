@@ -142,6 +142,14 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
         raise wrong(what, " or ".join(kind), value) from None
 
 
+def known(what: str, given: Iterable[str], names: Iterable[str]) -> None:
+    """Raise BadInput for a name among those `given` that is none of `names`."""
+    names = tuple(names)
+    for name in given:
+        if name not in names:
+            raise BadInput(f"{what}: expected {', '.join(names)}; got {name!r}")
+
+
 def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
     """The items of an iterable other than a string, mapping or set."""
     return tuple(iterable(what, value, expected))

@@ -9,7 +9,9 @@
         ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
         ├── BadInput      a file, network, setting or array that the user must mend
         ├── Fenced        a newer life of this worker has taken over its name
-        └── WrongBuild    the two sides run different code
+        ├── Denied        the token is not the job's
+        ├── Mismatch      the two sides speak different protocols, or their messages differ
+        └── WrongBuild    two processes of one job run different code
 
 An error's text is one line: the thing, what was expected, what was found. It may quote foreign
 text, so its length is bounded: `quoted` shortens one quotation, and every error its whole text.
@@ -84,8 +86,16 @@ class Fenced(GiveUp):
     """A newer incarnation of this worker has taken over its name."""
 
 
+class Denied(GiveUp):
+    """The job does not admit this client: its token is another job's."""
+
+
+class Mismatch(GiveUp):
+    """The two sides speak different protocols, or the forms of their messages differ."""
+
+
 class WrongBuild(GiveUp):
-    """The two sides run different code."""
+    """Two processes of one job run different code."""
 
 
 def _bounded(text: str) -> str:

@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from shards.tables import MOST_TABLES
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_PROBE_BYTES = 4 << 20
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -63,7 +63,7 @@ class Remedy(StrEnum):
     BAD_MESSAGE = "bad_message"
     BAD_INPUT = "bad_input"
     FENCED = "fenced"
-    WRONG_BUILD = "wrong_build"
+    MISMATCH = "mismatch"
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False):
@@ -132,10 +132,10 @@ class FromWorker(Message, frozen=True):
 
 
 class Hello(FromWorker, frozen=True, tag="hello"):
-    """Open a life of the worker at this shard; protocol and build must equal the shard's."""
+    """Open a life of the worker at this shard; protocol and schema must equal the shard's."""
 
     protocol: Count
-    build: Name
+    schema: Name
 
 
 class Registered(FromWorker, frozen=True):
@@ -221,13 +221,22 @@ class Read(FromOperator, frozen=True, tag="read"):
     """Request the current weights without waiting at the gate."""
 
 
+class Describe(FromOperator, frozen=True, tag="describe"):
+    """Request the description of the job; protocol and schema must equal the shard's."""
+
+    protocol: Count
+    schema: Name
+
+
 class Quiesce(FromOperator, frozen=True, tag="hold"):
     """Quiesce for this many seconds (0: resume) at the cut in the frame (a `Cut`).
 
-    Without a frame, quiesce at the pushes applied so far.
+    Without a frame, quiesce at the pushes applied so far. `apply_buffer`: once all pushes up to the
+    cut are there, apply what a buffer holds, although it is not full.
     """
 
     seconds: Annotated[float, Meta(ge=0, le=3600)]
+    apply_buffer: bool = False
 
 
 class HandOver(FromOperator, frozen=True, tag="retire"):
@@ -266,6 +275,7 @@ Request = (
     | Install
     | Export
     | Read
+    | Describe
     | Quiesce
     | HandOver
     | AskStatus
@@ -383,6 +393,10 @@ class State(FromShard, frozen=True, tag="state"):
     version: Count
 
 
+class Described(FromShard, frozen=True, tag="described"):
+    """One frame: the description of the job that came with the state (shard_state.py)."""
+
+
 class Status(FromShard, frozen=True, tag="status"):
     """One frame: a `ShardStatus` as MessagePack, because it may exceed a header's size."""
 
@@ -395,7 +409,7 @@ class Probed(FromShard, frozen=True, tag="probed"):
     """
 
     protocol: Count
-    build: Name
+    schema: Name
     unix_s: float
     cpu_s: float
     received_bytes: Count
@@ -420,6 +434,7 @@ Reply = (
     | HandedOver
     | Installed
     | State
+    | Described
     | Status
     | Probed
     | Records

@@ -8,8 +8,10 @@ The largest of those numbers are the cut, and each shard then quiesces at the cu
 there: a push that one shard has applied was sent to all, and a live worker repeats it until all
 have it. A dead worker is not waited for; its last push was never acknowledged.
 
-Pushes beyond the cut are refused and will be repeated; pulls continue. The quiesce ends by itself,
-so that an operator that dies blocks no worker.
+Pushes beyond the cut are refused and will be repeated; pulls continue. A worker that leaves is
+refused as well: otherwise the new shards, which have it from an earlier export, would count it
+until its lease runs out, and not apply a buffer meanwhile that nobody fills any more. The quiesce
+ends by itself, so that an operator that dies blocks no worker.
 
 A successor of the shard, from its WAL or as another copy, must not go beyond the cut either: it
 would apply pushes that the operator believes are left to the new shards. The end of the quiesce is
@@ -77,3 +79,8 @@ class QuiesceTracker:
             self._ends_at = None
         if not self.allows(worker, seq, now):
             raise Retry(f"worker {worker}: push {seq} waits while the shards are quiesced")
+
+    def check_leave(self, worker: str, now: float) -> None:
+        """Raise Retry while the limit is in force: an exported state counts the worker."""
+        if self.is_active(now):
+            raise Retry(f"worker {worker}: its leave waits while the shards are quiesced")

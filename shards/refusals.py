@@ -11,10 +11,10 @@ from shards.errors import (
     Fenced,
     Gap,
     GiveUp,
+    Mismatch,
     Moved,
     Resynchronise,
     Retry,
-    WrongBuild,
 )
 from shards.messages import Message, Refusal, Remedy
 
@@ -26,7 +26,7 @@ _REMEDIES: tuple[tuple[type[DownpourError], Remedy], ...] = (
     (Resynchronise, Remedy.RESYNCHRONISE),
     (Retry, Remedy.RETRY),
     (Fenced, Remedy.FENCED),
-    (WrongBuild, Remedy.WRONG_BUILD),
+    (Mismatch, Remedy.MISMATCH),
     (BadMessage, Remedy.BAD_MESSAGE),
     (BadInput, Remedy.BAD_INPUT),
     (DownpourError, Remedy.GIVE_UP),

@@ -192,7 +192,7 @@ class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
 
 
 class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
-    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012, 4.1)."""
+    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012)."""
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
     delta: float = 1e-8
@@ -239,7 +239,7 @@ class AdaDelta(UpdateRule, frozen=True, tag="adadelta"):
 
 
 class Adam(UpdateRule, frozen=True, tag="adam"):
-    """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015, section 2).
+    """Means of g and g^2, corrected for their start at zero (Kingma and Ba 2015).
 
     m = beta1*m + (1 - beta1)*g; v = beta2*v + (1 - beta2)*g^2; with t the `count`
     w -= rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + delta).
@@ -288,7 +288,7 @@ class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
     """Each gradient at once, and the momentum of their mean at every n-th (Liu et al. 2024).
 
     w -= rate * g / n; s += g; at each n-th update m = momentum*m + s/n; w -= rate*momentum*m; s = 0
-    (arXiv 2401.09135, algorithm 3, with c = 0).
+    (arXiv 2401.09135).
     """
 
     slot_names: ClassVar[tuple[str, ...]] = ("momentum", "sum")
@@ -305,7 +305,7 @@ class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
 
 
 class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
-    """w -= rate * (g + strength * g * g * (w - w_read)) (Zheng et al. 2017, equation 10).
+    """w -= rate * (g + strength * g * g * (w - w_read)) (Zheng et al. 2017).
 
     w_read are the weights that g was computed from, if they are among the last `versions`, else the
     oldest of these.
@@ -322,7 +322,7 @@ class DelayCompensation(UpdateRule, frozen=True, tag="dc_asgd"):
 
 
 class AdaptiveDelayCompensation(UpdateRule, frozen=True, tag="dc_asgd_adaptive"):
-    """Delay compensation of a strength that falls with the gradient's size (ibid., section 5).
+    """Delay compensation of a strength that falls with the gradient's size (ibid.).
 
     v = mean*v + (1 - mean)*g^2; its strength is strength / sqrt(v + delta).
     """

@@ -38,6 +38,7 @@ from shards.messages import (
     Probe,
     Pull,
     Push,
+    Read,
     Registered,
     Renew,
     Request,
@@ -148,8 +149,8 @@ class Shard:
     def due(self, now: float) -> list[str] | None:
         """The workers to `expire` now, perhaps none; None if there is nothing to do.
 
-        A quiesce may end by itself after the last worker has left. Then no message makes the shard
-        apply what its buffer holds, but an `expire` without workers does.
+        A quiesce may end by itself after the last lease has run out. Then no message makes the
+        shard apply what its buffer holds, but an `expire` without workers does.
         """
         silent = self.ledger.silent(now)
         return silent if silent or self.workers.owes_flush(now) else None
@@ -212,7 +213,7 @@ class Shard:
             raise BadMessage(
                 f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
-        if self.move.moved_to is not None and isinstance(message, FromWorker):
+        if self.move.moved_to is not None and isinstance(message, FromWorker | Read):
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(

@@ -41,6 +41,7 @@ class ShardPart:
         self.updates = Updates(spec, self.held, self.ledger, self.journal)
         self.serving = PullReplies(spec, boot, self.held, self.journal)
         self.rolled_back = False
+        self.description = b""
 
     def copy(self) -> ShardState:
         """The whole state at one version, in host memory; the arrays will not change later.
@@ -58,7 +59,7 @@ class ShardPart:
             held.buffered,
             {name: part.buffered for name, part in parts},
         )
-        return ShardState(saved, held.copy())
+        return ShardState(saved, held.copy(), self.description)
 
     def restore(self, state: ShardState) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
@@ -66,6 +67,7 @@ class ShardPart:
         saved = state.saved
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
+        self.description = state.description
 
     def is_at(self, state: ShardState) -> bool:
         """Whether this state was installed here and no push has been applied since."""

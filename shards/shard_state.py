@@ -48,10 +48,14 @@ class SavedProgress(msgspec.Struct, frozen=True):
 class ShardState(msgspec.Struct, frozen=True):
     """One shard's whole state at one version; a dense table's arrays are flat float32 of the
     shard's own keys.
+
+    `description` (JSON of a ps.Cluster) is the shard's answer to clients that know no more of the
+    job than its address; the operator who installs a state adds it, and no snapshot holds it.
     """
 
     saved: SavedProgress
     arrays: Arrays
+    description: bytes = b""
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +67,7 @@ class _Array(msgspec.Struct, frozen=True, array_like=True):
 class _Contents(msgspec.Struct, frozen=True):
     saved: SavedProgress
     arrays: list[_Array]
+    description: bytes = b""
 
 
 def array_name(table: str, what: str) -> str:
@@ -84,7 +89,8 @@ def of_table(arrays: Arrays, table: str) -> Arrays:
 def encode(state: ShardState) -> tuple[bytes | NDArray[Any], ...]:
     """The frames of a state; the arrays are not copied, the ledger is."""
     described = [_Array(name, one.dtype.str, one.shape) for name, one in state.arrays.items()]
-    return wire_format.encode_state(_Contents(state.saved, described)), *state.arrays.values()
+    contents = _Contents(state.saved, described, state.description)
+    return wire_format.encode_state(contents), *state.arrays.values()
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
@@ -104,4 +110,4 @@ def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
                 f" {dtype.itemsize * prod(one.shape)} bytes, got {found}"
             )
         arrays[one.name] = np.frombuffer(frame, dtype).reshape(one.shape)
-    return ShardState(contents.saved, arrays), frames[end:]
+    return ShardState(contents.saved, arrays, contents.description), frames[end:]

@@ -53,7 +53,8 @@ class ShardSpec(msgspec.Struct, frozen=True):
     number of steps applied divided by it. `lease_s` is how long a worker may be silent,
     `warm_steps` how many steps one replica takes alone at first. `merge`, `weigh` and `scale` are
     the server's half of a strategy (aggregation.py); with `deltas` pushes are differences of
-    weights, to which neither the tensors' multipliers nor the weight decay apply.
+    weights, to which neither the tensors' multipliers nor the weight decay apply. `build` is that
+    of the job's own processes (ps/compatibility.py): a log of another build is not replayed.
     """
 
     job: str

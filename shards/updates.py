@@ -155,7 +155,12 @@ class Updates:
     def flush(self) -> None:
         """Apply what the buffer holds if no worker is left that could fill it."""
         if self.unfilled:
-            self._apply_buffer()
+            self.apply_buffer()
+
+    def apply_buffer(self) -> None:
+        """Apply what the buffer holds, however many pushes that are."""
+        if isinstance(self._spec.merge, Buffer) and self._held.buffered:
+            self._held.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
 
     @property
     def unfilled(self) -> bool:
@@ -205,12 +210,8 @@ class Updates:
         rates = self._rates_at(self.steps)
         self._held.collect(one.gradients, scale)
         if self._held.buffered >= size:
-            self._apply_buffer()
+            self.apply_buffer()
         return self._note(one, one.norm, before, rates, scale, now)
-
-    def _apply_buffer(self) -> None:
-        assert isinstance(self._spec.merge, Buffer)
-        self._held.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
 
     def _drop(self, one: Arrived, now: float) -> Applied:
         """Record a push that came too late for its round: its steps are taken, and lost."""

@@ -12,6 +12,7 @@ frames of all messages follow in order.
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UNDECODABLE, BadMessage
-from shards.messages import Message, Probe, Reply, Request
+from shards.messages import PROTOCOL, Message, Probe, Reply, Request
 
 MAX_HEADER_BYTES = 48 << 10
 MAX_STATE_BYTES = 64 << 20
 MAX_TOGETHER = 8  # messages in one envelope
+_SHOWN = 16  # characters of a foreign message's tag
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -33,6 +35,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _ASKED: msgspec.msgpack.Decoder[Request | Probe] = msgspec.msgpack.Decoder(Request | Probe)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+class _Greeting(msgspec.Struct, frozen=True):
+    """What a Hello or Describe of any protocol has; other fields are ignored."""
+
+    t: str
+    protocol: int
+
+
+_GREETINGS = msgspec.msgpack.Decoder(_Greeting)
 _PLACE = struct.Struct("<HH")  # bytes of a header, frames that belong to it
 
 
@@ -71,8 +83,22 @@ def decode(
 decode_request = partial(decode, decoder=_REQUESTS)
 """Decode a client's request to a shard; raises BadMessage."""
 
-decode_asked = partial(decode, decoder=_ASKED)
-"""Decode a client's request to a shard, or its Probe; raises BadMessage."""
+
+def decode_asked(packed: Buffer) -> Request | Probe:
+    """Decode a client's request to a shard, or its Probe; raises BadMessage.
+
+    A greeting of another protocol may have other fields: the error then names the protocols.
+    """
+    try:
+        return decode(packed, _ASKED)
+    except BadMessage:
+        with suppress(*UNDECODABLE):
+            greeting = _GREETINGS.decode(packed)
+            if greeting.protocol != PROTOCOL:
+                text = f"expected protocol {PROTOCOL}, got protocol {greeting.protocol}"
+                raise BadMessage(f"{greeting.t[:_SHOWN]}: {text}") from None
+        raise
+
 
 decode_reply = partial(decode, decoder=_REPLIES)
 """Decode a shard's reply; raises BadMessage."""

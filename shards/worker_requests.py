@@ -16,11 +16,10 @@ import msgspec
 
 from shards import pushes
 from shards.envelopes import Outgoing, refused
-from shards.errors import BadInput, Resynchronise, WrongBuild
+from shards.errors import BadInput, Mismatch, Resynchronise
 from shards.gate import Gate
 from shards.ledger import Verdict
 from shards.messages import (
-    PROTOCOL,
     Ack,
     FromWorker,
     Hello,
@@ -42,6 +41,7 @@ from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
 from shards.updates import Applied
 from shards.wire_format import Buffer
+from shards.wire_schema import differs
 
 
 class WorkerRequests:
@@ -68,13 +68,10 @@ class WorkerRequests:
     def hello(self, sender: bytes, message: Hello, now: float) -> list[Outgoing]:
         """Greet a life of a worker, and report what the shard has of its pushes.
 
-        Raises WrongBuild, Retry if there are no weights yet, and Fenced.
+        Raises Mismatch, Retry if there are no weights yet, and Fenced.
         """
-        if message.protocol != PROTOCOL or message.build != self._spec.build:
-            raise WrongBuild(
-                f"shard {self._spec.shard} runs protocol {PROTOCOL} build {self._spec.build},"
-                f" worker {message.worker} runs protocol {message.protocol} build {message.build}"
-            )
+        if difference := differs(message.protocol, message.schema):
+            raise Mismatch(f"shard {self._spec.shard}: {difference} of worker {message.worker}")
         self._held.weights()  # raises Retry: a worker greeted before the Install would block it
         entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
         self.greeted = True
@@ -116,6 +113,7 @@ class WorkerRequests:
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
         """Stop counting a worker, and answer the requests that this lets pass."""
         self._identify(message, now)
+        self._move.standstill.check_leave(message.worker, now)
         self._ledger.leave(message.worker)
         self.gate.forget(message.worker)
         self._part.journal.forget(message.worker)

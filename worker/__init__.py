@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
-    from worker.image_table import BATCH_ROWS, image_batch, image_schema
+    from worker.context import Context
+    from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+    from worker.data.source import Sample, Source
+    from worker.function_run import Evaluate, RunResult, run
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
     from worker.sources import open_source
+    from worker.spark import sequence_file
     from worker.strategies import (
         ADAG,
         ASP,
@@ -53,9 +57,11 @@ __all__ = [
     "EASGD",
     "SSP",
     "AsyncDiLoCo",
+    "Context",
     "DiLoCo",
     "Downpour",
     "DynSGD",
+    "Evaluate",
     "FedBuff",
     "Job",
     "LinkOptions",
@@ -64,18 +70,24 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
+    "RunResult",
+    "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
+    "Source",
     "SparkNet",
     "StaleRate",
     "Trained",
+    "Wanted",
     "image_batch",
     "image_schema",
     "loop",
     "open_source",
     "pack_code",
+    "run",
     "run_job",
+    "sequence_file",
     "start",
     "train",
     "train_worker",
@@ -84,8 +96,9 @@ __all__ = [
 _HOMES = {
     "ADAG": "worker.strategies",
     "ASP": "worker.strategies",
-    "BATCH_ROWS": "worker.image_table",
+    "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
+    "Context": "worker.context",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
     "EASGD": "worker.strategies",
@@ -94,6 +107,7 @@ _HOMES = {
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
+    "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
     "Job": "worker.job",
     "LinkOptions": "worker.options",
@@ -102,18 +116,24 @@ _HOMES = {
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
+    "Sample": "worker.data.source",
+    "Source": "worker.data.source",
+    "Wanted": "worker.data.image_table",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
-    "image_batch": "worker.image_table",
-    "image_schema": "worker.image_table",
+    "image_batch": "worker.data.image_table",
+    "image_schema": "worker.data.image_table",
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
+    "run": "worker.function_run",
     "run_job": "worker.job_runner",
+    "sequence_file": "worker.spark",
     "start": "worker.own_loop",
     "train": "worker.api",
     "train_worker": "worker.training_loop",

@@ -13,16 +13,16 @@ from ps.logs import logger
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
-from worker.arrow_images import pixel_column
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.row_shape import rows_of
+from worker.caffe.net_data import data_of
 from worker.caffe.solver import Solver, read_solver
-from worker.caffe.weights import write_caffemodel
-from worker.dataframes import check_columns, first_shape
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import Copied, starting_weights
+from worker.data.source import Source
+from worker.dataframes import check_columns, first_shape, named_shapes
 from worker.evaluation import Evaluation, EvaluationPlan
-from worker.inference import starting_weights, write_safetensors
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
 from worker.option_fields import Parsed, keyword_options, option
@@ -35,31 +35,33 @@ class Trained(msgspec.Struct, frozen=True):
     """Trained weights, a flat float32 arena, with their solver and the job's outcome.
 
     `evaluations` are the results of the tests during training and of the final weights, in order;
-    empty without test data.
+    empty without test data. `copied` says for each file of starting weights which layers matched.
     """
 
     solver: Solver
     weights: NDArray[np.float32]
     outcome: Outcome
     evaluations: tuple[Evaluation, ...] = ()
+    copied: tuple[Copied, ...] = ()
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights as .caffemodel or .safetensors, by the path's suffix."""
+        """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
         target = paths.path("save: path", path)
-        if target.suffix not in (".caffemodel", ".safetensors"):
-            raise BadInput(f"{target}: expected .caffemodel or .safetensors, got {target.suffix!r}")
-        net = CaffeModel(self.solver.train).net
-        if target.suffix == ".caffemodel":
-            write_caffemodel(target, net, self.weights)
-        else:
-            write_safetensors(target, net.table, self.weights)
+        write_weights(target, CaffeModel(self.solver.train).net, self.weights)
         return target
+
+
+def _solver(what: str, value: object) -> Solver | Path:
+    return value if isinstance(value, Solver) else paths.path(what, value)
 
 
 class TrainArguments(TrainOptions):
     """The keyword arguments of `train`."""
 
-    solver: Parsed[Path, str] = option("The solver, a Caffe prototxt.", check=paths.path)
+    solver: Parsed[Path | Solver, str] = option(
+        "The solver: a Caffe prototxt, or what `worker.caffe.nets.load_solver` returns.",
+        check=_solver,
+    )
     workers: int | None = option(
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
@@ -78,8 +80,11 @@ class TrainArguments(TrainOptions):
 
 
 @keyword_options(TrainArguments)
-def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
+def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
+
+    With a Spark session in place of a DataFrame, the tasks read the source that the net's data
+    layer names, each its own part; every machine must have it at the same path.
 
     The options are keyword arguments: `worker.train(df, solver="lenet_solver.prototxt", shards=2)`.
     Those of `downpour train` have the same names, values and defaults here
@@ -94,7 +99,8 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     iterations of the solver and at the end; of a DataFrame this process reads the first `test_iter`
     batches.
 
-    Training: `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
+    Training: `solver` is a file, or a `Solver` with a net of your own (`worker.caffe.nets`).
+    `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
     `strategy` may also be an object, such as `worker.Downpour(n_push=4)`. `seed`, `max_iter`,
     `device` and `snapshot_every` default to what the solver says. `weights` starts from a file
     (fine-tuning). `resume` continues from a folder below an earlier run's `snapshots`, or from one
@@ -111,17 +117,23 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for an
     error that the caller can fix, GiveUp when a worker or a shard fails for good.
     """
-    check_frame("train: df", df)
-    check_columns(df)
-    read = read_solver(options.solver)
-    rows = rows_of(read.train)
-    solver = read.with_data_shape(first_shape(df, rows.shape, image=rows.image))
+    given = options.solver
+    read = given if isinstance(given, Solver) else read_solver(given)
+    source = None
+    if isinstance(df, spark.SparkSession):
+        source = _named_source(read, options)
+        solver = read.with_data_shape(source.shape, source.row_shapes)
+        assert options.workers is not None, "checked with the source"
+        df = spark.numbered(df, options.workers)
+    else:
+        check_frame("train: df", df)
+        solver = _fitted(read, df)
     for notice in solver.notices:
         _LOG.warning(notice)
     workers = spark.partition_count(df) if options.workers is None else options.workers
     job = caffe_job(solver, options, workers=workers, logs_apart=True)
-    start = _start(solver, options.weights, options.resume, job.plan.seed)
-    evaluator = _evaluator(solver, options.solver, options.test_data, start)
+    start, copied = _start(solver, options.weights, options.resume, job.plan.seed)
+    evaluator = _evaluator(solver, options.test_data, start)
     outcome = run_job(
         df,
         job,
@@ -132,6 +144,7 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         evaluation=_plan(solver, evaluator),
         observer=options.observer,
         even=options.workers is not None,
+        source=source,
     )
     evaluations = list(outcome.evaluations)
     if evaluator is not None and not outcome.interrupted:
@@ -139,30 +152,61 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     if options.observer is not None:
         for last in evaluations[len(outcome.evaluations) :]:
             options.observer.evaluated(last)
-    return Trained(solver, outcome.weights, outcome, tuple(evaluations))
+    return Trained(solver, outcome.weights, outcome, tuple(evaluations), tuple(copied))
+
+
+def _named_source(solver: Solver, options: TrainArguments) -> Source:
+    """The source that the net names, which tasks can read themselves; raises BadInput."""
+    from worker.sources import open_net_data
+
+    source = open_net_data(data_of(solver.train), seed=options.seed)
+    if not isinstance(source, Source):
+        raise BadInput(
+            "train: df: expected a DataFrame for IDX files and Parquet files of raw images"
+            " (spark.read.parquet), got a Spark session"
+        )
+    if options.workers is None or options.workers > source.rows:
+        raise BadInput(
+            f"train: workers: expected the number of workers, at most {source.rows}, as the source"
+            f" has {source.rows} rows, got {options.workers}"
+        )
+    return source
+
+
+def _fitted(solver: Solver, df: spark.DataFrame) -> Solver:
+    """The solver for the rows of `df`; a net with columns by name reads no images by default."""
+    wanted = data_of(solver.train).wanted
+    if wanted.tops:
+        return solver.with_data_shape(wanted.shape, named_shapes(df, wanted.tops))
+    check_columns(df)
+    return solver.with_data_shape(first_shape(df, wanted.shape, image=wanted.image))
 
 
 def _start(
     solver: Solver, path: Path | None, resume: str | Path | None, seed: int
-) -> NDArray[np.float32] | None:
+) -> tuple[NDArray[np.float32] | None, list[Copied]]:
     """The weights of the file at `path`, else of the solver's files; None if there are none.
 
-    A resumed job does not read the solver's files.
+    A resumed job does not read the solver's files. A report says what each file was used for.
     """
     files = () if resume is not None else tuple(solver.weights)
-    return starting_weights(CaffeModel(solver.train), files if path is None else (path,), seed)
+    weights, reports = starting_weights(
+        CaffeModel(solver.train), files if path is None else (path,), seed
+    )
+    for report in reports:
+        _LOG.info(str(report))
+    return weights, reports
 
 
 def _evaluator(
     solver: Solver,
-    file: Path,
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
         if solver.test_interval and solver.tests:
-            _LOG.warning("%s: test_interval has no effect: no test_data was given", file)
+            _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
         raise arguments.wrong("train: test_data", "a Spark DataFrame or a path", data)
@@ -174,20 +218,14 @@ def _evaluator(
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.
-        from worker.sources import open_source, part_to_test
+        from worker.sources import open_net_data, part_to_test
 
-        rows = rows_of(solver.tests[0].net)
-        source = open_source(
-            data,
-            part_to_test(data),
-            classes=classes_of(model.net),
-            shape=rows.shape,
-            image=rows.image,
-        )
+        wanted = data_of(solver.tests[0].net)
+        source = open_net_data(wanted, data, part_to_test(data), classes_of(model.net))
         evaluator = Evaluator(solver, model, source.batches)
     else:
-        pixel_column(data.columns, "train: test_data")
         evaluator = Evaluator(solver, model, lambda: batches)
+        evaluator.check_names(data.columns, "train: test_data")
         batches += spark.first_rows(data, evaluator.most_rows)
     try:
         evaluator.check(start if start is not None else model.initial(1))

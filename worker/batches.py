@@ -5,9 +5,10 @@ seed, the worker's name and the batch size. How the stream is cut into record ba
 arrive and at which step this incarnation of the worker started do not matter, so a retried task
 that starts at step k continues with exactly the batch that step k would have had.
 
-The rows form one endless sequence: epoch after epoch, each a permutation of all rows. Minibatch k
-is places [k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the
-head of the next, and a partition smaller than a batch repeats within one.
+The rows form one sequence: epoch after epoch, each a permutation of all rows. Minibatch k is places
+[k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the head of
+the next, and a partition smaller than a batch repeats within one. Without a number of epochs the
+sequence is endless; with one, the last batch may be shorter.
 
 The first epoch trains while the rows arrive. They are spooled as they arrive, and shuffled within
 blocks of `shuffle_rows`, since later rows are not available yet. Every later epoch is a permutation
@@ -15,18 +16,20 @@ of the whole spool. Each permutation has its own generator, keyed by (seed, work
 so none depends on another and skipping is cheap.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker import arrow_images
+from worker.arrow_columns import read_columns, shapes_of
+from worker.columns import DATA, LABEL, ColumnSpec
 from worker.spool import Column, Spool
 
 Indices = NDArray[np.int64]
@@ -35,15 +38,36 @@ Indices = NDArray[np.int64]
 SHUFFLE_ROWS = 4096
 
 
+class RowStore(Protocol):
+    """Where rows are kept: `Spool`, or `ArrowSpool`."""
+
+    rows: int
+
+    def append(self, rows: Any, /) -> None:
+        """Append rows."""
+        ...
+
+    def take(self, rows: NDArray[Any], /) -> dict[str, NDArray[Any]]:
+        """The rows with these numbers, in this order, as new arrays."""
+        ...
+
+    def close(self) -> None:
+        """Free the space."""
+        ...
+
+
 class Batches(Iterator[dict[str, NDArray[Any]]]):
-    """An endless iterator over minibatches of `batch_size` rows, from step `start_step` on.
+    """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
+
+    It is endless, unless a number of `epochs` is given.
 
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
     labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
     arrays. A row's shape is `shape`; without it, what columns channels, height and width say;
-    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. A stream without
-    rows gives no batch.
+    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. With `columns`,
+    a minibatch has these in place of data and label (worker/columns.py). A stream without rows
+    gives no batch.
 
     With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
     outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
@@ -62,10 +86,12 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        shape: arrow_images.Extents | None = None,
+        shape: tuple[int, ...] | None = None,
         label: str | None = "label",
+        columns: Sequence[ColumnSpec] = (),
         classes: int | None = None,
         folder: str | Path | None = None,
+        epochs: int | None = None,
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
@@ -78,11 +104,12 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._where = f"worker {worker}'s rows"
         self._shuffle = shuffle
         self._shuffle_rows = shuffle_rows
-        self._shape = shape
-        self._label = label
+        labels = () if label is None else (msgspec.structs.replace(LABEL, name=label),)
+        self._columns = columns or (msgspec.structs.replace(DATA, shape=shape), *labels)
         self._classes = classes
         self._folder = folder
-        self._spool: Spool | None = None
+        self._epochs = epochs
+        self._spool: RowStore | None = None
         self._order = self._places(start_step * batch_size)
         self._waiting: Indices = np.empty(0, np.int64)
 
@@ -98,10 +125,15 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         parts, missing = [], self._batch_size
         while missing:
             if not self._waiting.size:
-                self._waiting = next(self._order)
+                found = next(self._order, None)
+                if found is None:
+                    break
+                self._waiting = found
             parts.append(self._waiting[:missing])
             self._waiting = self._waiting[missing:]
             missing -= parts[-1].size
+        if not parts:
+            raise StopIteration
         assert self._spool is not None
         return self._spool.take(np.concatenate(parts))
 
@@ -122,7 +154,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self.close()
 
     def _places(self, skipped: int) -> Iterator[Indices]:
-        """The endless sequence of rows, from place `skipped` on, in pieces that are never empty."""
+        """The sequence of rows, from place `skipped` on, in pieces that are never empty."""
         for block in count():
             start = block * self._shuffle_rows
             size = min(self._spool_up_to(start + self._shuffle_rows) - start, self._shuffle_rows)
@@ -133,7 +165,8 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         if not self.rows:
             return
         first, offset = divmod(max(skipped - self.rows, 0), self.rows)
-        for epoch in count(first + 1):
+        epochs = count(first + 1) if self._epochs is None else range(first + 1, self._epochs)
+        for epoch in epochs:
             yield self._permutation(self.rows, epoch, 0)[offset:]
             offset = 0
 
@@ -155,40 +188,15 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         return self.rows
 
     def _append(self, batch: Any) -> None:
-        pixels = self._pixels(batch)
-        if self._spool is None:
-            layout = {"data": Column(pixels.dtype, pixels.shape[1:])}
-            if self._label is not None:
-                layout["label"] = Column(np.dtype(np.int64), ())
-            self._spool = Spool(layout, self._folder)
-        arrays = {"data": pixels}
-        if self._label is not None:
-            arrays["label"] = self._labels(batch, self._label)
-        self._spool.append(arrays)
-
-    def _pixels(self, batch: Any) -> NDArray[Any]:
-        """The batch's pixels as (rows, c, h, w); the first batch determines the shape of all."""
-        name = arrow_images.pixel_column(batch.schema.names, self._where)
-        where = f"{self._where}, column {name}"
-        size = int(np.prod(self._shape)) if self._shape else None
-        flat = arrow_images.pixel_rows(batch.column(name), where, size, self.rows)
-        declared = arrow_images.declared_shape(batch, self._where, self.rows)
-        if self._shape is None:
-            self._shape = arrow_images.row_shape(flat, where, declared)
-        elif len(self._shape) == 3 and declared not in {None, self._shape}:
-            raise BadInput(
-                f"{where}: row {self.rows}: expected images of {self._shape}, got {declared}"
-            )
-        images: NDArray[Any] = flat.reshape(-1, *self._shape)
-        return images
-
-    def _labels(self, batch: Any, name: str) -> NDArray[np.int64]:
-        if name not in batch.schema.names:
-            raise BadInput(
-                f"{self._where}: expected a column {name}, got {', '.join(batch.schema.names)}"
-            )
-        where = f"{self._where}, column {name}"
-        column = batch.column(name)
-        return arrow_images.labels_as_int64(
-            column, where, classes=self._classes, first_row=self.rows
+        """Spool the rows of a batch; the first batch determines the shape of all."""
+        arrays = read_columns(
+            batch, self._columns, self._where, first_row=self.rows, classes=self._classes
         )
+        if self._spool is None:
+            shapes = shapes_of(arrays)
+            self._columns = [
+                msgspec.structs.replace(each, shape=shapes[each.name]) for each in self._columns
+            ]
+            layout = {name: Column(arrays[name].dtype, shapes[name]) for name in shapes}
+            self._spool = Spool(layout, self._folder)
+        self._spool.append(arrays)

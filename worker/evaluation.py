@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import AdminClient, Cluster
-from shards.errors import DownpourError, GiveUp
+from shards.errors import GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
 _LOOK_S = 0.5
@@ -33,11 +33,15 @@ It runs in a thread, one call at a time."""
 
 
 class EvaluationPlan(msgspec.Struct, frozen=True):
-    """What to compute of a job's weights every `every` iterations, and, if `at_start`, at first."""
+    """What to compute of a job's weights every `every` iterations, and, if `at_start`, at first.
+
+    Training ends early once `until`, a function of the figures, is true of a test.
+    """
 
     evaluate: Evaluate
     every: int
     at_start: bool = True
+    until: Callable[[dict[str, float]], bool] | None = None
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -112,6 +116,12 @@ class BackgroundEvaluator:
         """Test the weights of these shards from now on."""
         self._cluster = cluster
 
+    @property
+    def reached(self) -> bool:
+        """Whether a test has found what the plan calls the end of training."""
+        until = self._plan.until
+        return until is not None and any(until(result.figures) for result in self.results[-1:])
+
     def finish(self, hurried: Callable[[], bool]) -> None:
         """Wait for the test under way, and report it; stop waiting once `hurried` returns true."""
         while self._under_way is not None and not hurried():
@@ -153,7 +163,7 @@ class BackgroundEvaluator:
         assert under_way is not None
         try:
             tested = under_way.result()
-        except DownpourError as error:
+        except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             self._notify(f"a test of the weights failed: {error}; training continues")
         else:
             self.results.append(tested)

@@ -4,23 +4,18 @@ The rows are Arrow record batches, as in training, so the same functions serve a
 inside `mapInArrow`, a Spark partition.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from math import prod
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from ps.snapshots.checked_json import CHECK
-from ps.snapshots.shard_file import tensors_check
-from shards.errors import UNDECODABLE, BadInput, quoted
-from shards.tables import DenseTable
-from worker import arrow_images
+from shards.errors import BadInput
+from worker.arrow_columns import read_columns
 from worker.caffe.model import CaffeModel
-from worker.caffe.weights import into_arena, read_caffemodel, write_whole
+from worker.columns import DATA, ColumnKind, ColumnSpec
+from worker.columns import LABEL as LABELS
+from worker.data.encoded import decoded
 
 Floats = NDArray[np.float32]
 
@@ -31,11 +26,12 @@ def evaluate(
     model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
+    model.net.reset()
     sums: dict[str, float] = {}
     seen = 0
-    for part in slices(rows, batch_size):
+    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
         count = part.num_rows
-        batch = to_batch(part, seen, model.net.row_shape)
+        batch = to_batch(part, seen, model.net.column_specs)
         for name, value in model.outputs(weights, batch).items():
             sums[name] = sums.get(name, 0.0) + value * count
         seen += count
@@ -57,9 +53,10 @@ def features(
     `label` if the rows have one.
     """
     check_blobs(model, blobs)
+    model.net.reset()
     seen = 0
-    for part in slices(rows, batch_size):
-        values = model.forward(weights, to_batch(part, seen, model.net.row_shape), blobs)
+    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
+        values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
         arrays = {ID: ids.cast(pa.int64())}
@@ -88,96 +85,16 @@ def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.Recor
 
 
 def to_batch(
-    part: pa.RecordBatch, first_row: int = 0, shape: arrow_images.Extents | None = None
+    part: pa.RecordBatch, first_row: int = 0, columns: Sequence[ColumnSpec] = (DATA, LABELS)
 ) -> dict[str, NDArray[np.generic]]:
-    """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one.
+    """A record batch as arrays: `columns`, which may lack those that the rows do not have.
 
-    `shape` is the shape of one row of the net's data. It is used if the rows do not state theirs,
-    or if the net does not take images but, for example, vectors.
+    Raises BadInput for rows without images that the columns have.
     """
     where = "rows"
-    name = arrow_images.pixel_column(part.schema.names, where)
-    declared = arrow_images.declared_shape(part, where, first_row)
-    own = shape if declared is None or (shape is not None and len(shape) != 3) else None
-    size = prod(own) if own is not None else None
-    flat = arrow_images.pixel_rows(part.column(name), where, size, first_row)
-    found = own if own is not None else arrow_images.row_shape(flat, where, declared)
-    batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *found)}
-    if LABEL in part.schema.names:
-        batch["label"] = arrow_images.labels_as_int64(
-            part.column(LABEL), f"{where}, column label", first_row=first_row
-        )
-    return batch
-
-
-def read_weights(
-    path: Path, table: DenseTable, start: Floats, needed: Collection[str] | None = None
-) -> Floats:
-    """`start` with the tensors of a .caffemodel or .safetensors file in their places, by name.
-
-    Layers that the file lacks keep their start. Raises BadInput unless the file has the tensors
-    `needed`, or, if this is None, at least one tensor of the table.
-    """
-    arena = start.copy()
-    read = _read_safetensors if path.suffix == ".safetensors" else _read_caffemodel
-    missing = read(path, table, arena)
-    if needed is not None:
-        lacking = [name for name in missing if name in needed]
-    else:
-        lacking = list(missing) if len(missing) == len(table.tensors) else []
-    if lacking:
-        layer = lacking[0].rpartition("/")[0]
-        raise BadInput(f"{path}: expected weights of layer {layer}, got a file without")
-    return arena
-
-
-def starting_weights(model: CaffeModel, files: Sequence[str | Path], seed: int) -> Floats | None:
-    """Weights to start from: the fillers' values, overwritten by each file in turn.
-
-    None if there are no files.
-    """
-    if not files:
-        return None
-    arena: Floats = model.initial(seed)
-    for file in files:
-        arena = read_weights(Path(file), model.table, arena)
-    return arena
-
-
-def _read_caffemodel(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
-    return into_arena(read_caffemodel(path), table, arena, str(path))
-
-
-def _read_safetensors(path: Path, table: DenseTable, arena: Floats) -> tuple[str, ...]:
-    """Fill `arena`; returns the tensors that the file lacks."""
-    try:
-        with safe_open(path, "numpy") as file:
-            check = (file.metadata() or {}).get(CHECK)  # absent in files of other programs
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, *UNDECODABLE) as error:
-        text = quoted(" ".join(str(error).split()), 200)
-        raise BadInput(f"{path}: expected a .safetensors file: {text}") from None
-    if check is not None and check != tensors_check(tensors, ""):
-        raise BadInput(f"{path}: it does not match its checksum: it is damaged")
-    views = table.views(arena)
-    for name in [name for name in views if name in tensors]:
-        if tensors[name].shape != views[name].shape:
-            raise BadInput(
-                f"{path}: tensor {name}: expected shape {views[name].shape},"
-                f" got {tensors[name].shape}"
-            )
-        views[name][...] = tensors[name]
-    return tuple(name for name in views if name not in tensors)
-
-
-def write_safetensors(path: Path, table: DenseTable, arena: Floats) -> None:
-    """Write the table's tensors by name, without padding, with their checksum as metadata.
-
-    The file appears whole or not at all; raises BadInput.
-    """
-    tensors = {name: np.ascontiguousarray(view) for name, view in table.views(arena).items()}
-    # The library would write a file that only its owner can read.
-    write_whole(path, save(tensors, {CHECK: tensors_check(tensors, "")}))
+    names = part.schema.names
+    there = [each for each in columns if each.kind is ColumnKind.IMAGE or each.among(names)]
+    return read_columns(part, there, where, first_row=first_row)
 
 
 def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ps import AdminClient, ShardState
 from ps.snapshots.catalog import LoadedSnapshot
-from ps.snapshots.manifest import Manifest, load_snapshot
-from ps.snapshots.object_store import open_store
-from ps.wal.catalog import is_job, load_logs, newest_logs
+from ps.snapshots.manifest import Manifest
+from ps.wal.catalog import load_state, newest_logs
 from shards.errors import BadInput
 from shards.repartition import repartition
 from shards.tables import DenseTable, Layout, cut_evenly
@@ -40,11 +39,7 @@ def read(resume: str | Path | LoadedSnapshot | None) -> LoadedSnapshot | None:
     """The snapshot at a path or URI, or in a job's logs, read completely; raises BadInput."""
     if resume is None or isinstance(resume, LoadedSnapshot):
         return resume
-    where = str(resume)
-    if "://" not in where and is_job(Path(where)):
-        return load_logs(Path(where))
-    store = open_store(resume)
-    return LoadedSnapshot(store, Path(store.place).name, *load_snapshot(store))
+    return load_state(resume)
 
 
 def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, ShardState, shard_specs
+from ps import Cluster, ShardState
 from ps.durability import Durability
-from ps.job_spec import expect_compression
+from ps.job_spec import expect_compression, shard_specs
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger
@@ -37,7 +37,8 @@ from shards.repartition import whole_weights
 from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
-from worker.dataframes import dealt
+from worker.data.source import Source
+from worker.dataframes import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
@@ -51,7 +52,7 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
-_RESIDUALS_S = 5.0  # for workers to write their residuals before they are cancelled
+_STATES_S = 5.0  # for workers to write their own state before they are cancelled
 
 
 class Observer(Protocol):
@@ -113,13 +114,15 @@ def run_job(
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
+    source: Source | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
     If exactly `job.workers` partitions of `df` have rows, each of these is one worker's; otherwise
     the rows are dealt evenly to `job.workers` partitions. With `even`, the rows are also dealt
     where one partition has more than twice the rows of another. A small Spark job counts the rows
-    first.
+    first. With a `source` each task reads its own part of it, from files that every machine must
+    have at the same path; `df` is then `spark.numbered` of the workers.
 
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
@@ -150,7 +153,12 @@ def run_job(
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
-    df = dealt(df, job.workers, even=even)
+    if source is None:
+        if job.function is None:
+            check_columns(df, job.columns)
+        df = dealt(df, job.workers, even=even)
+    else:
+        check_pythons(df)
     patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
         specs,
@@ -173,7 +181,7 @@ def run_job(
             outcome = _Run(
                 df,
                 job,
-                _task(inputs, job, cluster, patience_s),
+                _task(inputs, job, cluster, patience_s, source),
                 job_shards,
                 snapshotter,
                 evaluator,
@@ -216,14 +224,18 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
     return expect_compression(specs, job.links.build_compression())
 
 
-def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
+def _task(
+    inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float, source: Source | None
+) -> TaskSpec:
     """What every worker's task is given."""
-    found = inputs.found if job.keeps_residuals else None
+    found = inputs.found if job.keeps_own_state else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
         batch_size=job.batch_size,
-        shape=job.shape,
+        columns=job.columns,
+        source=source,
+        parts=job.workers,
         shuffle=job.shuffle,
         first_incarnation=initial_state.first_incarnation(inputs.beginning),
         link=job.links.build_link(),
@@ -231,8 +243,9 @@ def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> T
         compression=job.links.build_compression(),
         device=job.device,
         patience_s=max(PATIENCE_S, patience_s),
-        keep=_seen_by_workers(inputs.snapshots) if job.keeps_residuals else None,
-        residuals=found.store.address if found is not None else None,
+        keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
+        resumed=found.store.address if found is not None else None,
+        function=job.function,
     )
 
 
@@ -314,7 +327,8 @@ class _Run:
             statuses = self._look()
             self.job_shards.report_losses()
             wants_last = self.job.snapshot_at_end or interrupted
-            self._report_workers(reports, wants_last, interrupted=interrupted)
+            early = interrupted or self._target_reached
+            self._report_workers(reports, wants_last, early=early)
             return Outcome(
                 cluster=self.job_shards.cluster,
                 weights=_assemble(self.job_shards.cluster, states),
@@ -337,7 +351,7 @@ class _Run:
             self._watch(future, pressed)
             if future.done():
                 return future.result()
-            self._save_with_residuals()
+            self._save_with_workers()
             self._cancel(future)
             return []
         except DownpourError as error:
@@ -375,11 +389,18 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
+            if self._target_reached:
+                return
             if not self._reshard_pending() and self.snapshotter is not None:
                 requested = self.snapshot_requested.is_set()
                 self.snapshot_requested.clear()
                 iteration = statuses[0].steps // self.job.workers
                 self.snapshotter.look(iteration, requested=requested)
+
+    @property
+    def _target_reached(self) -> bool:
+        """Whether a test has found what was to be reached, which ends the training."""
+        return self.evaluator is not None and self.evaluator.reached
 
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
@@ -448,11 +469,11 @@ class _Run:
             if wait([future], _CANCEL_S).done:
                 return
 
-    def _save_with_residuals(self) -> None:
-        """Take the last snapshot before the workers are cancelled, if it needs their residuals."""
-        if self.snapshotter is not None and self.job.keeps_residuals:
+    def _save_with_workers(self) -> None:
+        """Take the last snapshot before the workers are cancelled, if it needs their states."""
+        if self.snapshotter is not None and self.job.keeps_own_state:
             self._last = self.job_shards.admin.export()
-            self._save(self._last, _RESIDUALS_S)
+            self._save(self._last, _STATES_S)
 
     def _save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> None:
         if self.snapshotter is not None:
@@ -471,13 +492,13 @@ class _Run:
         return f"resume from {' or '.join(places)}" if places else ""
 
     def _report_workers(
-        self, reports: Sequence[WorkerReport], wants_last: bool, *, interrupted: bool
+        self, reports: Sequence[WorkerReport], wants_last: bool, *, early: bool
     ) -> None:
-        """Report lost residuals, idle workers, and the logs that replace a missing snapshot."""
+        """Report lost states, idle workers, and the logs that replace a missing snapshot."""
         for report in reports:
             if report.lost:
                 self.notify(report.lost)
-        if len(reports) < self.job.workers and not interrupted:
+        if len(reports) < self.job.workers and not early:
             # The rows were counted, but a query may return different rows each time.
             self.notify(
                 f"{len(reports)} of {self.job.workers} workers had rows to train on: the schedule"
@@ -521,7 +542,7 @@ def _snapshotter(
         every_s=every_s,
         begins_at=begins_at,
         aligned=job.snapshots.snapshot_aligned,
-        residuals=job.keeps_residuals,
+        worker_states=job.keeps_own_state,
         report=notify,
     )
 

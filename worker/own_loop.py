@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 import ps
@@ -24,6 +25,7 @@ from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
 from worker.model import Batch, check_loss
+from worker.own_state import continued
 from worker.strategies import Strategy, strategy_of
 from worker.training_loop import Plan, WorkerReport, train_worker
 
@@ -53,7 +55,7 @@ def start(
             logger("worker", table=name).warning("%s", notice)
     if isinstance(half.merge, Round):
         options.setdefault("staleness", 0)
-    return ps.start(described, workers=workers, server=half, **options)
+    return ps.start(described, workers=workers, server=half, strategy=_name_of(chosen), **options)
 
 
 def loop(
@@ -73,10 +75,11 @@ def loop(
     """Take `steps` steps as worker `name`, counted over all its incarnations, and report on them.
 
     `batches` must start at the worker's next step; the loop ends early, without error, with them.
-    The rate and the weight decay of steps on the worker's own weights are those of the job's table:
-    give `ps.connect` the tables where another process has started the job. `prefetch` requests
-    weights a step ahead. Further options are those of `ps.Client`. Raises BadInput for a job with
-    several tables.
+    The rate and the weight decay of steps on the worker's own weights are those of the job's table.
+    `prefetch` requests weights a step ahead. Further options are those of `ps.Job.worker`: with
+    `keep`, the place of the job's snapshots, a restarted worker continues with what its strategy
+    keeps between pushes, as the newest of them has it. Raises BadInput for a job with several
+    tables.
     """
     arguments.instance("job", job, ps.Job, "a ps.Job")
     own = iter(arguments.iterable("batches", batches, "an iterable of batches"))
@@ -84,6 +87,11 @@ def loop(
         raise BadInput(f"loop: expected a job with one table, got {', '.join(job.tables)}")
     ((table_name, dense),) = job.tables.items()
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    expected, got = job.cluster.strategy, _name_of(chosen)
+    if expected not in ("", got):
+        raise BadInput(
+            f"loop: strategy: expected {expected}, as the job was started with, got {got}"
+        )
     deltas = chosen.server(workers).deltas
     plan = Plan(
         steps=steps,
@@ -92,10 +100,19 @@ def loop(
         schedule=dense.rate,
         prefetch=prefetch,
         decay=dense.decay if deltas else Decay(),
+        workers=workers,
     )
     model = FunctionModel(dense.table(table_name), job, gradient)
     with job.worker(name, incarnation=incarnation, **options) as me:
-        return train_worker(me.client, model, own, plan, incarnation=incarnation)
+        state = continued(me.client, chosen, snapshots=options.get("keep"))
+        if state.local is not None:  # the batches begin at the window that was under way
+            state = replace(state, local=state.local.between_windows(chosen.keeps))
+        return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
+
+
+def _name_of(strategy: Strategy) -> str:
+    """The name by which the command line knows it; of a user's own, that of its class."""
+    return str(strategy.__struct_config__.tag)
 
 
 class FunctionModel:

@@ -19,7 +19,7 @@ from warnings import catch_warnings
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark import SparkConf, SparkContext, TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,7 @@ from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
 from worker.code_archive import pack_code
+from worker.data.sequence_file import SCHEMA, image_record
 
 __all__ = [
     "DataFrame",
@@ -39,15 +40,18 @@ __all__ = [
     "SparkSession",
     "check_guarded",
     "check_python",
+    "check_sendable",
     "column_types",
     "deal",
     "final_failure",
     "first_rows",
     "has_partitions",
     "interrupt",
+    "numbered",
     "partition_count",
     "run_tasks",
     "runs_here",
+    "sequence_file",
     "start_session",
     "survey",
 ]
@@ -148,7 +152,7 @@ class PartitionRows(NamedTuple):
 def survey(df: DataFrame) -> list[PartitionRows]:
     """Count the rows of each partition by a small Spark job, and inspect the Python that runs it.
 
-    The job reads only the column `label`. Raises BadInput if that Python cannot run at all, GiveUp
+    The job reads no column. Raises BadInput if that Python cannot run at all, GiveUp
     if the DataFrame cannot be computed.
     """
 
@@ -172,7 +176,10 @@ def survey(df: DataFrame) -> list[PartitionRows]:
 
     schema = "rows long, python string, build string, lacks string"
     try:
-        return [PartitionRows(*row) for row in _mapped(df.select("label"), look, schema).collect()]
+        return [
+            PartitionRows(*row)
+            for row in _mapped(df.selectExpr("true AS row"), look, schema).collect()
+        ]
     except _SPARK_ERRORS as error:
         text = str(error)
         if why := _python_fault(text):
@@ -316,6 +323,45 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
         df = _mapped(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
+
+
+def sequence_file(session: SparkSession, path: str) -> DataFrame:
+    """The images in the SequenceFiles at `path`, any path or URI of Hadoop's, as a DataFrame.
+
+    They are as CaffeOnSpark wrote them (worker/data/sequence_file.py has the columns), and are read
+    when the DataFrame is. A record that does not fit fails the task that reads it, with an error
+    that names the record. Raises BadInput over Spark Connect, which cannot read them.
+    """
+    if not hasattr(session, "_jsparkSession"):
+        raise BadInput(f"SequenceFile {path}: expected a Spark session that is not Spark Connect's")
+    kind = "org.apache.hadoop.io.BytesWritable"
+    try:
+        records: Any = session.sparkContext.sequenceFile(path, kind, kind)
+
+        def row(record: tuple[bytearray, bytearray]) -> Any:
+            return image_record(bytes(record[0]), bytes(record[1]), f"SequenceFile {path}")
+
+        return session.createDataFrame(records.map(row), SCHEMA)
+    except _SPARK_ERRORS as error:
+        raise BadInput(f"SequenceFile {path}: cannot be read: {reason(error)}") from None
+
+
+def numbered(session: SparkSession, partitions: int) -> DataFrame:
+    """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
+    return session.range(0, partitions, 1, partitions)
+
+
+def check_sendable(function: object, args: object) -> None:
+    """Raise BadInput unless a function and its arguments can be sent to tasks."""
+    for what, value in (("args", args), ("train", function)):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # noqa: BLE001  # any object may fail in its own way
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(
+                f"run: {what}: expected what can be sent to Spark's tasks, got {why}: create such"
+                " objects within the function, or pass a path"
+            ) from None
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:

@@ -17,15 +17,20 @@ import msgspec
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
-from ps import Client, Cluster, Compression
-from ps.snapshots.residual_writer import saved_residual
+from ps import Cluster, Compression
+from ps.client import Client
 from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
+from worker.columns import DATA, LABEL, ColumnSpec
+from worker.context import FunctionTask, TaskAttempt, run_function
+from worker.data.encoded import decoded
+from worker.data.source import Source, part_rows
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
+from worker.own_state import continued
 from worker.training_loop import Plan, WorkerReport, train_worker
 
 _OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PACKAGES)
@@ -40,17 +45,21 @@ REPORT = pa.schema([("report", pa.binary())])
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every task of a job.
 
+    With a `source` a task reads its own of `parts` parts of it, in place of the partition's rows.
     `first_incarnation` numbers the workers of a resumed job above all earlier ones. `link` emulates
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
-    pushes and pulls; the residual that it leaves is stored with the snapshots at `keep`, and
-    restored from the snapshot `residuals`, both paths or URIs. A retried task starts without its
-    residual.
+    pushes and pulls. The worker's own state is written for the snapshots at `keep`, and restored:
+    when the task is retried from the newest of these, else from the snapshot `resumed`; both are
+    paths or URIs. A `function`, if there is one, runs in place of the loop over the worker's
+    batches.
     """
 
     cluster: Cluster
     plan: Plan
     batch_size: int
-    shape: tuple[int, ...] | None = None
+    columns: tuple[ColumnSpec, ...] = ()
+    source: Source | None = None
+    parts: int = 0
     shuffle: bool = True
     first_incarnation: int = 0
     patience_s: float = PATIENCE_S
@@ -59,7 +68,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport = Transport.AUTO
     compression: Compression = Compression()
     keep: str | None = None
-    residuals: str | None = None
+    resumed: str | None = None
+    function: FunctionTask | None = None
 
 
 def run_task(
@@ -70,10 +80,15 @@ def run_task(
     attempt: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Train on a partition's rows; yields one batch of schema REPORT, or nothing without rows.
+    """Train on a partition's rows, or on a part of a source.
 
+    Yields one batch of schema REPORT, or nothing without rows.
     `gpus` are the addresses of the GPUs that Spark assigned to this task.
     """
+    if spec.source is not None:
+        rows = part_rows(spec.source, spec.parts, partition)
+    elif spec.function is None:
+        rows = decoded(rows, spec.columns or (DATA, LABEL), f"worker w{partition}'s rows")
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
@@ -106,8 +121,23 @@ def _live(
         yield first
         yield from rows
 
-    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
+    if spec.function is not None:
+        return run_function(
+            spec.function,
+            spec.plan,
+            stream(),
+            spec.cluster,
+            place=TaskAttempt(partition, attempt, incarnation, spec.first_incarnation, tuple(gpus)),
+            shuffle=spec.shuffle,
+            compression=spec.compression,
+            patience_s=spec.patience_s,
+            resumed=spec.resumed,
+            keep=spec.keep,
+            link=spec.link,
+            transport=spec.transport,
+        )
+    built = placed(model(), spec.device, partition=partition, assigned=gpus)
     with ExitStack() as stack:
         client = stack.enter_context(
             Client(
@@ -122,7 +152,13 @@ def _live(
                 allocate=allocator(built),
             )
         )
-        lost = _restore_residual(client, spec)
+        own = continued(
+            client,
+            spec.plan.strategy,
+            resumed=spec.resumed,
+            snapshots=spec.keep,
+            first_incarnation=spec.first_incarnation,
+        )
         batches = stack.enter_context(
             Batches(
                 stream(),
@@ -130,12 +166,11 @@ def _live(
                 seed=spec.plan.seed,
                 worker=name,
                 shuffle=spec.shuffle,
-                shape=spec.shape,
-                start_step=client.step * spec.plan.iter_size,
+                columns=spec.columns,
+                start_step=(client.step + own.steps) * spec.plan.iter_size,
             )
         )
-        report = train_worker(client, built, batches, spec.plan, incarnation=incarnation)
-    return msgspec.structs.replace(report, lost=lost)
+        return train_worker(client, built, batches, spec.plan, incarnation=incarnation, own=own)
 
 
 def _line(error: Exception) -> str:
@@ -154,19 +189,6 @@ def _place(error: Exception) -> str:
     own = [frame for frame in foreign if not _LIBRARY.search(frame.filename)]
     frame = (own or foreign or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-
-
-def _restore_residual(client: Client, spec: TaskSpec) -> str:
-    """Restore a resumed worker's residual; returns why it must continue without, or ""."""
-    if spec.residuals is None or not client.seq:
-        return ""
-    try:
-        found = saved_residual(spec.residuals, client.worker)
-        if found is not None:
-            client.restore_residual(*found)
-    except BadInput as error:
-        return f"{client.worker} continued without its residual: {error}"
-    return ""
 
 
 def decode_reports(rows: Sequence[Sequence[bytes]]) -> list[WorkerReport]:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import structs
 
 from shards import arguments
@@ -48,7 +49,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     A worker takes `steps` steps, counted over all its incarnations. Each step sums the gradients of
     `iter_size` batches, clips the sum to the global L2 norm `clip` (0: never) and divides it by
     `iter_size`, in Caffe's order. `schedule` gives the learning rate of the steps that a worker
-    takes on its own weights; `decay` is their weight decay, where the shards apply none.
+    takes on its own weights; `decay` is their weight decay, where the shards apply none. `workers`
+    is the number of workers that train together.
     """
 
     steps: int
@@ -59,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     clip: float = 0.0
     prefetch: bool = False
     decay: Decay = Decay()
+    workers: int = 1
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -70,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("clip", arguments.number("clip", self.clip, least=0, expected="0 or more")),
             ("prefetch", arguments.flag("prefetch", self.prefetch)),
             ("decay", decay_of("decay", self.decay)),
+            ("workers", arguments.whole("workers", self.workers, 1)),
         ):
             structs.force_setattr(self, name, value)
 
@@ -230,6 +234,7 @@ class StepMachine:
         self._link_ahead = ahead
         self._segments = segments(table, KeyRange(0, table.size))
         self._multipliers = rate_multipliers(table)
+        self._buffers = [run.keys for run in self._segments if run.buffer]
         if local is not None:
             self._prepare(local)
         whole = plan.iter_size == 1 and not plan.clip
@@ -261,7 +266,7 @@ class StepMachine:
             self.data_s += rows.seconds
             if not rows.rows:
                 break
-            if self.local is None or strategy.fetches(step):
+            if self._needs_weights() or strategy.fetches(step):
                 yield from self._pull(step)
             assert self.local is not None
             computed = yield ComputeGradient(self.local.weights, step)
@@ -288,6 +293,12 @@ class StepMachine:
             self._prepare(local)
         local.pulled, local.fetched = pulled.weights, pulled.versions
         self.strategy.on_pull(local, pulled.weights)
+
+    def _needs_weights(self) -> bool:
+        """Whether there are no weights to step from: at first, or restored between two windows."""
+        if self.local is None:
+            return True
+        return not self.local.fetched and not self.strategy.exchanges
 
     def _prepare(self, local: Local) -> None:
         """Give a local state what it needs of the table and the plan."""
@@ -317,12 +328,22 @@ class StepMachine:
         steps = local.steps
         ticks = 1 if self.strategy.windowed else steps
         contribution = self.strategy.contribution(local)
+        if self._buffers:
+            self._share_buffers(local, contribution)
         mean_loss = local.loss / steps
         yield PushContribution(
             contribution, local.versions, steps, ticks, local.samples, mean_loss, further
         )
         self._count(steps, ticks, local.samples)
         local.settle()
+
+    def _share_buffers(self, local: Local, contribution: Floats) -> None:
+        """Push of the changes to buffers what the strategy's share is."""
+        share = np.float32(self.strategy.buffer_share(self.plan.workers))
+        for buffer in self._buffers:
+            if self.strategy.windowed and not self.strategy.exchanges:
+                contribution[buffer] = local.pulled[buffer] - local.weights[buffer]
+            contribution[buffer] *= share
 
     def _count(self, steps: int, ticks: int, samples: int) -> None:
         self.step += steps
@@ -391,8 +412,12 @@ class StepMachine:
 
 
 def rate_multipliers(table: DenseTable) -> Floats:
-    """The `lr_mult` of each float of the table, float32 of shape (table.size,); 0 in padding."""
+    """The `lr_mult` of each float of the table, float32 of shape (table.size,).
+
+    It is 0 in padding and in buffers.
+    """
     multipliers = table.empty()
     for segment in segments(table, KeyRange(0, table.size)):
-        multipliers[segment.start : segment.stop] = segment.lr_mult
+        if not segment.buffer:
+            multipliers[segment.keys] = segment.lr_mult
     return multipliers

@@ -14,10 +14,12 @@ import numpy as np
 from msgspec import structs
 
 from cupy_kernels.updates import squared_norm
-from ps import Client
+from ps.client import Client
+from ps.snapshots.worker_state import NO_STATE, OwnState
 from shards.tables import KeyRange, segments
 from worker import step_machine as machine
 from worker.model import Ahead, Batch, Model, check_loss
+from worker.own_state import Continued, forgotten, saved_by
 from worker.step_machine import SEEDS, Plan, StepMachine, rate_multipliers
 from worker.strategies.base import Floats
 
@@ -28,7 +30,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one incarnation of a worker did, and where its time went (seconds).
 
     `transports` are what carried its arrays, one for each shard; `device` is what it computed on.
-    `lost` says why a resumed worker started without its residual; empty if it did not.
+    `lost` says what of its own state a restarted worker had to continue without, and why; empty if
+    nothing.
     """
 
     worker: str
@@ -48,12 +51,22 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train_worker(
-    client: Client, model: Model, batches: Iterator[Batch], plan: Plan, *, incarnation: int = 0
+    client: Client,
+    model: Model,
+    batches: Iterator[Batch],
+    plan: Plan,
+    *,
+    incarnation: int = 0,
+    own: Continued | None = None,
 ) -> WorkerReport:
     """Run `plan` from the step after this worker's last push; `batches` must start at that step.
 
-    It ends early, without error, when `batches` end. The caller closes `client`.
+    `own` is the state that a restarted worker continues with; `batches` must then start after the
+    steps in it. The run ends early, without error, when `batches` end. The caller closes `client`,
+    which writes the state at the end if it has a place for that.
     """
+    if own is None:
+        own = forgotten(client, plan.strategy)
     plan.strategy.check(client.cluster.bound, plan.prefetch)
     started, first_step, before = time.monotonic(), client.step, structs.replace(client.times)
     steps = StepMachine(
@@ -65,8 +78,11 @@ def train_worker(
         bound=client.cluster.bound,
         ahead=client.recommended_prefetch,
         on_device=isinstance(model, Ahead),
+        local=own.local,
     )
-    steps.drive(_Driver(client, model, batches, plan).carry_out)
+    driver = _Driver(client, model, batches, steps)
+    client.own_state = driver.own_state
+    steps.drive(driver.carry_out)
     return WorkerReport(
         worker=client.worker,
         incarnation=incarnation,
@@ -81,28 +97,33 @@ def train_worker(
         duplicates=client.duplicates,
         transports=client.transports,
         device=str(model.device) if isinstance(model, Ahead) else "cpu",
-        lost=_lost(client.worker, plan) if first_step else "",
+        lost=own.lost,
     )
-
-
-def _lost(worker: str, plan: Plan) -> str:
-    """What a worker that continues after a crash or a resume has lost of its own state."""
-    kept = plan.strategy.keeps
-    return f"{worker} continued without its own {', '.join(kept)}" if kept else ""
 
 
 class _Driver:
     """Carries out wants with a client, a model and batches."""
 
-    def __init__(self, client: Client, model: Model, batches: Iterator[Batch], plan: Plan) -> None:
+    def __init__(
+        self, client: Client, model: Model, batches: Iterator[Batch], steps: StepMachine
+    ) -> None:
         self.client = client
         self.model = model
         self.batches = batches
-        self.plan = plan
+        self.plan = steps.plan
+        self._steps = steps
+        self._between = True  # whether no gradient has been taken since the last batches were read
         self._inputs: list[Batch] = []
         table = model.table
         runs = segments(table, KeyRange(0, table.size))
         self._buffers = [run.keys for run in runs if run.buffer]
+
+    def own_state(self) -> OwnState | None:
+        """What a snapshot saves of this worker; None within a step."""
+        local = self._steps.local
+        if local is None or not self.plan.strategy.keeps:
+            return NO_STATE
+        return saved_by(self.plan.strategy, local) if self._between else None
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""
@@ -122,10 +143,13 @@ class _Driver:
             case machine.PrefetchWeights():
                 self.client.prefetch(want.clock)
             case machine.FlushPushes():
+                self._between = True
                 self.client.flush()
         return None
 
     def _read(self, count: int) -> machine.BatchesRead:
+        self._between = True
+        self.client.keep_wanted_state()
         started = time.monotonic()
         self._inputs = list(islice(self.batches, count))
         rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
@@ -151,6 +175,7 @@ class _Driver:
         )
 
     def _compute(self, want: machine.ComputeGradient) -> machine.GradientComputed:
+        self._between = False
         started = time.monotonic()
         gradient, loss = self._gradient(want.weights, self._inputs, want.step)
         return machine.GradientComputed(gradient, loss, time.monotonic() - started)

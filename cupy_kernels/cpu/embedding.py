@@ -17,8 +17,16 @@ def gather(table: Array, ids: NDArray[Any], work: Workspace) -> Array:
     return y
 
 
-def segment_sums(dy: Array, order: NDArray[Any], starts: NDArray[Any], work: Workspace) -> Array:
-    sums = work.take("sums", (len(starts) - 1, dy.shape[1]))
-    if len(sums):
-        np.add.reduceat(dy[order], starts[:-1], axis=0, out=sums)
-    return sums
+def gather_backward(
+    dy: Array,
+    ids: NDArray[Any],
+    out: Array,
+    work: Workspace,  # noqa: ARG001  # as kernels take it
+) -> None:
+    out.fill(0.0)
+    known = np.flatnonzero((ids >= 0) & (ids < len(out)))
+    if not known.size:
+        return
+    order = known[np.argsort(ids[known], kind="stable")]
+    rows, first = np.unique(ids[order], return_index=True)
+    out[rows] = np.add.reduceat(dy[order], first, axis=0)

@@ -40,7 +40,7 @@ def whole_labels(
     if ignored is not None:
         wrong &= labels != ignored
     if wrong.any():
-        raise ValueError(f"expected whole labels in [0, {classes}), got {values[wrong][0]}")
+        raise ValueError(f"in [0, {classes}), got {values[wrong][0]}")
     return labels
 
 

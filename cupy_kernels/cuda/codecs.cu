@@ -3,7 +3,7 @@
 // With v = error + scale * g (scale 1 without a verdict; g counts as 0 if the step is skipped):
 // q decodes to dq, and error becomes v - dq. That difference is exact in float32 wherever q is the
 // nearest value it could be: for int8, 4 bits and the casts (fp16: up to 2^29). A sign's error is
-// rounded once, and denormals are flushed. The guard (norm.cu) must have refused values that are
+// rounded once, and denormals are flushed. The guard (gradient_guard.cu) must have refused values that are
 // not finite.
 //
 // Layout: float32 arenas of n floats. A quantisation block is 256 floats, the arena's shard

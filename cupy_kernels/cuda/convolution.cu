@@ -103,7 +103,7 @@ __device__ __forceinline__ void index_inputs(Index* index, const Shape& s, i64 f
                    (int)(pixel - line * s.ow) * s.sw - s.pw};
   index->windows[t] = image < s.n ? inside : Window{0, NOWHERE, 0};
 }
-// The same in dy, of input pixels: the window is where the outputs lie that see it.
+// The same in dy, of input pixels: the window is that of the outputs which read it.
 __device__ __forceinline__ void index_gradients(Index* index, const Shape& s, i64 first, int rows) {
   int t = threadIdx.x;
   if (t == 0) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void index_gradients(Index* index, const Shape& s, i6
   index->windows[t] = image < s.n ? inside : Window{0, NOWHERE, 0};
 }
 
-// The operands, as copy_stage wants them.
+// The operands, with what copy_stage calls.
 
 // Forward's left side: x by output pixel. Their windows are in shared memory.
 struct Inputs {
@@ -369,21 +369,21 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
 // dx, zero where `mask` (what the layer below gave out of its ReLU; may be null) is not positive.
 extern "C" __global__ void __launch_bounds__(256)
-    conv_data_fp32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+    conv_backward_data_fp32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
                    int packed, int side) {
   DYNAMIC_SHARED(float, shared);
   Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
   run<FP32>(all, side, shared);
 }
 extern "C" __global__ void __launch_bounds__(256, 2)
-    conv_data_tf32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+    conv_backward_data_tf32(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
                    int packed, int side) {
   DYNAMIC_SHARED(float, shared);
   Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
   run<TF32>(all, side, shared);
 }
 extern "C" __global__ void __launch_bounds__(256, 2)
-    conv_data_bf16(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
+    conv_backward_data_bf16(const float* dy, const float* weight, const float* mask, float* dx, SHAPE,
                    int packed, int side) {
   DYNAMIC_SHARED(float, shared);
   Data all = {dy, weight, mask, dx, SHAPE_VALUES, packed != 0};
@@ -393,21 +393,21 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 // parts[split] = that split's share of dW, in the order that `packed` says. With one split in
 // Caffe's order, `parts` may be dW itself: the tensor's slice of the gradient's arena.
 extern "C" __global__ void __launch_bounds__(256)
-    conv_weight_fp32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+    conv_backward_weight_fp32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
                      int side) {
   DYNAMIC_SHARED(float, shared);
   Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
   run<FP32>(all, side, shared);
 }
 extern "C" __global__ void __launch_bounds__(256, 2)
-    conv_weight_tf32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+    conv_backward_weight_tf32(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
                      int side) {
   DYNAMIC_SHARED(float, shared);
   Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
   run<TF32>(all, side, shared);
 }
 extern "C" __global__ void __launch_bounds__(256, 2)
-    conv_weight_bf16(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
+    conv_backward_weight_bf16(const float* x, const float* dy, float* parts, SHAPE, int splits, int packed,
                      int side) {
   DYNAMIC_SHARED(float, shared);
   Weight all = {x, dy, parts, SHAPE_VALUES, splits, packed != 0};
@@ -424,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// y = the sum of `splits` arrays of n floats that lie one behind the other, in order. Where they are
+// y = the sum of `splits` arrays of n floats one after the other, in order. If they are
 // packed, (o, window, channels), y is in Caffe's order: the tensor's slice of the gradient's arena.
 extern "C" __global__ void __launch_bounds__(256)
     sum_splits(const float* parts, float* y, i64 n, i64 splits, int channels, int window) {
@@ -439,17 +439,4 @@ extern "C" __global__ void __launch_bounds__(256)
     for (i64 k = 0; k < splits; ++k) sum += parts[k * n + from];
     y[i] = sum;
   }
-}
-
-// parts[split, column] = the sum of that split's rows of x (rows, columns): the bias's gradient,
-// once `sum_splits` has been over it. Grid (columns / 256, splits).
-extern "C" __global__ void __launch_bounds__(256)
-    column_sums(const float* x, float* parts, i64 rows, i64 columns, i64 splits) {
-  i64 column = first_index(), split = blockIdx.y, each = (rows + splits - 1) / splits;
-  if (column >= columns || split >= splits) return;
-  float sum = 0.0f;
-#pragma unroll 4
-  for (i64 row = split * each; row < smaller(rows, (split + 1) * each); ++row)
-    sum += x[row * columns + column];
-  parts[split * columns + column] = sum;
 }

@@ -1,9 +1,9 @@
 // Convolution the plain way: unroll the windows into a matrix, multiply, fold the gradient back.
-// Slow and easy to read: it stands in for convolution.cu where that is in doubt.
+// Slow and easy to read, to check convolution.cu by; and the product of matrices of any strides.
 //
 // Layout: activations NHWC, float32; a row of `columns` belongs to one output pixel and holds
 // (c, kh, kw), the order of Caffe's weights, so a group's windows are a slice of it.
-// Launch: `unroll` and `fold` a grid-stride loop over elements; `strided_product` blocks of
+// Launch: `im2col` and `col2im` a grid-stride loop over elements; `strided_product` blocks of
 // 16 x 16, grid (columns / 16, rows / 16).
 // Rounding: sums in order of k, or of the window's places; each product and each sum once.
 #include "device.cuh"
@@ -12,7 +12,7 @@
 
 // columns[(n, p, q), (c, i, j)] = x[n, p*sh-ph+i*dh, q*sw-pw+j*dw, c], zero outside the image.
 extern "C" __global__ void __launch_bounds__(256)
-    unroll(const float* x, float* columns, int n, int h, int w, int c, int kh, int kw, int sh,
+    im2col(const float* x, float* columns, int n, int h, int w, int c, int kh, int kw, int sh,
            int sw, int ph, int pw, int dh, int dw, int oh, int ow) {
   i64 length = (i64)c * kh * kw;
   for (GRID_STRIDE(i, n * length * oh * ow)) {
@@ -24,9 +24,9 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dx = the sum of all places of `columns` that `unroll` would have filled from it.
+// dx = the sum of all places of `columns` that `im2col` would have filled from it.
 extern "C" __global__ void __launch_bounds__(256)
-    fold(const float* columns, float* dx, int n, int h, int w, int c, int kh, int kw, int sh,
+    col2im(const float* columns, float* dx, int n, int h, int w, int c, int kh, int kw, int sh,
          int sw, int ph, int pw, int dh, int dw, int oh, int ow) {
   i64 length = (i64)c * kh * kw;
   for (GRID_STRIDE(at, (i64)n * h * w * c)) {

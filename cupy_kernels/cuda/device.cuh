@@ -37,6 +37,10 @@ __device__ __forceinline__ i64 index_stride() { return (i64)gridDim.x * blockDim
 // for (GRID_STRIDE(i, n)): every i in [0, n) belongs to one thread of a one-dimensional grid.
 #define GRID_STRIDE(i, n) i64 i = first_index(), i##_step = index_stride(); i < (n); i += i##_step
 
+// For blocks of (32, 8), a warp for each row: this thread's first row, and the rows of all blocks.
+__device__ __forceinline__ i64 warp_row() { return (i64)blockIdx.x * blockDim.y + threadIdx.y; }
+__device__ __forceinline__ i64 warp_rows() { return (i64)gridDim.x * blockDim.y; }
+
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 __device__ __forceinline__ bool is_finite(float x) {

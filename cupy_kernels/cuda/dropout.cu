@@ -8,11 +8,6 @@
 // Rounding: one product.
 #include "philox.cuh"
 
-__device__ __forceinline__ Words draw(i64 group, u64 step, u32 layer, u64 seed) {
-  Words counter = {(u32)group, (u32)(step >> 32), (u32)step, layer};
-  return philox(counter, (u32)seed, (u32)(seed >> 32));
-}
-
 // Forward on x, backward on the gradient: the same mask.
 extern "C" __global__ void __launch_bounds__(256)
     dropout_apply(const float* x, float* y, const u64* step, u64 seed, u32 layer, u32 limit,
@@ -36,9 +31,4 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int k = 0; k < 4; ++k)
       if (4 * group + k < n) words[4 * group + k] = found.w[k];
   }
-}
-
-// The step's number, counted on the device: a captured graph ends with it.
-extern "C" __global__ void count_step(u64* step) {
-  if (first_index() == 0) *step += 1;
 }

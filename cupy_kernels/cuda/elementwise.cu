@@ -1,18 +1,12 @@
 // Functions of one element: activations, their gradients, and sums, products and maxima of blobs.
 //
 // Layout: flat float32 arrays of n elements, whatever their shape; where a parameter belongs to a
-// channel, channels lie last: element i has channel i % channels. y may be x, dx may be dy.
+// channel, the channels are the last axis: element i has channel i % channels. y may be x, dx may be dy.
 // No access is wider than a float, so an array may start anywhere.
 // Launch: one-dimensional, a grid-stride loop, one element a thread and turn.
 // Rounding: each operation once; transcendental functions as CUDA's (at most 2 ulp).
 // The gradients at a kink are Caffe's. A backward kernel takes the output where that is enough.
-#include "device.cuh"
-
-__device__ __forceinline__ float logistic(float x) {
-  // Never the exponential of a large positive number.
-  float e = expf(-fabsf(x)), s = 1.0f / (1.0f + e);
-  return x >= 0.0f ? s : e * s;
-}
+#include "activation.cuh"
 
 // y = x above 0, slope * x elsewhere.
 extern "C" __global__ void relu_forward(const float* x, float* y, float slope, i64 n) {
@@ -36,7 +30,7 @@ extern "C" __global__ void prelu_backward(const float* dy, const float* x, const
   for (GRID_STRIDE(i, n)) dx[i] = x[i] > 0.0f ? dy[i] : slope[i % channels] * dy[i];
 }
 
-// Each element's share of the slope's gradient; its channel's are summed by column_sums.
+// Each element's share of the slope's gradient; column_partials and column_totals add them up.
 extern "C" __global__ void prelu_slope_terms(const float* dy, const float* x, float* terms, i64 n) {
   for (GRID_STRIDE(i, n)) terms[i] = x[i] > 0.0f ? 0.0f : dy[i] * x[i];
 }
@@ -162,6 +156,11 @@ extern "C" __global__ void add_scaled(const float* x, float* y, float a, float b
 // y = a * b: products of blobs, and their gradients.
 extern "C" __global__ void multiply(const float* a, const float* b, float* y, i64 n) {
   for (GRID_STRIDE(i, n)) y[i] = a[i] * b[i];
+}
+
+// y = a / b, and 0 where b is 0.
+extern "C" __global__ void quotient(const float* a, const float* b, float* y, i64 n) {
+  for (GRID_STRIDE(i, n)) y[i] = b[i] == 0.0f ? 0.0f : a[i] / b[i];
 }
 
 // y = max(y, x); `from` becomes `number` where x is strictly greater: of equal blobs the first wins.

@@ -1,4 +1,4 @@
-// Blobs turned between channels-first and channels-last, and images scaled on their way in.
+// Blobs transposed between channels-first and channels-last, and images scaled as they are read.
 //
 // Layout: x (n, rows, columns) of float32 or bytes, y (n, columns, rows) of float32. An image (n, c,
 // h, w) has c rows and h * w columns, and comes out channels-last; one that is channels-last has
@@ -10,7 +10,7 @@
 #include "device.cuh"
 
 template <class Pixel>
-__device__ __forceinline__ void turn(const Pixel* x, float* y, const float* mean, float scale,
+__device__ __forceinline__ void transpose(const Pixel* x, float* y, const float* mean, float scale,
                                      i64 n, i64 rows, i64 columns, float (*tile)[33]) {
   i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 32;
   for (i64 b = blockIdx.z; b < n; b += gridDim.z) {
@@ -29,15 +29,15 @@ __device__ __forceinline__ void turn(const Pixel* x, float* y, const float* mean
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    turn_floats(const float* x, float* y, const float* mean, float scale, i64 n, i64 rows,
+    transpose_floats(const float* x, float* y, const float* mean, float scale, i64 n, i64 rows,
                 i64 columns) {
   __shared__ float tile[32][33];
-  turn(x, y, mean, scale, n, rows, columns, tile);
+  transpose(x, y, mean, scale, n, rows, columns, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    turn_bytes(const u8* x, float* y, const float* mean, float scale, i64 n, i64 rows,
+    transpose_bytes(const u8* x, float* y, const float* mean, float scale, i64 n, i64 rows,
                i64 columns) {
   __shared__ float tile[32][33];
-  turn(x, y, mean, scale, n, rows, columns, tile);
+  transpose(x, y, mean, scale, n, rows, columns, tile);
 }

@@ -49,7 +49,7 @@ struct Tile {
   static const int PITCH = SIDE + 4;      // of the finished sums
 };
 
-// Where (row, k) of an operand stands in its stage.
+// Where (row, k) of an operand is in its stage.
 template <bool K_FASTEST, int SIDE>
 __device__ __forceinline__ int stage_place(int row, int k) {
   int spread = (row & 1) << 2 | (row >> 1 & 3);

@@ -17,3 +17,16 @@ __device__ __forceinline__ Words philox(Words counter, u32 key0, u32 key1) {
   }
   return counter;
 }
+
+// Four words for elements 4 * group to 4 * group + 3 of one layer in one step.
+__device__ __forceinline__ Words draw(i64 group, u64 step, u32 layer, u64 seed) {
+  Words counter = {(u32)group, (u32)(step >> 32), (u32)step, layer};
+  return philox(counter, (u32)seed, (u32)(seed >> 32));
+}
+
+// The word of one element.
+__device__ __forceinline__ u32 drawn(i64 element, u64 step, u32 layer, u64 seed) {
+  Words words = draw(element / 4, step, layer, seed);
+  int k = (int)(element % 4);  // not an index, which would move the words out of their registers
+  return k == 0 ? words.w[0] : k == 1 ? words.w[1] : k == 2 ? words.w[2] : words.w[3];
+}

@@ -1,4 +1,4 @@
-// Max and average pooling with Caffe's rules for the border (see pooling.py).
+// Max, average and stochastic pooling with Caffe's rules for the border (see pooling.py).
 //
 // Layout: float32 blobs, channels last: x (n, h, w, c), y (n, oh, ow, c). Where c is a multiple of
 // 4, four channels are moved at once: blobs are 16-byte aligned. `where` holds a maximum's place in
@@ -9,7 +9,7 @@
 // a row's ow * c values are below 2^31.
 // Rounding: a maximum is exact; an average sums in reading order and multiplies by 1 / cells once.
 // Backward gathers: each input sums over the windows that hold it, in order, without atomics.
-#include "device.cuh"
+#include "philox.cuh"
 
 struct Pooling {
   int h, w, c, oh, ow, kh, kw, sh, sw, ph, pw;
@@ -231,4 +231,38 @@ extern "C" __global__ void __launch_bounds__(128)
   Pooling s = {h, w, c, oh, ow, kh, kw, sh, sw, ph, pw};
   if (c % 4 == 0) average_backward<4>(dy, dx, s, n * h);
   else average_backward<1>(dy, dx, s, n * h);
+}
+
+// One element of each window (Zeiler and Fergus 2013), drawn with a probability proportional to its
+// value, and its place in `where`, for max_pool_backward_wide. There is no padding, and no value is
+// negative. The host draws the same element: sums run in reading order, in float32, and the product
+// of the window's word and sum is in double.
+extern "C" __global__ void __launch_bounds__(128)
+    stochastic_pool_forward(const float* x, float* y, u16* where, const u64* step, u64 seed,
+                            u32 layer, i64 n, int h, int w, int c, int oh, int ow, int kh, int kw,
+                            int sh, int sw, int ph, int pw) {
+  u64 now = *step;
+  for (i64 row = blockIdx.x; row < n * oh; row += gridDim.x) {
+    int top = (int)(row % oh) * sh, bottom = window_stop((int)(row % oh), sh, ph, kh, h);
+    const float* image = x + row / oh * h * w * c;
+    for (int t = threadIdx.x; t < ow * c; t += blockDim.x) {
+      int q = t / c, left = q * sw, right = window_stop(q, sw, pw, kw, w);
+      const float* channel = image + t % c;
+      float total = 0.0f, reached = 0.0f, value = 0.0f;
+      for (int a = top; a < bottom; ++a)
+        for (int b = left; b < right; ++b) total += channel[((i64)a * w + b) * c];
+      i64 at = row * ow * c + t;
+      double limit = drawn(at, now, layer, seed) / 4294967296.0 * total;
+      int place = 0;  // a window of zeros gives its first element
+      bool found = false;
+      for (int a = top; a < bottom && !found; ++a)
+        for (int b = left; b < right && !found; ++b) {
+          reached += channel[((i64)a * w + b) * c];
+          found = reached > limit;
+          if (found) value = channel[((i64)a * w + b) * c], place = (a - top) * kw + b - left;
+        }
+      y[at] = value;
+      where[at] = (u16)place;
+    }
+  }
 }

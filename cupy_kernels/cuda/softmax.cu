@@ -138,10 +138,6 @@ struct SharedRow {
   }
 };
 
-// This thread's row of a (32, 8) block, and how many rows all blocks take at a time.
-__device__ __forceinline__ i64 warp_row() { return (i64)blockIdx.x * blockDim.y + threadIdx.y; }
-__device__ __forceinline__ i64 warp_rows() { return (i64)gridDim.x * blockDim.y; }
-
 __device__ __forceinline__ Online scan(const float* x, int k, int t, int threads) {
   Online o = {-infinity(), 0.0f};
   for (int j = t; j < k; j += threads) take(o, x[j]);
@@ -208,10 +204,9 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   }
 }
 
-// scale = weight / divisor, at least 1: the rows that count (mode 0, VALID), or `fixed` (others).
+// scale = 1 / divisor: the number of rows that count, and at least 1.
 extern "C" __global__ void __launch_bounds__(256)
-    loss_scale(const i64* labels, float* scale, i64 ignored, float weight, float fixed, int mode,
-               i64 rows) {
+    loss_scale(const i64* labels, float* scale, i64 ignored, i64 rows) {
   __shared__ u32 counts[256];
   int t = threadIdx.x;
   u32 count = 0;
@@ -222,19 +217,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (t < half) counts[t] += counts[t + half];
     __syncthreads();
   }
-  if (t > 0 || blockIdx.x > 0) return;
-  float divisor = mode == 0 ? (float)counts[0] : fixed;
-  *scale = weight / (divisor > 1.0f ? divisor : 1.0f);
-}
-
-// total = scale * the sum of `values`, in one block: the loss of a batch.
-extern "C" __global__ void __launch_bounds__(256)
-    scaled_total(const float* values, const float* scale, float* total, i64 n) {
-  __shared__ float scratch[WARP];
-  float sum = 0.0f;
-  for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += values[i];
-  sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0 && blockIdx.x == 0) *total = *scale * sum;
+  if (t == 0 && blockIdx.x == 0) *scale = 1.0f / (float)(counts[0] > 0 ? counts[0] : 1);
 }
 
 // hit = 1 where fewer than `top_k` other classes score at least the true one; 2 where ignored. A NaN

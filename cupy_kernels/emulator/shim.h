@@ -141,7 +141,7 @@ inline unsigned __float2uint_rz(float x) { return emulated_to_uint(x); }
 inline float __int2float_rn(int x) { return (float)x; }
 inline float __uint2float_rn(unsigned x) { return (float)x; }
 
-// Warp shuffles: each lane says what it has and which lane it wants to hear.
+// Warp shuffles: each lane gives its value and names the lane that it reads.
 template <class T>
 struct EmulatedShuffle {
   T value;

@@ -61,7 +61,7 @@ def backward(
     if dbias is not None:
         sum_columns(dy.reshape(-1, len(weight)), None, dbias, work)
     if dweight is not None:
-        kernel = f"conv_weight_{shape.precision}"
+        kernel = f"conv_backward_weight_{shape.precision}"
         _weight_gradient(kernel, x, dy, dweight, sizes | {"packed": packed}, work)
     return _input_gradient(dy, x_shape, read, packed, shape, work) if wanted else None
 
@@ -83,7 +83,7 @@ def _input_gradient(
 ) -> Array:
     dx = work.take("dx", x_shape, dy)
     given: dict[str, Any] = {"dy": dy, "weight": read, "mask": None, "dx": dx, "packed": packed}
-    launch(f"conv_data_{shape.precision}", **given, **numbers(x_shape, len(read), shape))
+    launch(f"conv_backward_data_{shape.precision}", **given, **numbers(x_shape, len(read), shape))
     return dx
 
 

@@ -7,15 +7,13 @@ import numpy as np
 from cupy_kernels import backends
 from cupy_kernels.launch import launch
 from cupy_kernels.rng_keys import WORD, RngKey, limit
-from cupy_kernels.types import AnyArray, Array, Kept
+from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
     kept: dict[str, Any] = {
-        "step": _step(x, draw, work),
-        "seed": draw.seed % WORD**2,
-        "layer": draw.layer % WORD,
+        **random_key(x, draw, work),
         "limit": limit(ratio),
         "scale": 1.0 / (1.0 - ratio),
         "n": x.size,
@@ -31,10 +29,11 @@ def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
     return dx
 
 
-def _step(x: Array, draw: RngKey, work: Workspace) -> AnyArray:
-    """The step number in device memory; copied there, unless it is there already."""
-    if not isinstance(draw.step, int):
-        return draw.step
-    step = work.take_as("step", (1,), np.uint64, x)
-    backends.copy(np.array([draw.step % WORD**2], np.uint64), step)
-    return step
+def random_key(x: Array, draw: RngKey, work: Workspace) -> dict[str, Any]:
+    """A kernel's arguments for a draw; the step's number is copied to the device of x."""
+    step = draw.step
+    if isinstance(step, int):
+        there = work.take_as("step", (1,), np.uint64, x)
+        backends.copy(np.array([step % WORD**2], np.uint64), there)
+        step = there
+    return {"step": step, "seed": draw.seed % WORD**2, "layer": draw.layer % WORD}

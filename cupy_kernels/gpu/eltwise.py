@@ -46,6 +46,12 @@ def product_backward(dy: Array, parts: Sequence[Array], index: int, work: Worksp
     return dx
 
 
+def quotient(a: Array, b: Array, work: Workspace) -> Array:
+    y = work.take("y", a.shape, a)
+    launch("quotient", a=a, b=b, y=y, n=y.size)
+    return y
+
+
 def maximum(parts: Sequence[Array], work: Workspace) -> tuple[Array, Kept]:
     y = work.take("y", parts[0].shape, parts[0])
     origin = work.take_as("from", y.shape, np.uint8, y)

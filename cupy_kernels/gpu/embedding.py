@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.launch import launch
@@ -16,17 +17,11 @@ def gather(table: Array, ids: NDArray[Any], work: Workspace) -> Array:
     return y
 
 
-def segment_sums(dy: Array, order: NDArray[Any], starts: NDArray[Any], work: Workspace) -> Array:
-    (count, width), found = dy.shape, len(starts) - 1
-    sums = work.take("sums", (found, width), dy)
-    launch(
-        "segment_sums",
-        dy=dy,
-        order=order,
-        starts=starts,
-        sums=sums,
-        count=count,
-        segments=found,
-        width=width,
-    )
-    return sums
+def gather_backward(dy: Array, ids: NDArray[Any], out: Array, work: Workspace) -> None:
+    (count, width), rows = dy.shape, len(out)
+    order = work.take_as("order", (count,), np.int64, dy)
+    starts = work.take_as("starts", (rows + 1,), np.int64, dy)
+    launch("stable_order", ids=ids, order=order, count=count)
+    launch("segment_starts", ids=ids, order=order, starts=starts, count=count, rows=rows)
+    sizes = {"count": count, "rows": rows, "width": width}
+    launch("segment_sums", dy=dy, order=order, starts=starts, sums=out, **sizes)

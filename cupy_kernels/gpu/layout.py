@@ -9,7 +9,7 @@ from cupy_kernels.types import AnyArray, Array
 
 def channels_first(x: Array, out: Array) -> None:
     n, h, w, c = x.shape
-    launch("turn_floats", x=x, y=out, mean=None, scale=1.0, n=n, rows=h * w, columns=c)
+    launch("transpose_floats", x=x, y=out, mean=None, scale=1.0, n=n, rows=h * w, columns=c)
 
 
 def channels_last(x: Array, out: Array) -> None:
@@ -21,5 +21,5 @@ def channels_last(x: Array, out: Array) -> None:
 
 def images(pixels: AnyArray, mean: Array | None, scale: float, out: Array) -> None:
     n, c, h, w = pixels.shape
-    kernel = "turn_bytes" if pixels.dtype == np.uint8 else "turn_floats"
+    kernel = "transpose_bytes" if pixels.dtype == np.uint8 else "transpose_floats"
     launch(kernel, x=pixels, y=out, mean=mean, scale=scale, n=n, rows=c, columns=h * w)

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.gpu.dropout import random_key
 from cupy_kernels.launch import launch
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
 from cupy_kernels.workspace import Workspace
 
@@ -41,6 +43,25 @@ def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
 def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
     dx = work.take("dx", x_shape, dy)
     launch("average_pool_backward", dy=dy, dx=dx, **_numbers(x_shape, shape))
+    return dx
+
+
+def stochastic_forward(
+    x: Array, shape: Pooling, draw: RngKey, work: Workspace
+) -> tuple[Array, Kept]:
+    sizes = _numbers(x.shape, shape)
+    y = _output("y", x, sizes, work)
+    where = work.take_as("where_wide", y.shape, np.uint16, x)
+    key = random_key(x, draw, work)
+    launch("stochastic_pool_forward", x=x, y=y, where=where, **key, **sizes)
+    return y, (where,)
+
+
+def stochastic_backward(
+    dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
+) -> Array:
+    dx, sizes = work.take("dx", x_shape, dy), _numbers(x_shape, shape)
+    launch("max_pool_backward_wide", dy=dy, where=where[0], dx=dx, **sizes)
     return dx
 
 

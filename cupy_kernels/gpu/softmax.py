@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.softmax import FIXED, NOTHING_IGNORED, VALID
+from cupy_kernels.gpu.reduction import sum_rows
+from cupy_kernels.kernel_specs.softmax import NOTHING_IGNORED
 from cupy_kernels.launch import launch
 from cupy_kernels.types import AnyArray, Array, Kept, Labels
 from cupy_kernels.workspace import Workspace
@@ -46,18 +47,8 @@ def cross_entropy(
     x: Array, labels: Labels, ignored: int | None, divisor: float | None, work: Workspace
 ) -> tuple[AnyArray, Kept]:
     rows, k = x.shape
-    scale, total = work.take("scale", (1,), x), work.take("total", (1,), x)
-    losses, dx = work.take("losses", (rows,), x), work.take("dx", x.shape, x)
-    launch(
-        "loss_scale",
-        labels=labels,
-        scale=scale,
-        ignored=_ignored(ignored),
-        weight=1.0,
-        fixed=divisor or 1.0,
-        mode=VALID if divisor is None else FIXED,
-        rows=rows,
-    )
+    losses, dx = work.take("losses", (1, rows), x), work.take("dx", x.shape, x)
+    scale = loss_scale(labels, ignored, divisor, x, work)
     launch(
         "softmax_loss_wide" if k >= WIDE else "softmax_loss",
         x=x,
@@ -65,12 +56,36 @@ def cross_entropy(
         scale=scale,
         losses=losses,
         dx=dx,
-        ignored=_ignored(ignored),
+        ignored=number_of_ignored(ignored),
         rows=rows,
         k=k,
     )
-    launch("scaled_total", values=losses, scale=scale, total=total, n=rows)
-    return total.reshape(()), (dx,)
+    return scaled_total(losses, scale, work), (dx,)
+
+
+def loss_scale(
+    labels: Labels, ignored: int | None, divisor: float | None, like: Array, work: Workspace
+) -> Array:
+    """1 / divisor, and at most 1, in device memory; None divides by the labels that count."""
+    if divisor is not None or ignored is None:
+        return fixed_scale(labels.size if divisor is None else divisor, like, work)
+    scale = work.take("scale", (1,), like)
+    launch("loss_scale", labels=labels, scale=scale, ignored=ignored, rows=labels.size)
+    return scale
+
+
+def fixed_scale(divisor: float, like: Array, work: Workspace) -> Array:
+    """1 / divisor, and at most 1, in device memory."""
+    scale = work.take("scale", (1,), like)
+    scale.fill(1 / max(divisor, 1))
+    return scale
+
+
+def scaled_total(losses: Array, scale: Array, work: Workspace) -> AnyArray:
+    """The sum of all losses times the scale, without axes."""
+    total = work.take("total", (1,), losses)
+    sum_rows(losses.reshape(1, -1), None, total, work, scale=scale)
+    return total.reshape(())
 
 
 def cross_entropy_backward(kept: Kept, weight: float, work: Workspace) -> Array:
@@ -111,7 +126,7 @@ def _hits(
         scores=scores,
         labels=labels,
         hits=hits,
-        ignored=_ignored(ignored),
+        ignored=number_of_ignored(ignored),
         rows=rows,
         k=k,
         top_k=top_k,
@@ -119,7 +134,8 @@ def _hits(
     return hits
 
 
-def _ignored(label: int | None) -> int:
+def number_of_ignored(label: int | None) -> int:
+    """The label that kernels ignore; one that no row has if none is ignored."""
     return NOTHING_IGNORED if label is None else label
 
 

@@ -133,13 +133,6 @@ def _pack_weights(weight: Wide, n: int, channels: int, window: int, **_: Any) ->
     return {"packed": weight.reshape(-1)[:n].reshape(-1, channels, window).transpose(0, 2, 1)}
 
 
-def _column_sums(x: Wide, rows: int, columns: int, splits: int, **_: Any) -> dict[str, Any]:
-    each = -(-rows // splits)
-    wide = x.reshape(rows, columns)
-    sums = [wide[s * each : (s + 1) * each].sum(axis=0) for s in range(splits)]
-    return {"parts": np.stack(sums)}
-
-
 def weight_size(sizes: Sizes) -> int:
     """Elements of a weight tensor in Caffe's order."""
     return sizes["o"] * (sizes["c"] // sizes["groups"]) * sizes["kh"] * sizes["kw"]
@@ -230,8 +223,8 @@ def _rows(kind: str) -> tuple[Kernel, ...]:
             _forward,
             expected[0],
         ),
-        _row(f"conv_data_{kind}", (dy, weight, mask, dx), (), _data, expected[1]),
-        _row(f"conv_weight_{kind}", (x, dy, parts), (splits,), _weight, expected[2]),
+        _row(f"conv_backward_data_{kind}", (dy, weight, mask, dx), (), _data, expected[1]),
+        _row(f"conv_backward_weight_{kind}", (x, dy, parts), (splits,), _weight, expected[2]),
     )
 
 
@@ -268,20 +261,5 @@ ROWS = (
         _pack_weights,
         bytes_each=8,
         tolerance=EXACT,
-    ),
-    Kernel(
-        "column_sums",
-        "convolution.cu",
-        (
-            reads("x", "rows*columns"),
-            writes("parts", "splits*columns"),
-            scalar("rows"),
-            scalar("columns"),
-            scalar("splits"),
-        ),
-        Geometry((256, 1, 1), lambda s: (-(-s["columns"] // 256), s["splits"], 1)),
-        _column_sums,
-        bytes_each=4,
-        tolerance=SUMMED,
     ),
 )

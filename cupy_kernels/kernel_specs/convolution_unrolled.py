@@ -29,7 +29,7 @@ def _taps(s: Any) -> Any:
         yield i, j, (slice(None), down, right)
 
 
-def unroll(x: Wide, **s: Any) -> dict[str, Any]:
+def im2col(x: Wide, **s: Any) -> dict[str, Any]:
     padded = _padded(x, s)
     columns = np.zeros((s["n"], s["oh"], s["ow"], s["c"], s["kh"], s["kw"]))
     for i, j, cells in _taps(s):
@@ -37,7 +37,7 @@ def unroll(x: Wide, **s: Any) -> dict[str, Any]:
     return {"columns": columns}
 
 
-def fold(columns: Wide, **s: Any) -> dict[str, Any]:
+def col2im(columns: Wide, **s: Any) -> dict[str, Any]:
     windows = columns.reshape(s["n"], s["oh"], s["ow"], s["c"], s["kh"], s["kw"])
     padded = _padded(np.zeros(s["n"] * s["h"] * s["w"] * s["c"]), s)
     for i, j, cells in _taps(s):
@@ -71,19 +71,19 @@ _SCALARS = tuple(scalar(name, "i4") for name in SHAPE)
 
 ROWS = (
     Kernel(
-        "unroll",
+        "im2col",
         "convolution_unrolled.cu",
         (reads("x", "n*h*w*c"), writes("columns", _WINDOWS), *_SCALARS),
         over(_WINDOWS),
-        unroll,
+        im2col,
         bytes_each=4,
     ),
     Kernel(
-        "fold",
+        "col2im",
         "convolution_unrolled.cu",
         (reads("columns", _WINDOWS), writes("dx", "n*h*w*c"), *_SCALARS),
         over("n*h*w*c"),
-        fold,
+        col2im,
         bytes_each=4,
     ),
     Kernel(

@@ -8,8 +8,6 @@ from cupy_kernels.kernel_spec import (
     EXACT,
     Kernel,
     Tolerance,
-    changes,
-    one_block,
     over,
     reads,
     scalar,
@@ -31,29 +29,26 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
-def _words(n: int, step: int, layer: int, seed: int) -> Any:
+def drawn_words(n: int, step: int, layer: int, seed: int) -> Any:
+    """The word of each of n elements."""
     key = (seed & _LOW, seed >> 32)
     groups = [philox((g, step >> 32, step & _LOW, layer), key) for g in range(-(-n // 4))]
     return np.array(groups, np.int64).reshape(-1)[:n]
 
 
 def _philox_words(step: Any, seed: Any, layer: Any, n: int, **_: Any) -> dict[str, Any]:
-    return {"words": _words(n, int(step[0]), int(layer), int(seed))}
+    return {"words": drawn_words(n, int(step[0]), int(layer), int(seed))}
 
 
 def _dropout_apply(
     x: Wide, step: Any, seed: Any, layer: Any, limit: Any, scale: Any, n: int, **_: Any
 ) -> dict[str, Any]:
-    dropped = _words(n, int(step[0]), int(layer), int(seed)) < int(limit)
+    dropped = drawn_words(n, int(step[0]), int(layer), int(seed)) < int(limit)
     return {"y": np.where(dropped, 0, float(scale) * x)}
 
 
-def _count_step(step: Any, **_: Any) -> dict[str, Any]:
-    return {"step": step + np.uint64(1)}
-
-
 _QUADRUPLES = over(lambda sizes: -(-sizes["n"] // 4))
-_KEY = (reads("step", "1", "u8"), scalar("seed", "u8"), scalar("layer", "u4"))
+RANDOM_KEY = (reads("step", "1", "u8"), scalar("seed", "u8"), scalar("layer", "u4"))
 
 
 ROWS = (
@@ -63,7 +58,7 @@ ROWS = (
         (
             reads("x", "n"),
             writes("y", "n"),
-            *_KEY,
+            *RANDOM_KEY,
             scalar("limit", "u4"),
             scalar("scale", "f4"),
             scalar("n"),
@@ -77,19 +72,10 @@ ROWS = (
     Kernel(
         "philox_words",
         "dropout.cu",
-        (writes("words", "n", "u4"), *_KEY, scalar("n")),
+        (writes("words", "n", "u4"), *RANDOM_KEY, scalar("n")),
         _QUADRUPLES,
         _philox_words,
         bytes_each=4,
-        tolerance=EXACT,
-    ),
-    Kernel(
-        "count_step",
-        "dropout.cu",
-        (changes("step", "1", "u8"),),
-        one_block(32),
-        _count_step,
-        bytes_each=16,
         tolerance=EXACT,
     ),
 )

@@ -152,6 +152,10 @@ def _multiply(a: Wide, b: Wide, **_: Any) -> dict[str, Any]:
     return {"y": a * b}
 
 
+def _quotient(a: Wide, b: Wide, **_: Any) -> dict[str, Any]:
+    return {"y": np.divide(a, b, where=b != 0, out=np.zeros_like(a))}
+
+
 def _keep_larger(x: Wide, y: Wide, number: int, **others: Any) -> dict[str, Any]:
     greater = (x > y) | (np.isnan(x) & ~np.isnan(y))
     return {"y": np.maximum(x, y), "from": np.where(greater, number, others["from"])}
@@ -217,6 +221,15 @@ ROWS = (
         (reads("a", "n"), reads("b", "n"), writes("y", "n"), scalar("n")),
         over("n"),
         _multiply,
+        bytes_each=12,
+        in_place=(("a", "y"), ("b", "y")),
+    ),
+    Kernel(
+        "quotient",
+        "elementwise.cu",
+        (reads("a", "n"), reads("b", "n"), writes("y", "n"), scalar("n")),
+        over("n"),
+        _quotient,
         bytes_each=12,
         in_place=(("a", "y"), ("b", "y")),
     ),

@@ -1,10 +1,10 @@
-"""Rows of `embedding.cu`: gather, and its gradient by sorted segment sums."""
+"""Rows of `embedding.cu`: gather, and its gradient by sums over sorted ids."""
 
 from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_spec import EXACT, Kernel, over, reads, scalar, writes
+from cupy_kernels.kernel_spec import EXACT, Kernel, Sizes, over, reads, scalar, writes
 from cupy_kernels.types import Wide
 
 
@@ -18,12 +18,24 @@ def embedding_gather(
     return {"y": y}
 
 
+def stable_order(ids: Any, count: int, **_: Any) -> dict[str, Any]:
+    return {"order": np.argsort(ids[:count], kind="stable")}
+
+
+def segment_starts(ids: Any, count: int, rows: int, **_: Any) -> dict[str, Any]:
+    return {"starts": [np.count_nonzero(ids[:count] < row) for row in range(rows + 1)]}
+
+
 def segment_sums(
-    dy: Wide, order: Any, starts: Any, segments: int, width: int, **_: Any
+    dy: Wide, order: Any, starts: Any, rows: int, width: int, **_: Any
 ) -> dict[str, Any]:
     gradient = dy.reshape(-1, width)
-    parts = [order[starts[s] : starts[s + 1]] for s in range(segments)]
+    parts = [order[starts[row] : starts[row + 1]] for row in range(rows)]
     return {"sums": np.array([gradient[part].sum(axis=0) for part in parts])}
+
+
+def _edges(sizes: Sizes) -> int:
+    return sizes["rows"] + 1
 
 
 ROWS = (
@@ -44,18 +56,42 @@ ROWS = (
         tolerance=EXACT,
     ),
     Kernel(
+        "stable_order",
+        "embedding.cu",
+        (reads("ids", "count", "i8"), writes("order", "count", "i8"), scalar("count")),
+        over("count"),
+        stable_order,
+        bytes_each=16,
+        tolerance=EXACT,
+    ),
+    Kernel(
+        "segment_starts",
+        "embedding.cu",
+        (
+            reads("ids", "count", "i8"),
+            reads("order", "count", "i8"),
+            writes("starts", _edges, "i8"),
+            scalar("count"),
+            scalar("rows"),
+        ),
+        over(_edges),
+        segment_starts,
+        bytes_each=8,
+        tolerance=EXACT,
+    ),
+    Kernel(
         "segment_sums",
         "embedding.cu",
         (
             reads("dy", "count*width"),
             reads("order", "count", "i8"),
-            reads("starts", lambda sizes: sizes["segments"] + 1, "i8"),
-            writes("sums", "segments*width"),
+            reads("starts", _edges, "i8"),
+            writes("sums", "rows*width"),
             scalar("count"),
-            scalar("segments"),
+            scalar("rows"),
             scalar("width"),
         ),
-        over("segments*width"),
+        over("rows*width"),
         segment_sums,
         bytes_each=8,
     ),

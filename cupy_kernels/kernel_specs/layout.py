@@ -12,7 +12,7 @@ def _tiles(sizes: Sizes) -> Dim3:
     return across, down, min(sizes["n"], MOST_IMAGES)
 
 
-def _turn(
+def _transpose(
     x: Any, mean: Any, scale: Any, n: int, rows: int, columns: int, **_: Any
 ) -> dict[str, Any]:
     images = x.reshape(n, rows, columns).astype(float)
@@ -34,10 +34,10 @@ def _row(name: str, dtype: str, bytes_each: float) -> Kernel:
             scalar("columns"),
         ),
         Geometry((32, 8, 1), _tiles),
-        _turn,
+        _transpose,
         bytes_each=bytes_each,
         tolerance=Tolerance(1e-6, 1e-7),
     )
 
 
-ROWS = (_row("turn_floats", "f4", 8), _row("turn_bytes", "u1", 5))
+ROWS = (_row("transpose_floats", "f4", 8), _row("transpose_bytes", "u1", 5))

@@ -16,6 +16,7 @@ from cupy_kernels.kernel_spec import (
     scalar,
     writes,
 )
+from cupy_kernels.kernel_specs.dropout import RANDOM_KEY, drawn_words
 from cupy_kernels.types import Wide
 
 NUMBERS = ("h", "w", "c", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw")
@@ -78,6 +79,26 @@ def _average_backward(dy: Wide, **a: Any) -> dict[str, Any]:
     return {"dx": dx.transpose(0, 2, 3, 1)}
 
 
+def _stochastic_forward(
+    x: Wide, step: Any, seed: Any, layer: Any, n: int, **a: Any
+) -> dict[str, Any]:
+    """Window by window; the words are dropout's."""
+    shape = (n, a["oh"], a["ow"], a["c"])
+    words = drawn_words(int(np.prod(shape)), int(step[0]), int(layer), int(seed)).reshape(shape)
+    images = x.reshape(n, a["h"], a["w"], a["c"])
+    y, where = np.zeros(shape), np.zeros(shape)
+    for m, p, q, k in np.ndindex(shape):
+        rows, columns = p * a["sh"] + np.arange(a["kh"]), q * a["sw"] + np.arange(a["kw"])
+        cells = np.zeros((a["kh"], a["kw"]))
+        inside = np.ix_(rows < a["h"], columns < a["w"])
+        cells[inside] = images[m, :, :, k][np.ix_(rows[rows < a["h"]], columns[columns < a["w"]])]
+        reached = np.cumsum(cells)
+        above = np.flatnonzero(reached > words[m, p, q, k] / 2**32 * reached[-1])
+        where[m, p, q, k] = above[0] if above.size else 0
+        y[m, p, q, k] = cells.flat[int(where[m, p, q, k])]
+    return {"y": y, "where": where}
+
+
 IMAGE, POOLED = "n*h*w*c", "n*oh*ow*c"
 _SCALARS: tuple[Parameter, ...] = (scalar("n"), *(scalar(name, "i4") for name in NUMBERS))
 _SUMS = Tolerance(1e-6, 2e-6)
@@ -137,5 +158,20 @@ ROWS = (
         _average_backward,
         bytes_each=20,
         tolerance=_SUMS,
+    ),
+    Kernel(
+        "stochastic_pool_forward",
+        "pooling.cu",
+        (
+            reads("x", IMAGE),
+            writes("y", POOLED),
+            writes("where", POOLED, "u2"),
+            *RANDOM_KEY,
+            *_SCALARS,
+        ),
+        _rows("oh"),
+        _stochastic_forward,
+        bytes_each=22,
+        tolerance=Tolerance(0, 0),
     ),
 )

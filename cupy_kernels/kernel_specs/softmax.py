@@ -18,6 +18,7 @@ from cupy_kernels.kernel_spec import (
     over,
     reads,
     scalar,
+    warps_over,
     writes,
 )
 from cupy_kernels.types import Wide
@@ -29,15 +30,8 @@ NOTHING_IGNORED = -(2**63)
 MOST_KEPT = 40_000
 """Floats of a row that `softmax_loss_wide` keeps in shared memory."""
 
-VALID, FIXED = 0, 1
-"""The modes of `loss_scale`: divide by the number of rows that count, or by the given number."""
-
 NO_CLASS = -(2**62)
 """The result of `labels_from_floats` for a label that is not whole."""
-
-
-def _warps(sizes: Sizes) -> Dim3:
-    return min(-(-sizes["rows"] // 8), MOST_BLOCKS), 1, 1
 
 
 def _blocks(sizes: Sizes) -> Dim3:
@@ -68,15 +62,8 @@ def _softmax_loss(
     return {"losses": losses, "dx": dx}
 
 
-def _loss_scale(
-    labels: Any, ignored: int, weight: Any, fixed: Any, mode: int, **_: Any
-) -> dict[str, Any]:
-    divisor = np.count_nonzero(labels != ignored) if mode == VALID else float(fixed)
-    return {"scale": [float(weight) / max(divisor, 1)]}
-
-
-def _scaled_total(values: Wide, scale: Wide, **_: Any) -> dict[str, Any]:
-    return {"total": [scale[0] * values.sum()]}
+def _loss_scale(labels: Any, ignored: int, **_: Any) -> dict[str, Any]:
+    return {"scale": [1 / max(int(np.count_nonzero(labels != ignored)), 1)]}
 
 
 def _top_k_hits(
@@ -125,7 +112,7 @@ ROWS = (
         "softmax_forward",
         "softmax.cu",
         (reads("x", "rows*k"), writes("p", "rows*k"), scalar("rows"), scalar("k", "i4")),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_forward,
         bytes_each=8,
         tolerance=_CLOSE,
@@ -141,7 +128,7 @@ ROWS = (
             scalar("rows"),
             scalar("k", "i4"),
         ),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_backward,
         bytes_each=12,
         tolerance=_CLOSE,
@@ -151,7 +138,7 @@ ROWS = (
         "softmax_loss",
         "softmax.cu",
         _LOSS,
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _softmax_loss,
         bytes_each=8,
         tolerance=_CLOSE,
@@ -172,23 +159,11 @@ ROWS = (
             reads("labels", "rows", "i8"),
             writes("scale", "1"),
             scalar("ignored"),
-            scalar("weight", "f4"),
-            scalar("fixed", "f4"),
-            scalar("mode", "i4"),
             scalar("rows"),
         ),
         one_block(),
         _loss_scale,
         bytes_each=8,
-    ),
-    Kernel(
-        "scaled_total",
-        "softmax.cu",
-        (reads("values", "n"), reads("scale", "1"), writes("total", "1"), scalar("n")),
-        one_block(),
-        _scaled_total,
-        bytes_each=4,
-        tolerance=Tolerance(1e-5, 1e-5),
     ),
     Kernel(
         "top_k_hits",
@@ -202,7 +177,7 @@ ROWS = (
             scalar("k", "i4"),
             scalar("top_k", "i4"),
         ),
-        Geometry((32, 8, 1), _warps),
+        warps_over("rows"),
         _top_k_hits,
         bytes_each=4,
         tolerance=EXACT,

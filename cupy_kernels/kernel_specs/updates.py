@@ -1,4 +1,4 @@
-"""Rows of `updates.cu` and `norm.cu`: update rules over the arena, its norm, and the guard.
+"""Rows of `updates.cu` and `gradient_guard.cu`: update rules over the arena, norm and guard.
 
 The references use a rule's formula from `update_reference`, and add its decay, multipliers and the
 guard's verdict. Adam's bias correction is already in the rate (`shards.rules` puts it there), so
@@ -202,7 +202,9 @@ def _square_sums(x: Doubles, n: int, **_: Any) -> dict[str, Any]:
     return {"partials": np.bincount(owner, x[:n] ** 2, count)}
 
 
-def _judge(partials: Doubles, hyper: Any, verdict: Any, count: int, **_: Any) -> dict[str, Any]:
+def _check_norm(
+    partials: Doubles, hyper: Any, verdict: Any, count: int, **_: Any
+) -> dict[str, Any]:
     unscale, clip = (float(hyper[name][0]) for name in ("unscale", "clip"))
     norm = unscale * np.sqrt(partials[:count].sum())
     skip = not np.isfinite(np.float32(norm))
@@ -257,7 +259,7 @@ ROWS = (
     ),
     Kernel(
         "square_sums",
-        "norm.cu",
+        "gradient_guard.cu",
         (
             reads("x", "n", align=16),
             writes("partials", lambda sizes: partials(sizes["n"])),
@@ -268,8 +270,8 @@ ROWS = (
         bytes_each=4,
     ),
     Kernel(
-        "judge",
-        "norm.cu",
+        "check_norm",
+        "gradient_guard.cu",
         (
             reads("partials", "count"),
             reads("hyper", "1", HYPER),
@@ -277,12 +279,12 @@ ROWS = (
             scalar("count"),
         ),
         one_block(),
-        _judge,
+        _check_norm,
         bytes_each=4,
     ),
     Kernel(
         "apply_verdict",
-        "norm.cu",
+        "gradient_guard.cu",
         (reads("x", "n"), writes("y", "n"), reads("verdict", "1", VERDICT), scalar("n")),
         over("n"),
         _apply_verdict,

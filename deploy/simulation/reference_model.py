@@ -127,15 +127,6 @@ def _replayed(
     return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
 
 
-def held_rows(rows: NDArray[np.void], version: int, buffered: int) -> NDArray[np.bool_]:
-    """Which of a shard's records are of pushes in a state: its versions, then its buffer."""
-    waiting = rows["apply_version"] == version + 1
-    held: NDArray[np.bool_] = (rows["apply_version"] <= version) | (
-        waiting & (np.cumsum(waiting) <= buffered)
-    )
-    return held
-
-
 def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array]]]:
     """The version made by each update, and the gradients of its pushes."""
     records = zip(

@@ -5,6 +5,7 @@ is what `replicated` promises to survive. Stops, cuts and deaths of the coordina
 time. A copy that dies or retires is followed by an empty one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from math import inf
@@ -33,6 +34,7 @@ TICK_S = 0.5
 RETRY_S = 0.4
 RESTART_S = 1.5
 FOLLOWED_S = 20.0  # an undisturbed backup has to get in sync, or closer to it, within this time
+TRIES = 12  # refusals in a row, after which a client knows which copy serves
 KEPT = 64  # the number of states kept, by entry, for comparison with a backup
 
 
@@ -89,6 +91,7 @@ class ReplicatedShardHost(ShardHost):
         self._installed = fresh
         self._primaries: dict[int, int] = {}
         self._routes: dict[str, Copy] = {}
+        self._refusals: Counter[str] = Counter()  # in a row, by client
 
     def begin(self) -> None:
         self._start_copy()
@@ -118,12 +121,18 @@ class ReplicatedShardHost(ShardHost):
     # --- requests and answers ---------------------------------------------------------------------
 
     def route(self, client: "Client") -> tuple[str, Deliver] | None:
-        """The copy that this client uses; if it is dead, another one at random."""
+        """The copy that this client uses; if it is dead, another one at random.
+
+        Only so often: chance alone could keep a client from the copy that serves, of which the
+        coordinator informs a real one (primary_resolver.py).
+        """
         copy = self._routes.get(client.name)
         if copy is None or not copy.alive:
             living = [copy for copy in self.copies.values() if copy.alive]
             if not living:
                 return None
+            if self._refusals[client.name] >= TRIES:
+                living = [copy for copy in living if copy.replica.serving] or living
             copy = self._routes[client.name] = self._world.clock.random.choice(living)
         return copy.name, partial(copy.at, self._take, copy, client.address)
 
@@ -178,15 +187,18 @@ class ReplicatedShardHost(ShardHost):
         super().reply(process, answers)
         assert isinstance(process, Copy), "copies alone answer for this shard"
         for answer in answers:
+            client = self._world.end_at(answer.to).name
+            refused = type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY
+            self._refusals[client] = self._refusals[client] + 1 if refused else 0
             if type(answer.message) is Ack:
                 first = self._primaries.setdefault(process.epoch, process.boot)
                 if first != process.boot:
                     text = f"copies {first} and {process.boot} commit in {process.epoch}"
                     raise Violation(Promise.ONE_PRIMARY, text)
                 self.check_durable(f"{process.name} acknowledges a push")
-            elif type(answer.message) is Refusal and answer.message.remedy is Remedy.RETRY:
+            elif refused:
                 # After a refusal by a copy that does not serve, the client tries another one.
-                self._routes.pop(self._world.end_at(answer.to).name, None)
+                self._routes.pop(client, None)
 
     def _post(self, copy: Copy, post: Post) -> None:
         other = self.copies[post.to]

@@ -15,7 +15,7 @@ from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.reads import Reads
-from deploy.simulation.reference_model import Beginning, check_state, check_versions, held_rows
+from deploy.simulation.reference_model import Beginning, check_state, check_versions
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.envelopes import Arrival, Outgoing
@@ -54,11 +54,9 @@ class ShardProcess(SimulatedProcess):
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
             return np.concatenate([former[former["apply_version"] <= version], own])
         # An update may hold pushes of several processes, and a push may be in no update.
-        ledger = self.shard.ledger.entries
-        ends: dict[Any, int] = {w.encode(): entry.seq + 1 for w, entry in ledger.items()}
-        ends |= dict(own[["worker", "seq"]].tolist()[::-1])
-        kept = [seq < ends.get(worker, 0) for worker, seq in former[["worker", "seq"]].tolist()]
-        return np.concatenate([former[np.array(kept, bool)], own])
+        first = {worker.decode(): seq for worker, seq in own[["worker", "seq"]].tolist()[::-1]}
+        ends = self.shard.ledger.cut | {worker: seq - 1 for worker, seq in first.items()}
+        return np.concatenate([former[held_rows(former, ends)], own])
 
 
 class ShardHost:
@@ -124,6 +122,13 @@ class ShardHost:
     def drained(self) -> bool:
         """Whether every request has been processed."""
         raise NotImplementedError
+
+    def finished(self) -> bool:
+        """Whether nothing is left to do: no request, and no buffer that no worker can fill.
+
+        If the last lease ran out while the shard was quiesced, its buffer is applied afterwards.
+        """
+        return self.drained() and not self.shard.updates.unfilled
 
     # --- faults; a kind of shard ignores those that it does not know ------------------------------
 
@@ -212,7 +217,7 @@ class ShardHost:
                 successor._note_ack(worker, seq)
             successor.check_durable("it receives the state of its predecessors")
         rows = self.serving[0].records()
-        rows = rows[held_rows(rows, saved.version, saved.buffered)].copy()
+        rows = rows[held_rows(rows, saved.ledger.cut)].copy()
         rows["apply_version"][rows["apply_version"] > saved.version] = _BUFFERED
         for block in self.blocks:
             successor = next(host for host in to if block in host.blocks)
@@ -320,6 +325,15 @@ class ShardHost:
                     continue  # the residual of the missing pushes is unknown
                 kept = invariants.residual(life.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
+
+
+def held_rows(rows: NDArray[np.void], cut: Mapping[str, int]) -> NDArray[np.bool_]:
+    """Which of a shard's records are of pushes up to `cut`, each worker's last one.
+
+    A version does not say it: a push that its round has dropped makes none.
+    """
+    pushes = rows[["worker", "seq"]].tolist()
+    return np.array([seq <= cut.get(worker.decode(), 0) for worker, seq in pushes], bool)
 
 
 def applied_seq(shard: Shard, worker: str) -> int:

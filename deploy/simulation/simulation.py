@@ -114,12 +114,14 @@ class Simulation:
         self._check_left()
 
     def _busy(self) -> bool:
-        # A shard that the last worker left while it was quiesced still has its buffer to apply.
-        return not all(host.drained() and not host.shard.updates.unfilled for host in self.hosts)
+        return not all(host.finished() for host in self.hosts)
 
     def _stuck(self) -> None:
         lives = [life for life in self.lives.values() if life.number in self._unfinished]
-        raise Violation(Promise.PROGRESS, f"{lives or 'a shard'} at {self.clock.now:.0f} s")
+        shards = [f"shard {host.number}" for host in self.hosts if not host.finished()]
+        raise Violation(
+            Promise.PROGRESS, f"{lives or shards} not finished at {self.clock.now:.0f} s"
+        )
 
     def note(self, text: str) -> None:
         """Add a line to the events of the outcome."""

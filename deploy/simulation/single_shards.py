@@ -9,8 +9,7 @@ from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import check_silent
 from deploy.simulation.network import Deliver
-from deploy.simulation.reference_model import held_rows
-from deploy.simulation.shard_hosts import ShardHost, ShardProcess
+from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards import shard_state
@@ -146,7 +145,7 @@ class SingleShardHost(ShardHost):
     def _forget(self) -> None:
         """Note the pushes that are lost now, except those that their workers will repeat."""
         rows = self._process.former
-        lost = ~held_rows(rows, self.shard.version, self.shard.held.buffered)
+        lost = ~held_rows(rows, self.shard.ledger.cut)
         for worker, seq in rows[lost][["worker", "seq"]].tolist():
             self._forgotten.setdefault(worker.decode(), set()).add(seq)
         self._process.former = rows[~lost]

@@ -60,7 +60,6 @@ class SimulatedWorker(SimulatedProcess):
             job=world.job,
             worker=self.name,
             incarnation=self.incarnation,
-            build=world.build,
             layout=world.layout,
             shard_map=hosts[0].map,
             retry_s=0.5,

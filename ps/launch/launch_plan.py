@@ -6,11 +6,14 @@ Every placement (launcher.py) starts a job's shards from such a plan.
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
+from msgspec import structs
 
 from cupy_kernels.backends import GPU, HOST, Backend
 from cupy_kernels.device import gpu
+from ps import paths
 from ps.cluster import Access
 from ps.durability import Durability
 from ps.job_spec import check_specs
@@ -18,7 +21,7 @@ from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.heartbeat import BEAT_S
 from ps.security.authorization import Admission, issue
 from ps.transport.addresses import on_this_host
-from ps.transport.local_sockets import Transport
+from ps.transport.local_sockets import Transport, transport_named
 from shards import arguments
 from shards.errors import BadInput
 from shards.rules import Rule
@@ -35,6 +38,21 @@ class ShardDevice(StrEnum):
 
     CPU = "cpu"
     GPU = "gpu"
+
+
+class LaunchOptions(TypedDict, total=False):
+    """How a job's shards run, all optional: see `LaunchPlan`, which checks them."""
+
+    host: str
+    port: int
+    transport: Transport | str
+    device: ShardDevice | str
+    secure: bool | None
+    durability: Durability | str
+    logs: str | Path | None
+    logs_apart: bool
+    rollback_s: float
+    silence_s: float
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +82,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_specs(self.specs)
+        for field, value in (
+            ("transport", transport_named(self.transport)),
+            ("device", arguments.choice("device", self.device, ShardDevice)),
+            ("durability", arguments.choice("durability", self.durability, Durability)),
+            ("logs", None if self.logs is None else paths.path("logs", self.logs)),
+        ):
+            structs.force_setattr(self, field, value)
         arguments.name("host", self.host)
         most = _LAST_PORT + 1 - len(self.specs)
         if not 0 <= arguments.whole("port", self.port) <= most:
@@ -72,6 +97,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.secure is not None:
             arguments.flag("secure", self.secure)
         arguments.flag("logs_apart", self.logs_apart)
+        arguments.seconds("silence_s", self.silence_s)
         check_rollback(self.rollback_s, self.durability)
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.device)
@@ -85,6 +111,12 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """New keys for the job, and the admission for its shards; None if anybody may enter."""
         wanted = not on_this_host(self.host) if self.secure is None else self.secure
         return issue(self.specs[0].workers) if wanted else (None, None)
+
+
+def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
+    """The plan with these options; raises BadInput for one that does not exist."""
+    arguments.known("options", options, LaunchOptions.__annotations__)
+    return LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:

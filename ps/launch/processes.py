@@ -1,6 +1,6 @@
 """Runs shards as plain processes of this machine: no Ray, nothing but the base install.
 
-    with ps.process_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as admin:
+    with process_shards(specs) as hosts, AdminClient(hosts.cluster) as admin:
         admin.install(weights)
         ...
 
@@ -20,8 +20,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Unpack
 
-from ps import paths
 from ps.durability import Durability
 from ps.launch.child_protocol import (
     CoordinatorLaunch,
@@ -32,16 +32,13 @@ from ps.launch.child_protocol import (
     receive,
     send,
 )
-from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.launch_plan import LaunchOptions, LaunchPlan, plan_of
 from ps.launch.process_handle import ExitReason, ProcessHandle
 from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from ps.launch.single_copies import SingleCopies, single_copies
 from ps.logs import LogRelay
-from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.coordinator_store import RECORD
 from ps.shared_memory.shm_files import temporary_folder
-from ps.transport.local_sockets import Transport, transport_named
-from shards import arguments
 from shards.errors import BadInput, GiveUp
 from shards.spec import ShardSpec
 
@@ -50,25 +47,13 @@ _FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 
 
 def process_shards(
-    specs: Sequence[ShardSpec],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    transport: Transport | str = Transport.AUTO,
-    device: ShardDevice | str = ShardDevice.CPU,
-    secure: bool | None = None,
-    durability: Durability | str = Durability.MEMORY,
-    logs: str | Path | None = None,
-    rollback_s: float = 0.0,
+    specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[SingleCopies]:
-    """Start one process a spec; end them on leaving.
+    """Start one process a spec; end them on leaving. The options are those of `LaunchPlan`.
 
     Each shard listens on `host`; 0.0.0.0 is every address of this machine, and workers are then
-    given the machine's own address. Shard i's port is `port + i`; 0 picks free ones. Workers on
-    this host are offered `transport` as well as TCP. `device` holds the weights; on a GPU, all
-    shards use the first one that this process may see. Shards that other hosts can reach use CURVE
-    and admit only holders of `cluster.access`, unless `secure` says otherwise. The children import
-    from the same paths as this process.
+    given the machine's own address. On a GPU, all shards use the first one that this process may
+    see. The children import from the same paths as this process.
 
     With a `durability` that keeps a WAL (docs/explanation/durability.md), each shard has a folder
     below `logs`. If that holds a WAL of a job with exactly these specs, the shard resumes from its
@@ -80,28 +65,14 @@ def process_shards(
     some shards' WALs hold weights and others' none, or `rollback_s` does not apply, GiveUp with the
     cause when a shard does not start within a minute, WrongBuild when it runs other code.
     """
-    plan = LaunchPlan(
-        specs=specs,
-        host=host,
-        port=port,
-        transport=transport_named(transport),
-        device=arguments.choice("device", device, ShardDevice),
-        secure=secure,
-        durability=arguments.choice("durability", durability, Durability),
-        logs=None if logs is None else paths.path("logs", logs),
-        rollback_s=rollback_s,
-    )
+    plan = plan_of(specs, options)
     if plan.durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
     return start_single(plan)
 
 
 def replicated_shards(
-    specs: Sequence[ShardSpec],
-    *,
-    host: str = "127.0.0.1",
-    silence_s: float = SILENCE_S,
-    secure: bool | None = None,
+    specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
     """Start a coordinator and two processes a spec; end them on leaving.
 
@@ -113,12 +84,7 @@ def replicated_shards(
     Raises BadInput when an address is unavailable, GiveUp with the cause when a process does not
     start within minutes, WrongBuild when it runs other code.
     """
-    durability = Durability.REPLICATED
-    return start_replicated(
-        LaunchPlan(
-            specs=specs, host=host, silence_s=silence_s, secure=secure, durability=durability
-        )
-    )
+    return start_replicated(plan_of(specs, {**options, "durability": Durability.REPLICATED}))
 
 
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:

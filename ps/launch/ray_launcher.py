@@ -1,6 +1,6 @@
 """Runs shards as Ray actors in the connected Ray cluster, with one copy each or two.
 
-    with ray_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as admin:
+    with ray_shards(specs) as hosts, AdminClient(hosts.cluster) as admin:
         admin.install(weights)
         ...
 
@@ -18,83 +18,49 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
+from typing import Unpack
 
-from ps import paths
 from ps.durability import Durability
 from ps.launch import ray_actors
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, ShardLaunch
-from ps.launch.launch_plan import LaunchPlan, ShardDevice
+from ps.launch.launch_plan import LaunchOptions, LaunchPlan, ShardDevice, plan_of
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.ray_actors import Actor
 from ps.launch.replica_supervisor import ReplicatedShards, supervise
 from ps.launch.single_copies import SingleCopies, single_copies
-from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.coordinator_store import RECORD
-from ps.transport.local_sockets import Transport, transport_named
-from shards import arguments
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 
 
 def ray_shards(
-    specs: Sequence[ShardSpec],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    transport: Transport | str = Transport.AUTO,
-    device: ShardDevice | str = ShardDevice.CPU,
-    secure: bool | None = None,
-    durability: Durability | str = Durability.MEMORY,
-    logs: str | Path | None = None,
-    logs_apart: bool = False,
-    rollback_s: float = 0.0,
+    specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[SingleCopies]:
     """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
 
-    The options are those of `ps.process_shards`. With `device` gpu each shard asks Ray for a GPU of
-    its own. Each shard's node must see `logs`, which is created here: the node is this machine, or
-    has mounted the same files. With `logs_apart`, each node has a folder of its own at that path. A
+    The options are those of `LaunchPlan`. With `device` gpu each shard asks Ray for a GPU of its
+    own. Each shard's node must see `logs`, which is created here: the node is this machine, or has
+    mounted the same files. With `logs_apart`, each node has a folder of its own at that path. A
     shard that dies is restarted on the same node, at the same endpoint, and makes its autosaves
     among that node's temporary files.
 
-    Raises what `ps.process_shards` does, and BadInput when a node does not see `logs` or Ray has
-    too few GPUs, GiveUp when Ray has no room for the actors within minutes.
+    Raises what `process_shards` does, and BadInput when a node does not see `logs` or Ray has too
+    few GPUs, GiveUp when Ray has no room for the actors within minutes.
     """
-    plan = LaunchPlan(
-        specs=specs,
-        host=host,
-        port=port,
-        transport=transport_named(transport),
-        device=arguments.choice("device", device, ShardDevice),
-        secure=secure,
-        durability=arguments.choice("durability", durability, Durability),
-        logs=None if logs is None else paths.path("logs", logs),
-        logs_apart=logs_apart,
-        rollback_s=rollback_s,
-    )
+    plan = plan_of(specs, options)
     if plan.durability is Durability.REPLICATED:
         raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
     return start_single(plan)
 
 
 def replicated_ray_shards(
-    specs: Sequence[ShardSpec],
-    *,
-    host: str = "127.0.0.1",
-    silence_s: float = SILENCE_S,
-    secure: bool | None = None,
+    specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
     """Start a coordinator and two copies a spec as actors; end them on leaving.
 
-    The same as `ps.replicated_shards`, in the Ray cluster that this process is connected to.
+    The same as `replicated_shards`, in the Ray cluster that this process is connected to.
     """
-    durability = Durability.REPLICATED
-    return start_replicated(
-        LaunchPlan(
-            specs=specs, host=host, silence_s=silence_s, secure=secure, durability=durability
-        )
-    )
+    return start_replicated(plan_of(specs, {**options, "durability": Durability.REPLICATED}))
 
 
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:

@@ -33,6 +33,7 @@ from ps.security.keys import address_of
 from ps.session.compression import NONE
 from ps.transport.addresses import on_this_host
 from ps.transport.striping import stripes_for
+from shards.wire_schema import differs
 
 PIECE_BYTES = 1 << 20
 _NEGLIGIBLE = 0.05
@@ -123,15 +124,12 @@ def advise(
     )
 
 
-def remarks(links: Sequence[LinkFigures], build: str) -> list[str]:
+def remarks(links: Sequence[LinkFigures]) -> list[str]:
     """Problems of the shards themselves, one line each."""
     found = []
     for link in links:
-        if link.build != build:
-            found.append(
-                f"shard {link.shard} runs build {link.build}, this is {build}: it will refuse"
-                " workers from here"
-            )
+        if difference := differs(link.protocol, link.schema):
+            found.append(f"shard {link.shard}: {difference}: it will refuse workers from here")
         error_s = link.rtt_s / 2
         if abs(link.skew_s) > _SKEW_S + error_s:
             ahead = "ahead" if link.skew_s > 0 else "behind"

@@ -51,7 +51,7 @@ class LinkFigures(msgspec.Struct, frozen=True, kw_only=True):
     striped_down: float
     skew_s: float
     protocol: int
-    build: str
+    schema: str
     own_cpu_s_per_gb: float
     shard_cpu_s_per_gb: float
 
@@ -99,7 +99,7 @@ def measure_link(
         striped_down=most_down.rate,
         skew_s=quickest.skew_s,
         protocol=quickest.answer.protocol,
-        build=quickest.answer.build,
+        schema=quickest.answer.schema,
         own_cpu_s_per_gb=(up.own_cpu_s + down.own_cpu_s) / moved * 1e9,
         shard_cpu_s_per_gb=(up.shard_cpu_s + down.shard_cpu_s) / moved * 1e9,
     )

@@ -10,9 +10,10 @@ Theory. Three kinds of key are admitted; any other is refused in the handshake.
   them up keeps others out only while the thief keeps trying. The invitation expires `lasts_s` after
   the operator's last message.
 - A *worker's* key, enrolled by an invitation and bound to one name. It may speak as that worker,
-  probe the link, and read the weights. A later incarnation of the name enrols a key of its own.
-  Then the earlier key is fenced, even on a connection that exists already, and cannot be enrolled
-  again, even after another shard process has taken over and all its workers reconnect.
+  probe the link, read the weights, and ask for the job's description. A later incarnation of the
+  name enrols a key of its own. Then the earlier key is fenced, even on a connection that exists
+  already, and cannot be enrolled again, even after another shard process has taken over and all its
+  workers reconnect.
 
 A shard that is restarted from a WAL, or that has a copy, must admit the workers that have joined
 before: the result of all joins is a value (`Enrolments`) from which another registry can start.
@@ -25,7 +26,7 @@ import msgspec
 from ps.cluster import Access
 from ps.security.keys import KeyPair
 from shards.errors import BadMessage, Fenced, GiveUp, Retry
-from shards.messages import FromWorker, Message, Probe, Read
+from shards.messages import Describe, FromWorker, Message, Probe, Read
 
 LASTS_S = 24 * 3600.0
 JOINS_A_WORKER = 64  # tasks are retried, and users of the SDK open several clients in turn
@@ -171,7 +172,7 @@ class KeyRegistry:
         what = type(message).__name__.lower()
         if name is None:
             raise Fenced(f"{what}: a later life of this worker has joined, with a key of its own")
-        if isinstance(message, Probe | Read):  # a reader holds the token, as workers do
+        if isinstance(message, Probe | Read | Describe):  # a reader holds the token, too
             return
         if not isinstance(message, FromWorker):
             raise BadMessage(f"{what}: expected the operator's key, got that of worker {name}")

@@ -7,7 +7,7 @@ key identifies the worker. Only then are its links opened.
     Enrol     the worker's name and key
     Enrolled  the key is admitted
     Later     not at the moment, with the reason; the worker asks again
-    Denied    refused, with the reason
+    Rejected    refused, with the reason
 
 Each is a single frame, on a connection that carries nothing else.
 """
@@ -57,13 +57,13 @@ class Later(_Word, frozen=True, tag="later"):
     reason: Text
 
 
-class Denied(_Word, frozen=True, tag="denied"):
+class Rejected(_Word, frozen=True, tag="denied"):
     reason: Text
 
 
 _ASKED: msgspec.msgpack.Decoder[Enrol] = msgspec.msgpack.Decoder(Enrol)
-_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Denied] = msgspec.msgpack.Decoder(
-    Enrolled | Later | Denied
+_ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Rejected] = msgspec.msgpack.Decoder(
+    Enrolled | Later | Rejected
 )
 
 
@@ -75,16 +75,16 @@ def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[
     except Retry as error:
         return wire_format.encode_state(Later(str(error)[:256])), False
     except DownpourError as error:
-        return wire_format.encode_state(Denied(str(error)[:256])), False
+        return wire_format.encode_state(Rejected(str(error)[:256])), False
     return wire_format.encode_state(Enrolled()), new
 
 
 class WorkerCredentials:
     """A worker incarnation's credentials: the job's token to join with, then its own key."""
 
-    def __init__(self, cluster: Cluster, worker: str, incarnation: int) -> None:
-        """Raises BadInput if the cluster's description has no token."""
-        self.token = KeyPair.of(_token(cluster))
+    def __init__(self, token: str, worker: str, incarnation: int) -> None:
+        """Raises BadInput if the token is no key."""
+        self.token = KeyPair.of(token)
         self.own = KeyPair.new()
         self.worker = worker
         self.enrol = wire_format.encode_state(Enrol(worker, incarnation, self.own.public))
@@ -119,7 +119,7 @@ class EnrolmentRequest:
                     return True
                 case Later(reason):
                     self.delayed = f": {reason}"
-                case Denied(reason):
+                case Rejected(reason):
                     raise GiveUp(f"shard {self.shard}: {reason}")
         return False
 
@@ -148,8 +148,19 @@ def join(
     wanted = [(shard, at) for shard, at in enumerate(endpoints) if address_of(at).key]
     if not wanted:
         return None
-    credentials, poller = WorkerCredentials(cluster, worker, incarnation), zmq.Poller()
-    until = time.monotonic() + patience_s
+    credentials = WorkerCredentials(token_of(cluster), worker, incarnation)
+    enrol(credentials, wanted, patience_s)
+    return credentials.own
+
+
+def enrol(
+    credentials: WorkerCredentials, wanted: Sequence[tuple[int, str]], patience_s: float
+) -> None:
+    """Enrol a worker with each of these shards, given their numbers and endpoints.
+
+    Raises GiveUp with the reason if one refuses, Unreachable if one does not answer.
+    """
+    poller, until = zmq.Poller(), time.monotonic() + patience_s
     with contextlib.ExitStack() as stack:
         waiting = [EnrolmentRequest(shard, at, credentials, poller) for shard, at in wanted]
         for one in waiting:
@@ -157,9 +168,9 @@ def join(
         while waiting:
             now = time.monotonic()
             if now >= until:
-                shard = waiting[0].shard
+                shard, where = waiting[0].shard, address_of(waiting[0].endpoint).plain
                 raise Unreachable(
-                    f"shard {shard} at {cluster.where(shard)} has not let in {worker} for"
+                    f"shard {shard} at {where} has not let in {credentials.worker} for"
                     f" {patience_s:g} s{waiting[0].delayed}",
                     shard,
                 )
@@ -168,7 +179,6 @@ def join(
             for one in waiting:
                 one.check()
             waiting = [one for one in waiting if not one.let_in()]
-    return credentials.own
 
 
 def operator_key(cluster: Cluster) -> KeyPair | None:
@@ -186,7 +196,8 @@ def operator_key(cluster: Cluster) -> KeyPair | None:
     return KeyPair.of(cluster.access.operator)
 
 
-def _token(cluster: Cluster) -> str:
+def token_of(cluster: Cluster) -> str:
+    """The join token in a cluster's description; raises BadInput if it has none."""
     if cluster.access is None or not cluster.access.token:
         raise BadInput(f"cluster {cluster.name}: expected a join token in it, got none")
     return cluster.access.token

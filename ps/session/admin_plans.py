@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps.session.events import Unreachable
@@ -41,7 +42,7 @@ from shards.messages import (
     State,
 )
 from shards.repartition import repartition
-from shards.shard_state import ShardState
+from shards.shard_state import SavedProgress, ShardState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
@@ -63,12 +64,16 @@ class UnconfirmedHandOver(Unreachable):
 
 
 class Side(NamedTuple):
-    """The shards of one job that are asked together; `patience_s` bounds the silence of each."""
+    """The shards of one job that are asked together; `patience_s` bounds the silence of each.
+
+    `description` is the answer of each to a `Describe`.
+    """
 
     job: str
     layout: Layout
     map: ShardMap
     patience_s: float
+    description: bytes = b""
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -113,11 +118,18 @@ def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
     return cut
 
 
-def _reach_cut(side: Side, seconds: float, cut: Mapping[str, int], until: float) -> Plan[None]:
-    """Hold every shard until it has all pushes up to `cut`."""
+def _reach_cut(
+    side: Side,
+    seconds: float,
+    cut: Mapping[str, int],
+    until: float,
+    *,
+    apply_buffer: bool = False,
+) -> Plan[None]:
+    """Hold every shard until it has all pushes up to `cut`, and has applied its buffer if asked."""
     missing: Sequence[int] = side.shards
     while True:
-        heard = yield hold(side, seconds, cut, missing)
+        heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
         missing = [shard for shard in missing if _holding(heard, shard).missing]
         if not missing:
             return
@@ -141,7 +153,7 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
         side,
         (shard,),
         lambda request: Install(request, side.job, goes_on),
-        shard_state.encode(state),
+        shard_state.encode(structs.replace(state, description=side.description)),
     )
 
 
@@ -208,6 +220,11 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
 
     A worker that had lost its lease when the shards came together may be back since, with a push
     that only some shards have.
+
+    Buffers are handed over as they are if all shards have the same number of pushes in theirs. They
+    may not: one shard has a dead worker's last push or noticed first that no worker was left. A new
+    shard, with keys of several old ones, would then count pushes that some of its keys lack, and
+    might update these without a gradient. So all shards apply their buffers first.
     """
     until: float | None = None
     while True:
@@ -215,10 +232,18 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
         states = [state_in(*heard.answers[shard]) for shard in side.shards]
         for state in states:
             _check_cut(state.saved.ledger.cut, cut)
-        if not any(state.saved.ledger.short_of(cut) for state in states):
+        uneven = not _evenly_buffered([state.saved for state in states])
+        if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         until = heard.now + side.patience_s if until is None else until
-        yield from _reach_cut(side, QUIESCE_S, cut, until)
+        yield from _reach_cut(side, QUIESCE_S, cut, until, apply_buffer=uneven)
+
+
+def _evenly_buffered(progress: Sequence[SavedProgress]) -> bool:
+    """Whether all shards have as many pushes in their buffers, of each table that several hold."""
+    counts = {(table, count) for saved in progress for table, count in saved.collected.items()}
+    tables = {table for table, _ in counts}
+    return len(counts) == len(tables) and len({saved.buffered for saved in progress}) == 1
 
 
 # --- questions and answers ------------------------------------------------------------------------
@@ -229,11 +254,15 @@ def hold(
     seconds: float,
     cut: Mapping[str, int] | None = None,
     shards: Sequence[int] | None = None,
+    *,
+    apply_buffer: bool = False,
 ) -> Ask:
     """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
     asked = side.shards if shards is None else shards
-    return Ask(side, asked, lambda request: Quiesce(request, side.job, seconds), frames)
+    return Ask(
+        side, asked, lambda request: Quiesce(request, side.job, seconds, apply_buffer), frames
+    )
 
 
 def export(side: Side) -> Question:

@@ -85,12 +85,7 @@ class ErrorFeedback:
         for name, residual in self.tables.items():
             if name not in gradients:
                 continue
-            squares = squared_norm(gradients[name])
-            if not np.isfinite(squares):
-                finite = bool(np.isfinite(gradients[name]).all())
-                fault = Guard().describe(squares, finite=finite)
-                raise BadInput(f"push {seq}: table {name} {fault}; is the rate too high?")
-            residual.norm = squares**0.5
+            residual.norm = checked_squares(name, gradients[name], seq) ** 0.5
 
     def encode(self, table: str, gradient: Floats, keys: KeyRange) -> Bytes:
         """The payload of a section of a table, of which `gradient` has only these `keys`.
@@ -122,6 +117,17 @@ class ErrorFeedback:
                     f" got {array.dtype} of shape {array.shape}"
                 )
             own[name][:] = array
+
+
+def checked_squares(table: str, gradient: Floats, seq: int) -> float:
+    """The squared norm of a table's gradient in push `seq`; raises BadInput if it is not finite."""
+    squares = squared_norm(gradient)
+    if not np.isfinite(squares):
+        fault = Guard().describe(squares, finite=bool(np.isfinite(gradient).all()))
+        error = BadInput(f"push {seq}: table {table} {fault}; is the rate too high?")
+        error.table = table
+        raise error
+    return squares
 
 
 def _sparse(

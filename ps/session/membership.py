@@ -21,6 +21,7 @@ from ps.session.events import Ready, RolledBack, Send
 from ps.session.retransmit import RetransmitTable
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Joined, Push, Welcome
+from shards.wire_schema import SCHEMA
 
 
 class AppliedAtShard(NamedTuple):
@@ -48,7 +49,6 @@ class Membership:
         job: str,
         worker: str,
         incarnation: int,
-        build: str,
     ) -> None:
         self.ready: Ready | None = None
         self.boots: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Membership:
         self._outstanding = outstanding
         self._shards = shards
         self._job, self._worker = job, worker
-        self._incarnation, self._build = incarnation, build
+        self._incarnation = incarnation
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Membership:
             # is known now.
             self._due[shard] = self._applied(shard).seq
         request = self._outstanding.count()
-        hello = Hello(request, self._job, self._worker, self._incarnation, PROTOCOL, self._build)
+        hello = Hello(request, self._job, self._worker, self._incarnation, PROTOCOL, SCHEMA)
         return self._outstanding.add(shard, request, hello, (), now)
 
     def rolled_back(self, shard: int, reply: Welcome) -> RolledBack | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.compression import Compression
-from ps.session.error_feedback import ErrorFeedback
+from ps.session.error_feedback import ErrorFeedback, checked_squares
 from ps.session.events import Frames
 from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
@@ -137,8 +137,17 @@ class PayloadEncoder:
     def write(
         self, gradients: Gradients, seq: int, *, plain: bool
     ) -> list[tuple[list[Part], Frames]]:
-        """Encode push `seq`: for each shard its parts, and a frame for each."""
+        """Encode push `seq`: for each shard its parts, and a frame for each.
+
+        Raises BadInput if a gradient is not finite; then nothing has changed. `plain` is for a push
+        that has been accepted before.
+        """
         feedback = None if plain else self.feedback
+        if len(self._sections) > 1 and not plain:
+            # A shard would refuse its own part, while another applies a finite one.
+            for name, gradient in gradients.items():
+                if feedback is None or name not in feedback.tables:
+                    checked_squares(name, gradient, seq)
         if feedback is not None:
             feedback.begin(gradients, seq)
         packs = self._packs and not plain

@@ -1,12 +1,14 @@
-"""Adds workers' residuals to snapshots, and reads them back.
+"""Adds workers' own states to snapshots, and reads them back.
 
-A snapshot's writer that has the shards' states asks for the residuals that belong to them, in the
-file `wanted` of the folder `workers` next to the snapshots. Each worker looks there regularly and
-writes its present residual into the folder, and so it does at its end. It writes the arrays first,
-then a note with the worker, the push number and the checksums: with the note the residual is
-complete. The snapshot's writer waits a while, puts the residuals into the snapshot's own folder,
-and names them in its manifest. A worker's file stays until it has written two newer ones: a
-residual that was written for a snapshot may still be needed after the worker's final one.
+A worker's state is the residual of its compressed pushes, and what its driver keeps between pushes
+(worker_state.py). A snapshot's writer that has the shards' states asks for those that belong to
+them, in the file `wanted` of the folder `workers` next to the snapshots. Each worker looks there
+regularly and writes its present state into the folder, and so it does at its end: at most once a
+push number. It writes the arrays first, then a note with the worker, the push number and the
+checksums: with the note the state is complete. The snapshot's writer waits a while, puts the states
+into the snapshot's own folder, and names them in its manifest. A worker's file stays until it has
+written two newer ones: one that was written for a snapshot may still be needed after the worker's
+final one.
 
 A worker is a few pushes beyond the snapshot when it writes. What these pushes took from its
 residual is in no file; after a restart from the snapshot it is lost. The opposite, a residual from

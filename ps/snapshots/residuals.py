@@ -1,15 +1,16 @@
 """The residual of compressed pushes in a client: saving it, and resuming with it.
 
 The residual belongs to one push number (worker_state.py). A client saves it to a file, or writes it
-for a snapshot of the shards (residual_writer.py). A restarted worker restores it, unless the shards
-hold later pushes of this worker: those have sent a part of it.
+for a snapshot of the shards, together with what its driver keeps (residual_writer.py). A restarted
+worker restores it, unless the shards hold later pushes of this worker: those have sent a part of
+it.
 """
 
 from pathlib import Path
 
 from ps.session.error_feedback import ErrorFeedback
 from ps.session.session import Session
-from ps.snapshots.worker_state import Arrays, WorkerState, load_state
+from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, load_state
 from shards.errors import BadInput
 
 
@@ -20,8 +21,8 @@ def feedback_of(session: Session, what: str) -> ErrorFeedback:
     return session.cargo.feedback
 
 
-def state_of(session: Session, step: int, clock: int) -> WorkerState:
-    """The worker state of this session, at its driver's `step` and `clock`."""
+def state_of(session: Session, step: int, clock: int, own: OwnState = NO_STATE) -> WorkerState:
+    """The worker state of this session, at its driver's `step` and `clock`, with its own state."""
     pushes = {name: one.push for name, one in session.cargo.compression.items()}
     return WorkerState(
         worker=session.worker,
@@ -31,6 +32,7 @@ def state_of(session: Session, step: int, clock: int) -> WorkerState:
         seq=session.seq,
         step=step,
         clock=clock,
+        own=own.values,
     )
 
 
@@ -47,10 +49,12 @@ def check(state: WorkerState, session: Session, what: str) -> None:
     state.check(state_of(session, 0, 0), what)
 
 
-def copied(session: Session, step: int, clock: int) -> tuple[WorkerState, Arrays]:
-    """This worker's present state; the arrays are copies."""
-    arrays = feedback_of(session, "keep").state()
-    return state_of(session, step, clock), {name: array.copy() for name, array in arrays.items()}
+def copied(session: Session, step: int, clock: int, own: OwnState) -> tuple[WorkerState, Arrays]:
+    """This worker's present state, with its driver's; the arrays of the residual are copies."""
+    feedback = session.cargo.feedback
+    residual = feedback.state() if feedback is not None else {}
+    arrays = {name: array.copy() for name, array in residual.items()}
+    return state_of(session, step, clock, own), {**arrays, **own.named()}
 
 
 def restore(session: Session, state: WorkerState, arrays: Arrays) -> None:

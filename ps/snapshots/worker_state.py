@@ -1,13 +1,16 @@
-"""A worker's own state on disk: the residual of its compressed pushes, and where that belongs.
+"""A worker's own state on disk: the residual of its compressed pushes, what its strategy keeps
+between pushes, and the push number that both belong to.
 
-It is one safetensors file, replaced as a whole. The residual belongs to one push number: a later
-push has sent some of its values already. So a worker of whom the shards hold later pushes cannot
-restore it.
+It is one safetensors file, replaced as a whole. A residual belongs to one push number: a later push
+has sent some of its values already. So a worker of whom the shards hold later pushes cannot restore
+it. What a strategy keeps, such as a momentum, may be older or newer than the shards
+(worker/own_state.py).
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,17 +29,37 @@ from ps.snapshots.shard_file import (
 from shards.checksums import HEX_DIGITS
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count, Name
+from shards.shard_state import array_name
 
 _KEY = "downpour"
+_OWN = ""  # the arrays of a strategy are those of a table without a name, which no job has
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
+class OwnState(msgspec.Struct, frozen=True):
+    """What a worker's driver keeps between pushes, besides the residual.
+
+    `arrays` are flat float32 by name; nobody changes them any more. `values` are numbers and texts.
+    """
+
+    arrays: Arrays = {}
+    values: dict[str, Any] = {}
+
+    def named(self) -> Arrays:
+        """The arrays by their names in a file."""
+        return {array_name(_OWN, name): array for name, array in self.arrays.items()}
+
+
+NO_STATE = OwnState()
+
+
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker of a residual, the tables' sizes and encodings, and the push after which it was
+    """The worker of a state, the tables' sizes and encodings, and the push after which it was
     taken.
 
-    `step` and `clock` are only informative: a restored worker takes its own from the shards.
+    `step` and `clock` are only informative: a restored worker takes its own from the shards. `own`
+    are the values of its driver's `OwnState`.
     """
 
     worker: Name
@@ -46,6 +69,13 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     seq: Count
     step: Count
     clock: Count
+    own: dict[str, Any] = {}
+
+    def own_state(self, arrays: Arrays) -> OwnState:
+        """The driver's state, out of the arrays that were saved with this."""
+        prefix = array_name(_OWN, "")
+        own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        return OwnState(own, self.own)
 
     def check(self, own: "WorkerState", what: str) -> None:
         """Raise BadInput naming `what` unless this is a state of the worker that has `own` now."""

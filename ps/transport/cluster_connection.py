@@ -71,7 +71,6 @@ class ClusterConnection:
             job=cluster.job,
             worker=worker,
             incarnation=incarnation,
-            build=cluster.build,
             layout=cluster.layout,
             shard_map=cluster.map,
             retry_s=retry_s,

@@ -10,7 +10,7 @@ import math
 import time
 
 from ps.cluster import Cluster
-from ps.security.enrolment import WorkerCredentials, join
+from ps.security.enrolment import WorkerCredentials, join, token_of
 from ps.security.keys import KeyPair, address_of
 from ps.shared_memory.worker_side import WorkerSide
 from ps.transport.addresses import check_reachable
@@ -79,7 +79,7 @@ class ShardConnections:
         cluster = self._cluster
         if cluster.coordinator is None or not address_of(cluster.coordinator).key:
             return None
-        return WorkerCredentials(cluster, worker, incarnation)
+        return WorkerCredentials(token_of(cluster), worker, incarnation)
 
     def more_links(self) -> Links:
         """Further links of the same worker, to the same places; the caller closes them."""

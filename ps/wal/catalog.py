@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ps.snapshots.catalog import LoadedSnapshot
-from ps.snapshots.manifest import Manifest
-from ps.snapshots.object_store import LocalStore
+from ps.snapshots.manifest import Manifest, load_snapshot
+from ps.snapshots.object_store import LocalStore, Place, open_store
 from ps.wal.recovery import has_begun, recovered
 from shards.errors import BadInput, Retry
 from shards.job_ids import short_id
@@ -77,6 +77,21 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         parts=(),
     )
     return LoadedSnapshot(LocalStore(folder), folder.name, manifest, states)
+
+
+def load_state(place: Place) -> LoadedSnapshot:
+    """Read a snapshot, or the WALs of a job: of one, or in a folder of jobs the furthest one's.
+
+    Raises BadInput naming the place if neither is there.
+    """
+    if "://" not in str(place):
+        folder = Path(place)
+        if is_job(folder):
+            return load_logs(folder)
+        if (found := newest_logs(folder)) is not None:
+            return found
+    store = open_store(place)
+    return LoadedSnapshot(store, Path(store.place).name, *load_snapshot(store))
 
 
 def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | None:

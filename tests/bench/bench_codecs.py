@@ -23,7 +23,8 @@ import numpy as np
 
 from cupy_kernels import codecs
 from cupy_kernels.cpu import codecs as codec_loops
-from ps import AdminClient, local_shards
+from ps import AdminClient
+from ps.launch.threads import local_shards
 from shards import payloads, zstd_frames
 from shards.messages import Kind
 from tests.bench.report import Goal, goals, save

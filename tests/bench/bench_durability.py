@@ -28,7 +28,10 @@ import numpy as np
 import psutil
 
 import ps
-from ps import AdminClient, Client, Durability, process_shards
+from ps import AdminClient, Durability
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.launch.single_copies import SingleCopies
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -47,7 +50,7 @@ class Figures(NamedTuple):
 
 def specs_of(floats: int) -> list[ShardSpec]:
     table = ps.DenseTable("net", (ps.TensorSpec("w", (floats,)),))
-    return ps.shard_specs(table, schedule=Fixed(base_rate=1e-3), lease_s=PATIENCE_S)
+    return shard_specs(table, schedule=Fixed(base_rate=1e-3), lease_s=PATIENCE_S)
 
 
 def for_s(seconds: float, work: Callable[[], object]) -> tuple[int, float]:

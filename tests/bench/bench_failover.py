@@ -31,6 +31,9 @@ import numpy as np
 import psutil
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards, replicated_shards
 from ps.transport.local_sockets import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
@@ -54,7 +57,7 @@ class Worker(threading.Thread):
         self.acknowledged = 0
 
     def run(self) -> None:
-        with ps.Client(self._cluster, worker=self._name, patience_s=_LONGEST_S) as client:
+        with Client(self._cluster, worker=self._name, patience_s=_LONGEST_S) as client:
             client.pull()
             while not self._ended.is_set():
                 begun_at = time.monotonic()
@@ -70,7 +73,7 @@ class Worker(threading.Thread):
 
 def specs_of(floats: int) -> list[Any]:
     table = ps.DenseTable("net", (ps.TensorSpec("w", (floats,)),))
-    return ps.shard_specs(table, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+    return shard_specs(table, schedule=Fixed(base_rate=1.0), lease_s=60.0)
 
 
 def until(holds: Any, what: str) -> None:
@@ -136,7 +139,7 @@ def failovers(kills: int, stops: int, cuts: int, secure: bool) -> Failovers:
     """Hit so many primaries in each way."""
     specs = specs_of(1000)
     with (
-        ps.replicated_shards(specs, secure=secure) as hosts,
+        replicated_shards(specs, secure=secure) as hosts,
         ps.AdminClient(hosts.cluster) as console,
     ):
         console.install(specs[0].table.empty())
@@ -156,7 +159,7 @@ def cpu_seconds_a_gb(shards: AbstractContextManager[Any]) -> float:
     """Of this process, which is the worker, and its children: the shards."""
     with shards as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(hosts.cluster.layout.empty())
-        with ps.Client(hosts.cluster, worker="w", transport=Transport.TCP) as client:
+        with Client(hosts.cluster, worker="w", transport=Transport.TCP) as client:
             gradient = np.ones(client.layout.size, np.float32)
             for _ in range(4):
                 update(client, gradient)
@@ -167,7 +170,7 @@ def cpu_seconds_a_gb(shards: AbstractContextManager[Any]) -> float:
             return (spent() - before) / (_UPDATES * 2 * gradient.nbytes / 1e9)
 
 
-def update(client: ps.Client, gradient: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+def update(client: Client, gradient: np.ndarray[Any, np.dtype[np.float32]]) -> None:
     client.pull()
     client.push(gradient)
 
@@ -211,9 +214,9 @@ def main() -> None:
     memory, replicated = [], []
     for _ in range(told.rounds):
         specs = specs_of(_FLOATS)
-        one_copy = ps.process_shards(specs, transport=Transport.TCP, secure=told.curve)
+        one_copy = process_shards(specs, transport=Transport.TCP, secure=told.curve)
         memory.append(cpu_seconds_a_gb(one_copy))
-        two = ps.replicated_shards(specs_of(_FLOATS), secure=told.curve)
+        two = replicated_shards(specs_of(_FLOATS), secure=told.curve)
         replicated.append(cpu_seconds_a_gb(two))
     print(f"CPU s/GB over {'CURVE' if told.curve else 'TCP'}: one copy {memory}, two {replicated}")
     print(f"load before: {load:.1f} on {os.cpu_count()} cores")

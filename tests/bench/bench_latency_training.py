@@ -27,7 +27,8 @@ from pathlib import Path
 
 import msgspec
 
-from ps import AdminClient, local_shards
+from ps import AdminClient
+from ps.launch.threads import local_shards
 from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad

@@ -26,7 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ps import AdminClient, Client, Cluster, DenseTable, TensorSpec, make_cluster, shard_specs
+from ps import AdminClient, Cluster, DenseTable, TensorSpec
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
 from ps.transport.local_sockets import Transport
 from tests.bench.report import Goal, goals, save

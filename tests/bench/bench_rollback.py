@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ps import AdminClient, Client, process_shards
+from ps import AdminClient
+from ps.client import Client
+from ps.launch.processes import process_shards
 from ps.wal.autosave import ROLLBACK_S
 from tests.bench.bench_durability import PATIENCE_S, for_s, measured, specs_of
 from tests.bench.report import Goal, goals, save

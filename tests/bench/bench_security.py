@@ -22,6 +22,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.launch.single_copies import SingleCopies
 from ps.security.enrolment import join
 from ps.security.keys import KeyPair, address_of, expect
@@ -44,8 +47,8 @@ Socket = zmq.Socket[bytes]
 def a_shard(floats: int, secure: bool) -> Iterator[tuple[SingleCopies, psutil.Process]]:
     """One that has weights."""
     table = ps.DenseTable("weights", (ps.TensorSpec("all", (floats,)),))
-    specs = ps.shard_specs(table, lease_s=60.0)
-    with ps.process_shards(specs, transport=Transport.TCP, secure=secure) as hosts:
+    specs = shard_specs(table, lease_s=60.0)
+    with process_shards(specs, transport=Transport.TCP, secure=secure) as hosts:
         with ps.AdminClient(hosts.cluster) as console:
             console.install(table.empty())
         yield hosts, psutil.Process(hosts.pids[0])
@@ -63,7 +66,7 @@ def cost(floats: int, updates: int, rounds: int = 4) -> dict[str, float]:
     with a_shard(floats, False) as plain, a_shard(floats, True) as curve:
         for _ in range(rounds):
             for name, (hosts, shard) in (("plain", plain), ("curve", curve)):
-                with ps.Client(hosts.cluster, worker="w", transport="tcp") as client:
+                with Client(hosts.cluster, worker="w", transport="tcp") as client:
                     _update(client)
                     before = cpu_s(own) + cpu_s(shard)
                     for _ in range(updates // rounds):
@@ -73,7 +76,7 @@ def cost(floats: int, updates: int, rounds: int = 4) -> dict[str, float]:
     return {name: float(np.median(each)) for name, each in found.items()}
 
 
-def _update(client: ps.Client) -> None:
+def _update(client: Client) -> None:
     client.pull()
     gradient = client.new_gradient(zeroed=False)
     gradient[:] = 0
@@ -142,7 +145,7 @@ def stuck(secure: bool) -> float:
                 expect(socket, key, KeyPair.of(access.operator))
             socket.connect(plain)
             readers.append(socket)
-        with ps.Client(hosts.cluster, worker="w", transport="tcp") as client:
+        with Client(hosts.cluster, worker="w", transport="tcp") as client:
             for _ in range(20):
                 _update(client)
             before = most = shard.memory_info().rss

@@ -24,12 +24,16 @@ import numpy as np
 import psutil
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.transport.local_sockets import Transport
 from shards.messages import PROTOCOL, Hello, Join, Kind, Part, Push
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, TensorSpec
+from shards.wire_schema import SCHEMA
 from tests.bench.report import Goal, goals, save
 from tests.support.shard_dsl import blank
 
@@ -51,7 +55,7 @@ Contender = Callable[[float], int]
 
 def specs_of(floats: int, shards: int) -> list[ShardSpec]:
     table = DenseTable("bench", (TensorSpec("all", (floats,)),))
-    return ps.shard_specs(table, shards=shards, schedule=Fixed(base_rate=1e-3), lease_s=60)
+    return shard_specs(table, shards=shards, schedule=Fixed(base_rate=1e-3), lease_s=60)
 
 
 # --- contenders -----------------------------------------------------------------------------------
@@ -65,7 +69,7 @@ def worker(
     `ahead`: it asks for the next weights before it pushes, as training with --prefetch does.
     """
     name = f"{transport}{' ahead' if ahead else ''}"
-    client = stack.enter_context(ps.Client(cluster, worker=name, transport=transport))
+    client = stack.enter_context(Client(cluster, worker=name, transport=transport))
     assert set(client.transports) == {transport}
     gradient = client.new_gradient(zeroed=False)
     gradient[:] = 1e-3
@@ -114,7 +118,7 @@ def _apply_on(floats: int, shards: int, number: int, pipe: Connection) -> None:
     gradient = np.full(shard.size, 1e-3, np.float32)
     job = spec.job
     shard.restore(blank(spec=spec))
-    shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, spec.build), (), 0.0)
+    shard.handle(b"", Hello(2, job, "w", 0, PROTOCOL, SCHEMA), (), 0.0)
     shard.handle(b"", Join(3, job, "w", 0, 1, 0), (), 0.0)
     pipe.send("ready")
     seq = 0
@@ -163,7 +167,7 @@ def measure(floats: int, shards: int, rounds: int, seconds: float) -> dict[str, 
     """Every contender's spans at one size."""
     specs = specs_of(floats, shards)
     with ExitStack() as stack:
-        cluster = stack.enter_context(ps.process_shards(specs)).cluster
+        cluster = stack.enter_context(process_shards(specs)).cluster
         with ps.AdminClient(cluster) as console:
             console.install(cluster.layout.empty())
         contenders = {str(kind): worker(cluster, kind, stack) for kind in CARRIED}

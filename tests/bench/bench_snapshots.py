@@ -34,6 +34,9 @@ import numpy as np
 import psutil
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
 from shards.messages import Ack, Export
@@ -156,12 +159,12 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
     """For each round: seconds lost to one snapshot, and the longest push with and without."""
     table = table_of(floats)
     found = []
-    with ps.process_shards(ps.shard_specs(table, rule=rule)) as hosts:
+    with process_shards(shard_specs(table, rule=rule)) as hosts:
         with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             console.install(table.empty())
         hosts.cluster.save(folder / "cluster.json")
         taker = Other("--take", folder / "cluster.json", folder / "snapshots")
-        with ps.Client(hosts.cluster, worker="w") as client:
+        with Client(hosts.cluster, worker="w") as client:
 
             def one() -> float:
                 started = time.perf_counter()
@@ -222,12 +225,12 @@ def written(floats: int, rule: Rule, rounds: int, folder: Path) -> list[float]:
 def serve(folder: Path) -> None:
     """In another process: everything from the newest good snapshot, up to a worker's first pull."""
     found = SnapshotCatalog(folder).newest_good()
-    specs = ps.shard_specs(found.manifest.layout.tables[0], rule=Adam())
-    with ps.process_shards(specs) as hosts:
+    specs = shard_specs(found.manifest.layout.tables[0], rule=Adam())
+    with process_shards(specs) as hosts:
         with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             for shard, state in enumerate(found.states):
                 console.restore(shard, state)
-        with ps.Client(hosts.cluster, worker="w") as client:
+        with Client(hosts.cluster, worker="w") as client:
             client.pull()
             print(*hosts.pids, flush=True)
             sys.stdin.read()

@@ -15,6 +15,9 @@ import time
 from contextlib import ExitStack
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.transport.local_sockets import Transport
 from tests.bench.report import Goal, goals, save
 
@@ -24,7 +27,7 @@ CARRIED = [Transport.SHM, Transport.IPC, Transport.TCP]
 
 def push_on(cluster: bytes, name: str, transport: Transport) -> None:
     """Push ones without end."""
-    with ps.Client(ps.Cluster.decode(cluster), worker=name, transport=transport) as client:
+    with Client(ps.Cluster.decode(cluster), worker=name, transport=transport) as client:
         versions = client.pull().versions
         while True:
             gradient = client.new_gradient(zeroed=False)
@@ -38,7 +41,7 @@ def torn(transport: Transport, pulls: int, floats: int, pushers: int) -> tuple[i
     table = ps.DenseTable("torn", (ps.TensorSpec("all", (floats,)),))
     context, found = multiprocessing.get_context("spawn"), 0
     with ExitStack() as stack:
-        hosts = stack.enter_context(ps.process_shards(ps.shard_specs(table, shards=_SHARDS)))
+        hosts = stack.enter_context(process_shards(shard_specs(table, shards=_SHARDS)))
         cluster = hosts.cluster
         with ps.AdminClient(cluster) as console:
             console.install(table.empty())
@@ -50,7 +53,7 @@ def torn(transport: Transport, pulls: int, floats: int, pushers: int) -> tuple[i
             other.start()
             stack.callback(other.join)
             stack.callback(other.kill)
-        client = stack.enter_context(ps.Client(cluster, worker="reader", transport=transport))
+        client = stack.enter_context(Client(cluster, worker="reader", transport=transport))
         first = client.pull().versions
         while client.pull().versions == first:  # a process takes a while to begin
             time.sleep(0.01)

@@ -10,24 +10,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import AdminClient, ShardState, reshard, shard_specs
-from ps.job_spec import resharded_specs
+from ps import AdminClient, ShardState
+from ps.job_spec import resharded_specs, shard_specs
+from ps.resharding import reshard
+from shards.rules import SGD
 from shards.schedules import Fixed
-from shards.spec import ShardSpec
+from shards.spec import ShardSpec, TableSpec
 from tests.chaos.fork_server import Zygote
 from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
 from tests.chaos.oracle import Death, Found, Move, Promise, Stop, judge_reads
-from tests.chaos.record import Record, Verdict, judge, table_for
+from tests.chaos.record import Record, Verdict, judge, table_for, two_tables
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import PATIENCE_S, Life
+from worker.strategies import ADAG
 
 LEASE_S = 3.0
 _DISK = "4m"
@@ -43,7 +46,7 @@ class Plan(NamedTuple):
 
     With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
     delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
-    read.
+    read; with a `window` they push windows of that many steps, to two tables.
     """
 
     level: Level
@@ -58,6 +61,7 @@ class Plan(NamedTuple):
     curve: bool = False
     slow_s: float = 0.0
     burst: int = 3
+    window: int = 0
 
 
 class Party:
@@ -147,6 +151,7 @@ class Party:
                 space=space,
                 rolls_back=self.plan.level.rollback_s is not None,
                 slow_s=slow_s,
+                window=self.plan.window,
             )
             self.begin(name)
         self.await_acknowledged(dict.fromkeys(self.names, 0.0))
@@ -298,25 +303,36 @@ def _is_gone(pid: int) -> bool:
     return state in "ZX"
 
 
+def _specs(plan: Plan) -> list[ShardSpec]:
+    """Plain SGD at rate 1: on one table, or by the shards' half of a strategy with windows on two.
+
+    Both apply what is pushed as it is.
+    """
+    common: dict[str, Any] = {
+        "shards": plan.shards,
+        "workers": plan.workers,
+        "bound": plan.bound,
+        "lease_s": LEASE_S,
+    }
+    rate = Fixed(base_rate=1.0)
+    if not plan.window:
+        return shard_specs(table_for(plan.workers, plan.floats), schedule=rate, **common)
+    tables = two_tables(plan.workers, plan.floats)
+    half = ADAG(window=plan.window).server(plan.workers)
+    return shard_specs([TableSpec(one, SGD(), rate) for one in tables], merge=half, **common)
+
+
 @contextmanager
 def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     """Start everything, wait until every worker was acknowledged, and end it all on leaving.
 
     With `disk` there is a small one, to be filled.
     """
-    table = table_for(plan.workers, plan.floats)
-    specs = shard_specs(
-        table,
-        shards=plan.shards,
-        schedule=Fixed(base_rate=1.0),
-        workers=plan.workers,
-        bound=plan.bound,
-        lease_s=LEASE_S,
-    )
+    specs = _specs(plan)
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote())
         running = Party(plan, folder, zygote, stack, specs)
-        running.install(np.zeros(table.size, np.float32))
+        running.install(specs[0].layout.empty())
         if disk:
             small_disk(running.disk, _DISK)
         running.populate()

@@ -22,6 +22,7 @@ from ps.transport.primary_resolver import as_led
 from shards import wire_format
 from shards.messages import PROTOCOL, AskedPart, Hello, Join, Message, Part, Pull, Push, Welcome
 from shards.messages import Kind as Payload
+from shards.wire_schema import SCHEMA
 from tests.chaos.schedule import Kind
 
 _PATIENCE_S = 5.0
@@ -139,7 +140,7 @@ def _join(
         dealer.setsockopt(option, value)
     life = time.time_ns() // 1000
     _connect(dealer, cluster.endpoints[shard], _enrolled(cluster, name, life, shard))
-    hello = Hello(1, cluster.job, name, life, PROTOCOL, cluster.build)
+    hello = Hello(1, cluster.job, name, life, PROTOCOL, SCHEMA)
     dealer.send_multipart(_enclosed(hello))
     parts = dealer.recv_multipart()
     ((header, _),) = wire_format.disclose(parts[0], parts[1:])

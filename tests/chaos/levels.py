@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ps import Cluster, process_shards, replicated_shards
+from ps import Cluster
 from ps.durability import Durability
 from ps.launch import restart
+from ps.launch.processes import process_shards, replicated_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.launch.single_copies import SingleCopies
 from shards.spec import ShardSpec

@@ -27,6 +27,7 @@ import ray
 import ps
 from deploy.ray_cluster import connect
 from ps import Durability
+from ps.job_spec import shard_specs
 from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
 from ps.launch.replica_supervisor import ReplicatedShards
@@ -129,7 +130,7 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
     False where there is nothing to see: Ray has put all shards on the head. It spreads them, but a
     node that has joined a moment ago may be left out.
     """
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE, shards=2, schedule=Fixed(base_rate=1.0), bound=None, workers=2, lease_s=60.0
     )
     with (

@@ -58,6 +58,16 @@ def table_for(workers: int, floats: int) -> DenseTable:
     return DenseTable("chaos", (TensorSpec(f"of {workers} workers", (floats,)),))
 
 
+def two_tables(workers: int, floats: int) -> tuple[DenseTable, DenseTable]:
+    """The same in two tables, a quarter and the rest, so that a shard of two has parts of both."""
+    first, rest = floats // 4, floats - floats // 4
+    text = f"of {workers} workers"
+    return (
+        DenseTable("chaos", (TensorSpec(text, (first,)),)),
+        DenseTable("more", (TensorSpec(text, (rest,)),)),
+    )
+
+
 def gradient(into: NDArray[np.float32], worker: int, workers: int, seq: int) -> None:
     """Write push `seq` of worker number `worker` into an array of the table's size."""
     into[:] = 0.0
@@ -116,7 +126,8 @@ def judge(
     `lacking` is what deaths took back for good, by shard and worker: pushes, and their marks.
     """
     own = shard_map.ranges[shard]
-    keys, weights = np.arange(own.start, own.stop), state.arrays["chaos/weights"]
+    keys = np.arange(own.start, own.stop)
+    weights = np.concatenate([a for n, a in state.arrays.items() if n.endswith("/weights")])
     found = []
     for number, name in enumerate(names):
         record = Record(records, name)

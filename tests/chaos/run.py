@@ -2,7 +2,7 @@
 
     python -m tests.chaos.run [--level memory] [--seconds 600] [--seed 1] [--kills 300] [--tour]
                               [--kinds kills | --kinds cuts | --kinds "link down,..."]
-                              [--bound 4] [--every-s 2] [--soak] [--curve]
+                              [--bound 4] [--every-s 2] [--soak] [--curve] [--window 4]
 
 Workers push integers under plain SGD; every weight is a sum that says how many pushes, and which,
 were applied (record.py), and so does every read of it (oracle.py). Ends with a table, the goals,
@@ -11,6 +11,9 @@ it was played, and the workers' journals and logs.
 
 With root it moves into network namespaces of its own and cuts links; without, it says so and does
 the rest. Everything it starts ends with it.
+
+With `--window` workers train by a strategy with windows, and there are two tables. A push then is
+the mean of a window's local steps, and as large as one of them.
 
 With `--curve` all of them speak CURVE, as where other hosts can reach the shards.
 
@@ -185,6 +188,7 @@ def main() -> int:
         curve=given.curve,
         slow_s=given.slow_ms / 1e3,
         burst=given.burst,
+        window=given.window,
         host=namespaces.HERE if links else "127.0.0.1",
     )
     over = " over CURVE" if given.curve else ""
@@ -231,6 +235,12 @@ def parse() -> argparse.Namespace:
     options.add_argument("--bound", type=int, help="staleness bound in steps; default: none")
     options.add_argument("--rest-ms", type=float, default=2.0, help="of a worker between pushes")
     options.add_argument("--burst", type=int, default=3, help="most pushes of a worker a read")
+    options.add_argument(
+        "--window",
+        type=int,
+        default=0,
+        help="steps a push, by a strategy with windows, on 2 tables",
+    )
     options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")

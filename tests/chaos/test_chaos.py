@@ -61,6 +61,23 @@ def test_nothing_acknowledged_is_lost_or_doubled(level: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nor_is_a_window_over_two_tables(tmp_path: Path) -> None:
+    """Workers, a shard, a backup and the coordinator are killed while a strategy with windows
+    trains two tables: each window counts once, in both, and the sums prove it.
+
+    The tour alone kills up to six processes. Other levels: make chaos WINDOW=4 LEVEL=...
+    """
+    few = ("--workers", "3", "--kills", "7", "--window", "4")
+    status, report, told = chaos(tmp_path, "--level", "replicated", *OPTIONS, *few)
+    assert (status, report["broken"], report["kept"]) == (0, "", True), told
+    assert all(report["faults"].get(kind) for kind in LEVELS["replicated"].survives), told
+    assert {(one["lost"], one["doubled"]) for one in report["verdicts"]} == {(0, 0)}, told
+    assert min(one["acknowledged"] for one in report["verdicts"]) > 0, told
+    assert report["reads"]["findings"] == [], told
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     """A worker that joins over a link that is slow to one shard alone is waited for there, too.

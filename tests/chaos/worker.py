@@ -15,14 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from ps import Client, Cluster
+from ps import Cluster, DenseTable, TensorSpec
+from ps.client import Client
+from ps.shared_memory.client_buffers import PulledWeights
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel
+from shards.schedules import Fixed
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import Record, gradient
+from worker import step_machine as machine
+from worker.step_machine import Plan, StepMachine
+from worker.strategies import ADAG
 
 PATIENCE_S = 90.0
 """How long a silent shard is waited for: longer than any fault lasts."""
+_ENDLESS = 2**31
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -31,7 +38,8 @@ class Life(msgspec.Struct, frozen=True):
     `burst` pushes go out before their acknowledgements are waited for; then it rests `rest_s`.
     `space` is a process whose network namespace it lives in, None for the harness's own. Where
     `rolls_back`, a shard that died may know less than it had acknowledged. `slow_s` is the delay of
-    its link to the last shard, each way.
+    its link to the last shard, each way. With a `window` it takes that many local steps for each
+    push, by a strategy with windows.
     """
 
     number: int
@@ -46,6 +54,7 @@ class Life(msgspec.Struct, frozen=True):
     space: int | None = None
     rolls_back: bool = False
     slow_s: float = 0.0
+    window: int = 0
 
     @property
     def name(self) -> str:
@@ -93,6 +102,8 @@ def live(life: Life) -> int:
                 file=sys.stderr,
             )
             return 3
+        if life.window:
+            _Windows(client, life, record, journal, ending).train()
         while not ending.asked:
             _read(client, life.workers, journal)
             _push(client, life, record, journal)
@@ -101,7 +112,60 @@ def live(life: Life) -> int:
     return 0
 
 
-def _read(client: Client, workers: int, journal: Journal) -> None:
+class _Windows:
+    """Trains by ADAG until SIGTERM: the mean of a window's equal integer steps is one of them.
+
+    So a push holds what a push of single steps does, though the weights have taken `window` local
+    steps, and the sums prove the count all the same.
+    """
+
+    def __init__(
+        self, client: Client, life: Life, record: Record, journal: Journal, ending: _Ending
+    ) -> None:
+        self.client, self.life = client, life
+        self.record, self.journal = record, journal
+        self.ending = ending
+
+    def train(self) -> None:
+        plan = Plan(
+            steps=_ENDLESS,
+            seed=1,
+            strategy=ADAG(window=self.life.window),
+            schedule=Fixed(base_rate=1.0),
+            workers=self.life.workers,
+        )
+        arena = DenseTable("arena", (TensorSpec("of all tables", (self.client.layout.size,)),))
+        clock, step = self.client.clock, self.client.step
+        steps = StepMachine(plan, arena, worker=self.life.name, clock=clock, step=step)
+        steps.drive(self.carry_out)
+
+    def carry_out(self, want: machine.Want) -> machine.Answer:
+        match want:
+            case machine.ReadBatches():
+                return machine.BatchesRead(0 if self.ending.asked else 1)
+            case machine.PullWeights():
+                pulled = _read(self.client, self.life.workers, self.journal)
+                return machine.WeightsPulled(pulled.weights, pulled.versions)
+            case machine.ComputeGradient():
+                step = self.client.new_gradient()
+                gradient(step, self.life.number, self.life.workers, self.client.seq + 1)
+                return machine.GradientComputed(step, 1.0)
+            case machine.PushContribution():
+                self._push(want)
+        return None
+
+    def _push(self, want: machine.PushContribution) -> None:
+        asked, seq = time.monotonic(), self.client.seq + 1
+        self.record.sends(seq)
+        self.journal.write(Pushes(time.monotonic(), seq))
+        self.client.push(
+            want.contribution, read_versions=want.versions, steps=want.steps, ticks=want.ticks
+        )
+        _await_acks(self.client, asked, self.record, self.journal)
+        time.sleep(self.life.rest_s)
+
+
+def _read(client: Client, workers: int, journal: Journal) -> PulledWeights:
     asked, before = time.monotonic(), _clock(client)
     pulled = client.pull()
     at, shard_map = time.monotonic(), client.cluster.map
@@ -110,6 +174,7 @@ def _read(client: Client, workers: int, journal: Journal) -> None:
     clock = min(before, _clock(client))
     held = contents(pulled.weights, pulled.versions, shard_map, workers)
     journal.write(Reads(asked, at, clock, client.seq, shard_map.epoch, held))
+    return pulled
 
 
 def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
@@ -121,6 +186,10 @@ def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
         record.sends(seq)
         journal.write(Pushes(time.monotonic(), seq))
         client.push(array, loss=1.0)
+    _await_acks(client, asked, record, journal)
+
+
+def _await_acks(client: Client, asked: float, record: Record, journal: Journal) -> None:
     client.flush()
     at = time.monotonic()
     journal.write(Acked(asked, at, client.seq, _clock(client)))

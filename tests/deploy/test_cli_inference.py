@@ -15,14 +15,14 @@ from tests.support.cli_refusals import refuses, swap, write_idx
 from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.inference import write_safetensors
+from worker.caffe.weight_files import write_weights
 
 
 @pytest.fixture
 def trained(job: Path) -> Path:
     """The starting weights of the tiny net."""
     model = CaffeModel(read_solver(job / "solver.prototxt").train)
-    write_safetensors(job / "w.safetensors", model.table, model.initial(1))
+    write_weights(job / "w.safetensors", model.net, model.initial(1))
     return job
 
 
@@ -90,8 +90,11 @@ def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:
 
 
 REFUSED = [
-    (f"{TEST} --weights net.prototxt", r"net\.prototxt: expected a \.caffemodel, got "),
-    (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a Parquet file"),
+    (
+        f"{TEST} --weights net.prototxt",
+        r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got ",
+    ),
+    (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
     (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),

@@ -10,7 +10,9 @@ from deploy import train as training
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef
-from ps import AdminClient, local_shards, shard_specs
+from ps import AdminClient
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshots.manifest import save_snapshot
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses, swap

@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import ps
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from tests.support.cli_in_process import Run, command
 from tests.support.replica_group import Group
 
@@ -21,7 +23,7 @@ def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def cluster() -> Iterator[ps.Cluster]:
     table = ps.DenseTable("far", (ps.TensorSpec("w", (100_000,)),))
-    with ps.local_shards(ps.shard_specs(table, shards=2)) as cluster:
+    with local_shards(shard_specs(table, shards=2)) as cluster:
         yield cluster
 
 

@@ -11,13 +11,16 @@ from deploy import environment
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
-from ps import AdminClient, local_shards, shard_specs
+from ps import AdminClient
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshots.manifest import save_snapshot
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import files, refuses
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 
 STEPS, WORKERS = 10, 2
 SUMMARY = Summary(
@@ -75,7 +78,7 @@ def ended(job: Path) -> Path:
             workers=WORKERS,
         )
         folder.write_summary(SUMMARY)
-        write_safetensors(folder.weights, model.table, model.initial(1))
+        write_weights(folder.weights, model.net, model.initial(1))
         folder.caffemodel.touch()
     return settings.out
 
@@ -130,7 +133,7 @@ def test_what_a_full_disk_kept_out_is_written(downpour: Run, ended: Path) -> Non
     assert summary == replace(SUMMARY, **fresh)
     model = CaffeModel(read_solver(ended.parent / "solver.prototxt").train)
     start = model.initial(2)
-    written = read_weights(ended / "weights.safetensors", model.table, start)
+    written, _ = read_weights(ended / "weights.safetensors", model.net, start)
     np.testing.assert_array_equal(written, model.initial(1))
 
 

@@ -15,6 +15,7 @@ from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
+from ps.job_spec import make_cluster, shard_specs
 from ps.wal.catalog import drop_logs, logs_of
 from ps.wal.writer import WriteAheadLog
 from shards.job_ids import digest_of, short_id
@@ -60,8 +61,8 @@ def no_secret_in(folder: Path, *secrets: str) -> bool:
 def test_no_file_of_a_run_tells_a_secret(tmp_path: Path) -> None:
     """Neither the job's id, which is all that shards without CURVE ask for, nor a key of ours or
     of a store's is in any file, finished or not, or in any name."""
-    (spec,) = ps.shard_specs(TABLE)
-    cluster = ps.make_cluster([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
+    (spec,) = shard_specs(TABLE)
+    cluster = make_cluster([spec], ["tcp://127.0.0.1:5001"], Access(TOKEN, OPERATOR))
     secrets = spec.job, spec.job.rpartition("-")[2], TOKEN, OPERATOR, "stores-secret"
     run, logs = tmp_path / "run", tmp_path / "logs"
     settings = TrainSettings(solver=run, data=run, out=run, snapshots=STORE)

@@ -17,7 +17,8 @@ from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
 from deploy.summary import RunTally
 from deploy.updates import SCHEMA, UpdatesWriter, read_updates
-from ps import DenseTable, TensorSpec, make_cluster, shard_specs
+from ps import DenseTable, TensorSpec
+from ps.job_spec import make_cluster, shard_specs
 from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
 from tests.support.run_records import records, status

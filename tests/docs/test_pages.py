@@ -10,7 +10,9 @@ from typing import Any, get_args
 import pytest
 
 import ps
-from ps.session.events import NotReady, Unreachable
+from ps.jobs import WorkerOptions
+from ps.launch.launch_plan import LaunchOptions
+from ps.own_jobs import StartOptions
 from shards import errors, messages, rules, schedules
 from tests.support.doc_pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS
@@ -89,42 +91,43 @@ def test_every_error_is_told() -> None:
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.DownpourError)
     }
-    tree = (tree - {"DownpourError"}) | {Unreachable.__name__, NotReady.__name__}
+    tree = (tree - {"DownpourError"}) | {"ClockTimeout", "NotReady", "Unreachable"}
     assert set(names("docs/reference/sdk.md", "## Errors, by remedy")) == tree
+    assert set(ps.errors.__all__) - {"DownpourError"} <= tree
 
 
-def test_every_method_of_a_client_is_explained() -> None:
-    """Each method of the clients stands on the SDK's page."""
+def test_every_method_is_explained() -> None:
+    """Each method of workers and of the admin client stands on the SDK's page."""
     text = read("docs/reference/sdk.md")
-    for kind in (ps.Client, ps.AdminClient):
+    for kind in (ps.Worker, ps.WorkerStep, ps.AdminClient):
         methods = {name for name, _ in inspect.getmembers(kind, callable) if name[0] != "_"}
-        assert methods <= set(re.findall(r"`(\w+)\(", text)), kind
+        assert methods <= set(re.findall(r"(?:`|\.)(\w+)\(", text)), kind
 
 
 @pytest.mark.parametrize(
-    ("heading", "function", "left_out"),
-    [("## A job's shards", ps.shard_specs, {"tables"}), ("## The client", ps.Client, set())],
+    ("heading", "function", "options"),
+    [
+        ("## A job's shards", ps.start, StartOptions),
+        ("## A worker", ps.Job.worker, WorkerOptions),
+        ("## Tables", ps.Dense.__init__, None),
+    ],
 )
-def test_arguments_and_their_defaults(heading: str, function: Any, left_out: set[str]) -> None:
-    """The page's first table under a heading has each argument with the default that it has."""
-    told = {
-        row[0].strip("`"): row[1]
-        for row in rows(section(read("docs/reference/sdk.md"), heading))
-        if len(row) == 3
-    }
-    parameters = inspect.signature(function).parameters
-    assert list(told) == [name for name in parameters if name not in left_out]
-    for name, shown in told.items():
-        default = parameters[name].default
-        if default is inspect.Parameter.empty:
-            assert not shown, name
-        elif default is not None:  # None stands for what the page puts in words
-            assert shown == f"{default:g}" if isinstance(default, float) else str(default), name
+def test_every_option_is_explained(heading: str, function: Any, options: type | None) -> None:
+    """The table under a heading has each option of the function once."""
+    table = "\n".join(
+        row[0] for row in rows(section(read("docs/reference/sdk.md"), heading)) if len(row) == 3
+    )
+    parameters = inspect.signature(function).parameters.values()
+    expected = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    expected += [] if options is None else [*inspect.get_annotations(options)]
+    if options is StartOptions:
+        expected += [*inspect.get_annotations(LaunchOptions)]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(set(expected))
 
 
 def test_rules_and_schedules_are_told() -> None:
     """The SDK's page names every update rule and every policy."""
-    text = section(read("docs/reference/sdk.md"), "## A job's shards")
+    text = section(read("docs/reference/sdk.md"), "## Tables")
     for kind in (*get_args(rules.Rule), *get_args(schedules.Schedule)):
         assert f"`{kind.__name__}`" in text
 

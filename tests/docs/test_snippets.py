@@ -16,7 +16,13 @@ from tests.support.own_logs import own_logs
 from tests.support.small_demo import SHORTER
 
 TUTORIAL = "docs/tutorials/first-training.md"
-ON_CLUSTERS = {"README.md", TUTORIAL, "docs/how-to/clusters.md", "docs/how-to/extending.md"}
+ON_CLUSTERS = {
+    "README.md",
+    TUTORIAL,
+    "docs/how-to/clusters.md",
+    "docs/how-to/extending.md",
+    "docs/how-to/spark-loop.md",
+}
 
 
 def make_demo() -> list[str]:

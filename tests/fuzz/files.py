@@ -1,4 +1,4 @@
-"""Files that are almost valid: solvers, networks and weights that others wrote, spoiled by a seed.
+"""Files that are almost valid: solvers, nets, weights and solver states, spoiled by a seed.
 
 Each reader refuses what it cannot use with an error of ours that names the file; none crashes,
 hangs, or takes memory that the file merely speaks of.
@@ -10,13 +10,30 @@ import tempfile
 from pathlib import Path
 
 from shards.errors import DownpourError
+from shards.rules import Momentum
 from worker.caffe.model import CaffeModel
+from worker.caffe.nets import load_net
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import write_caffemodel
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.solver_state import (
+    SolverState,
+    read_solver_state,
+    slots_of,
+    write_solver_state,
+)
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 
 _DEMO = Path(__file__).parents[2] / "deploy/demo"
 _SOLVER, _NET = "lenet_solver.prototxt", "lenet_train_test.prototxt"
+_STATES = ("s.solverstate", "s.solverstate.h5")
+_OLD = "old.prototxt"
+_OLD_NET = """
+name: "old" input: "data" input_dim: [2, 1, 4, 4]
+layers { bottom: "data" top: "pad" layer { name: "pad" type: "padding" pad: 1 } }
+layers { bottom: "pad" top: "c" layer { name: "c" type: "conv" num_output: 3 kernelsize: 3
+         weight_filler { type: "xavier" } blobs_lr: 1 blobs_lr: 2 } }
+layers { bottom: "c" top: "s" name: "s" type: SOFTMAX include { phase: TEST } }
+"""
 _SHAPE = (1, 28, 28)
 _NEAR = 600  # bytes from the front of weights: what is behind is numbers
 _WORDS = (b"999999999999", b"-1", b"{" * 200, b"0", b"\xff" * 9, b"1e99", b"nan", b'"', b"}")
@@ -34,20 +51,30 @@ def run(files: int, seed: int) -> tuple[int, int]:
             shutil.copy(_DEMO / file, folder)
         model = CaffeModel(read_solver(folder / _SOLVER, _SHAPE).train)
         weights = model.initial(1)
-        write_caffemodel(folder / "w.caffemodel", model.net, weights)
-        write_safetensors(folder / "w.safetensors", model.table, weights)
+        for name in ("w.caffemodel", "w.h5", "w.safetensors"):
+            write_weights(folder / name, model.net, weights)
+        state = SolverState(7, tuple(model.table.views(weights).values()), "w.caffemodel", 1)
+        for name in _STATES:
+            write_solver_state(folder / name, state)
+        (folder / _OLD).write_text(_OLD_NET)
         whole = {path: path.read_bytes() for path in sorted(folder.iterdir())}
         for number in range(files):
             path = dice.choice(list(whole))
             path.write_bytes(_spoiled(whole[path], dice, path.suffix != ".prototxt"))
             try:
-                if path.suffix == ".prototxt":
-                    read_solver(folder / _SOLVER, _SHAPE)
+                if path.name == _OLD:
+                    load_net(path)
+                elif path.suffix == ".prototxt":
+                    CaffeModel(read_solver(folder / _SOLVER, _SHAPE).train)
+                elif path.name in _STATES:
+                    slots_of(read_solver_state(path), model.table, Momentum(), str(path))
                 else:
-                    read_weights(path, model.table, weights.copy())
+                    read_weights(path, model.net, weights)
                 read += 1
-            except DownpourError:
-                pass
+            except DownpourError as error:
+                named = str(path) in str(error) or path.suffix == ".prototxt"
+                if not named:
+                    raise AssertionError(f"seed {seed}, file {number}, {path.name}") from error
             except Exception as error:
                 raise AssertionError(f"seed {seed}, file {number}, {path.name}") from error
             path.write_bytes(whole[path])

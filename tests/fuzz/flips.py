@@ -52,7 +52,7 @@ from shards.shard_state import SavedProgress, ShardState
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
 from shards.update_records import RECORD
 from tests.support import shard_dsl
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.weight_files import read_blobs, write_blobs
 
 TABLE = DenseTable("net", (TensorSpec("a", (300,), lr_mult=2.0), TensorSpec("b", (20, 10))))
 LAYOUT = Layout((TABLE,))
@@ -309,8 +309,7 @@ def _small(folder: Path) -> list[Kind]:
     book.write(Enrolments(9, (Enrolment("w0", 1, "5" * 64),)))
     load_or_create_keys(folder)
     weights, arena = folder / "weights.safetensors", _floats(TABLE.size, 4)
-    write_safetensors(weights, TABLE, arena)
-    needed = {tensor.name for tensor in TABLE.tensors}
+    write_blobs(weights, TABLE.views(arena))
 
     def read_record() -> object:
         again = CoordinatorStore(record, "job")
@@ -326,7 +325,7 @@ def _small(folder: Path) -> list[Kind]:
         Kind(
             "weights",
             [weights],
-            lambda: read_weights(weights, TABLE, TABLE.empty(), needed).tobytes(),
+            lambda: {name: blob.tobytes() for name, blob in read_blobs(weights).items()},
         ),
     ]
 

@@ -8,6 +8,9 @@ import numpy as np
 import psutil
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from ps.transport.local_sockets import Transport
 from tests.fuzz.hostile import Crowd
 
@@ -28,15 +31,13 @@ class Found(NamedTuple):
 def run(connections: int, seed: int, *, secure: bool) -> Found:
     """So many hostile connections. Raises when the shard dies, or keeps the good client waiting."""
     started = time.monotonic()
-    specs = ps.shard_specs(TABLE, lease_s=60.0)
+    specs = shard_specs(TABLE, lease_s=60.0)
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(
-            ps.process_shards(specs, transport=Transport.TCP, secure=secure)
-        )
+        hosts = stack.enter_context(process_shards(specs, transport=Transport.TCP, secure=secure))
         with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client = stack.enter_context(
-            ps.Client(hosts.cluster, worker="good", patience_s=60, transport="tcp")
+            Client(hosts.cluster, worker="good", patience_s=60, transport="tcp")
         )
         crowd = stack.enter_context(contextlib.closing(Crowd(hosts.cluster.endpoints[0], seed)))
         shard = psutil.Process(hosts.pids[0])
@@ -51,12 +52,12 @@ def run(connections: int, seed: int, *, secure: bool) -> Found:
             hosts.check()
             most = max(most, shard.memory_info().rss)
         assert client.pull().versions == (updates,)
-        with ps.Client(hosts.cluster, worker="another", patience_s=60, transport="tcp"):
+        with Client(hosts.cluster, worker="another", patience_s=60, transport="tcp"):
             pass
     return Found(crowd.came, updates, most - before, time.monotonic() - started)
 
 
-def _update(client: ps.Client) -> None:
+def _update(client: Client) -> None:
     client.pull()
     client.push(np.ones(TABLE.size, np.float32))
     client.flush()

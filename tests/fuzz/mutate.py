@@ -40,6 +40,7 @@ from shards.messages import (
     Renew,
 )
 from shards.shard import Shard
+from shards.wire_schema import SCHEMA
 
 Frames = list[bytes]
 
@@ -79,7 +80,7 @@ def valid(shard: Shard) -> list[Frames]:
     pairs = np.arange(4, dtype=np.uint32).tobytes() + np.ones(4, np.float32).tobytes()
     gradient = np.ones(floats, np.float32).tobytes()
     said: list[tuple[Message, list[bytes]]] = [
-        (Hello(1, *who, PROTOCOL, shard.spec.build), []),
+        (Hello(1, *who, PROTOCOL, SCHEMA), []),
         (Join(2, *who, boot, 0), []),
         (push, [gradient]),
         (half, [np.ones(floats, np.float16).tobytes()]),

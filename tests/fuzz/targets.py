@@ -5,6 +5,7 @@ import random
 from typing import NamedTuple
 
 import ps
+from ps.job_spec import shard_specs
 from ps.security import enrolment
 from ps.security.authorization import Admission, Invitation, KeyRegistry
 from ps.shared_memory import handshake
@@ -15,6 +16,7 @@ from shards.errors import DownpourError
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
+from shards.wire_schema import SCHEMA
 from tests.fuzz.mutate import Frames, spoiled, valid
 from tests.support.shard_dsl import blank
 
@@ -31,11 +33,11 @@ class Tally(NamedTuple):
 
 def a_shard() -> Shard:
     """One that has weights, and a worker "w" that has joined."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     shard = Shard(spec, 1)
     shard.restore(blank(spec=spec))
     for message in (
-        Hello(1, spec.job, "w", 0, PROTOCOL, spec.build),
+        Hello(1, spec.job, "w", 0, PROTOCOL, SCHEMA),
         Join(2, spec.job, "w", 0, 1, 0),
     ):
         shard.handle(b"peer", message, (), 0.0)

@@ -19,7 +19,9 @@ import psutil
 import zmq
 
 import ps
-from ps.launch.processes import replicated_shards
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards, replicated_shards
 from ps.security.keys import KeyPair, address_of, expect
 from tests.fuzz.hostile import spoken_to
 
@@ -90,8 +92,8 @@ def cost(pids: Sequence[int], update: Callable[[], None], attack: Callable[[], N
     return Cost(grown, stall_s)
 
 
-def _updates(cluster: ps.Cluster) -> tuple[ps.Client, Callable[[], None]]:
-    client = ps.Client(cluster, worker="good", patience_s=60, transport="tcp")
+def _updates(cluster: ps.Cluster) -> tuple[Client, Callable[[], None]]:
+    client = Client(cluster, worker="good", patience_s=60, transport="tcp")
 
     def update() -> None:
         client.pull()
@@ -103,8 +105,8 @@ def _updates(cluster: ps.Cluster) -> tuple[ps.Client, Callable[[], None]]:
 
 def one_shard(attack: Callable[[str], None], *, secure: bool = False) -> Cost:
     """Against a shard without copies."""
-    specs = ps.shard_specs(TABLE, lease_s=60.0)
-    with ps.process_shards(specs, secure=secure) as hosts:
+    specs = shard_specs(TABLE, lease_s=60.0)
+    with process_shards(specs, secure=secure) as hosts:
         with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client, update = _updates(hosts.cluster)
@@ -114,7 +116,7 @@ def one_shard(attack: Callable[[str], None], *, secure: bool = False) -> Cost:
 
 def a_group(attack: Callable[[str], None]) -> Cost:
     """Against every port of a replicated shard at once: its coordinator's and its copies'."""
-    specs = ps.shard_specs(TABLE, lease_s=60.0)
+    specs = shard_specs(TABLE, lease_s=60.0)
     with replicated_shards(specs) as hosts:
         with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
@@ -141,8 +143,8 @@ def a_group(attack: Callable[[str], None]) -> Cost:
 
 
 def _stolen(pieces: Sequence[bytes], times: int) -> Cost:
-    specs = ps.shard_specs(TABLE, lease_s=60.0)
-    with ps.process_shards(specs, secure=True) as hosts:
+    specs = shard_specs(TABLE, lease_s=60.0)
+    with process_shards(specs, secure=True) as hosts:
         with ps.AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client, update = _updates(hosts.cluster)

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import AdminClient, Client, ShardDevice, process_shards, shard_specs
+from ps import AdminClient, ShardDevice
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
 from tests.bench.report import Goal
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver

@@ -16,7 +16,8 @@ from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.inference import evaluate, read_weights
+from worker.caffe.weights import read_weights
+from worker.inference import evaluate
 from worker.sources import open_source
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Pat
     assert seen["gap"] <= 3
     check_no_shard(running_ray.token)
     model = CaffeModel(read_solver(solver).tests[0].net)
-    weights = read_weights(tmp_path / "weights.caffemodel", model.table, model.initial(0))
+    weights, _ = read_weights(tmp_path / "weights.caffemodel", model.net, model.initial(0))
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 

@@ -16,7 +16,10 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import AdminClient, Client, Cluster, local_shards, shard_specs
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.aggregation import ROUND
 from shards.rules import SGD, Adagrad, Momentum, Rule
 from tests.support.eventually import eventually

@@ -50,6 +50,6 @@ def a_restored_buffer_counts_from_zero(patch: Patch) -> None:
     patch.setattr(ParameterStore, "restore", restore)
 
 
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUNDED)
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
 def the_last_worker_leaves_a_buffer_behind(patch: Patch) -> None:
     patch.setattr(Updates, "flush", lambda _: None)

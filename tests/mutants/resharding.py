@@ -65,6 +65,18 @@ def a_hand_over_skips_the_last_check(patch: Patch) -> None:
     patch.setattr(admin_plans, "hand_over", hand_over)
 
 
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.SERIAL)
+def uneven_buffers_are_handed_over(patch: Patch) -> None:
+    """New shards count the pushes of a buffer that one old shard has, and others have applied."""
+    patch.setattr(admin_plans, "_evenly_buffered", lambda _: True)
+
+
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.BOUNDED)
+def a_worker_leaves_a_quiesced_shard(patch: Patch) -> None:
+    """The new shards count it still, so nobody has their buffer applied."""
+    patch.setattr(QuiesceTracker, "check_leave", lambda *_: None)
+
+
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def a_retired_shard_is_handed_over_again(patch: Patch) -> None:
     """The bug that the simulation found when two operators resharded a job at the same time."""

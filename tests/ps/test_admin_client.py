@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import ps
-from ps import AdminClient, Client, Cluster, ShardState
-from ps.job_spec import make_cluster
+from ps import AdminClient, Cluster, ShardState
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
+from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
@@ -27,8 +29,8 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (500,)), ps.TensorSpec("b", (50
 def cluster() -> Iterator[Cluster]:
     """Two shards with momentum and bound 0; their weights are the numbers of their keys."""
     schedule = Fixed(base_rate=1.0)
-    specs = ps.shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5), schedule=schedule)
-    with ps.local_shards(specs, np.arange(TABLE.size, dtype=np.float32)) as served:
+    specs = shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5), schedule=schedule)
+    with local_shards(specs, np.arange(TABLE.size, dtype=np.float32)) as served:
         yield served
 
 
@@ -127,7 +129,7 @@ def test_a_shard_at_work_takes_no_new_weights(cluster: Cluster, console: AdminCl
 
 def test_a_shard_without_weights() -> None:
     """It asks for a later retry; its counters are available meanwhile."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     with (
         ShardServer(spec, boot=1) as server,
         AdminClient(make_cluster([spec], [server.endpoint])) as console,
@@ -173,7 +175,7 @@ def test_it_is_told_that_nobody_will_answer() -> None:
         if asked == 2:
             raise GiveUp("shard 0 has ended")
 
-    specs = ps.shard_specs(TABLE)
+    specs = shard_specs(TABLE)
     nowhere = make_cluster(specs, [f"tcp://127.0.0.1:{free_port()}"])
     with (
         AdminClient(nowhere, patience_s=600, check=check) as console,

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import expect_compression, shard_specs
+from ps.launch.threads import local_shards
 from shards.aggregation import EACH
 
 TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-type]
@@ -15,7 +18,7 @@ TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-t
 
 def test_natural_values_become_the_exact_ones() -> None:
     """A name is a rule, a number a rate or a decay, inf no bound, a text a compression."""
-    (given,) = ps.shard_specs(
+    (given,) = shard_specs(
         TABLE,
         rule="Adam",
         schedule=0.1,
@@ -23,7 +26,7 @@ def test_natural_values_become_the_exact_ones() -> None:
         bound=float("inf"),
         merge="each",
     )
-    (exact,) = ps.shard_specs(
+    (exact,) = shard_specs(
         TABLE,
         rule=ps.Adam(),
         schedule=ps.Fixed(base_rate=0.1),
@@ -31,8 +34,8 @@ def test_natural_values_become_the_exact_ones() -> None:
         bound=None,
         merge=EACH,
     )
-    (given,) = ps.expect_compression([given], "int8")
-    (exact,) = ps.expect_compression([exact], ps.Compression.parse("int8"))
+    (given,) = expect_compression([given], "int8")
+    (exact,) = expect_compression([exact], ps.Compression.parse("int8"))
     for field in given.__struct_fields__:
         if field != "job":
             assert getattr(given, field) == getattr(exact, field), field
@@ -43,20 +46,20 @@ def test_natural_values_become_the_exact_ones() -> None:
 def test_a_path_is_a_cluster(of: Callable[[Path], str | Path], tmp_path: Path) -> None:
     """A client and an admin client find the job by a file's path, as text or as a Path."""
     path = of(tmp_path / "cluster.json")
-    with ps.local_shards(ps.shard_specs(TABLE)) as cluster:
+    with local_shards(shard_specs(TABLE)) as cluster:
         cluster.save(path)
         assert ps.Cluster.load(path) == cluster
-        with ps.Client(path, worker="w") as client, ps.AdminClient(path) as console:
+        with Client(path, worker="w") as client, ps.AdminClient(path) as console:
             np.testing.assert_array_equal(client.pull().weights, console.read())
 
 
 def test_lists_are_arrays() -> None:
     """Weights and gradients may be lists of numbers."""
     ones = [1.0] * TABLE.size
-    specs = ps.shard_specs(TABLE, schedule=1.0)
+    specs = shard_specs(TABLE, schedule=1.0)
     with (
-        ps.local_shards(specs, ones) as cluster,  # type: ignore[arg-type]
-        ps.Client(cluster, worker="w", compression="fp16", link="rtt=1ms") as client,
+        local_shards(specs, ones) as cluster,  # type: ignore[arg-type]
+        Client(cluster, worker="w", compression="fp16", link="rtt=1ms") as client,
     ):
         client.pull()
         client.push(ones)
@@ -71,8 +74,8 @@ def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
     other weights.
     """
     with (
-        ps.local_shards(ps.shard_specs(TABLE, shards=shards)) as cluster,
-        ps.Client(cluster, worker="w", transport=transport) as client,
+        local_shards(shard_specs(TABLE, shards=shards)) as cluster,
+        Client(cluster, worker="w", transport=transport) as client,
     ):
         assert not client.pull().weights.flags.writeable
         own = client.pull(copy=True)
@@ -88,8 +91,8 @@ def test_a_pull_that_is_the_callers_own(shards: int, transport: str) -> None:
 def test_an_empty_gradient_is_zero(transport: str) -> None:
     """Also where its memory has held another one; without `zeroed` the content is arbitrary."""
     with (
-        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
-        ps.Client(cluster, worker="w", transport=transport) as client,
+        local_shards(shard_specs(TABLE)) as cluster,
+        Client(cluster, worker="w", transport=transport) as client,
     ):
         client.pull()
         for _ in range(20):
@@ -105,11 +108,11 @@ def test_a_client_in_another_thread() -> None:
     """A second thread that calls while the first waits is refused at once, in one line; the first
     continues, and the second may call once the first has returned.
     """
-    specs = ps.shard_specs(TABLE, bound=0, workers=2)
+    specs = shard_specs(TABLE, bound=0, workers=2)
     with (
-        ps.local_shards(specs) as cluster,
-        ps.Client(cluster, worker="w0") as client,
-        ps.Client(cluster, worker="w1") as other,
+        local_shards(specs) as cluster,
+        Client(cluster, worker="w0") as client,
+        Client(cluster, worker="w1") as other,
     ):
         client.pull()
         client.push(client.new_gradient())
@@ -123,9 +126,7 @@ def test_a_client_in_another_thread() -> None:
         thread = Thread(target=wait_at_the_bound)
         thread.start()
         inside.wait()
-        text = (
-            "client of worker w0: it is in use by another thread; make one client for each thread"
-        )
+        text = "worker w0: it is in use by another thread; make one for each thread"
         calls: tuple[Callable[[], object], ...] = (
             client.pull,
             client.flush,

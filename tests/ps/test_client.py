@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import ps
-from ps import AdminClient, Client, Cluster
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.aggregation import ROUND
 from shards.errors import BadInput
 from shards.messages import Standing
@@ -93,7 +96,7 @@ def test_no_read_is_torn() -> None:
     """Each pushed array is constant, so every shard's part of every pull is constant, too."""
     table = ps.DenseTable("big", (ps.TensorSpec("w", (204_800,)),))
     done = threading.Event()
-    with ps.local_shards(ps.shard_specs(table, shards=2, schedule=UNIT)) as cluster:
+    with local_shards(shard_specs(table, shards=2, schedule=UNIT)) as cluster:
 
         def push_on(client: Client) -> None:
             versions = client.pull().versions

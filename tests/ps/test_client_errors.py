@@ -12,10 +12,13 @@ import pytest
 import zmq
 
 import ps
-from ps import AdminClient, Client, Cluster
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
+from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
 from ps.transport.cluster_connection import LeaseKeepAlive
-from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry, WrongBuild
+from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry
 from shards.messages import Standing
 from shards.schedules import Fixed
 from tests.support.eventually import eventually
@@ -28,8 +31,8 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two shards, bound 0, plain SGD at rate 1."""
-    specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0))
-    with ps.local_shards(specs) as served:
+    specs = shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0))
+    with local_shards(specs) as served:
         yield served
 
 
@@ -66,10 +69,10 @@ def test_weights_that_nobody_installs(having: int) -> None:
     """When its patience ends, the client names the shards without weights and the remedy; whether
     no shard has weights or some have.
     """
-    specs = ps.shard_specs(TABLE, shards=2)
+    specs = shard_specs(TABLE, shards=2)
     with ExitStack() as stack:
         servers = [stack.enter_context(ShardServer(spec, 1)) for spec in specs]
-        empty = ps.make_cluster(specs, [server.endpoint for server in servers])
+        empty = make_cluster(specs, [server.endpoint for server in servers])
         with AdminClient(empty) as console:
             for shard in range(having):
                 console.restore(shard, blank(spec=servers[shard].shard.spec))
@@ -86,9 +89,9 @@ def test_weights_that_nobody_installs(having: int) -> None:
 
 def test_weights_that_are_installed_later() -> None:
     """A client that waits for weights within its patience starts with them."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     with ShardServer(spec, 1) as server:
-        cluster = ps.make_cluster([spec], [server.endpoint])
+        cluster = make_cluster([spec], [server.endpoint])
 
         def install() -> None:
             with AdminClient(cluster) as console:
@@ -144,19 +147,14 @@ def test_something_else_that_listens(nowhere: Cluster) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (
-            {"build": "0123"},
-            WrongBuild,
-            "runs protocol 2 build {build}, worker w runs protocol 2 b",
-        ),
-        ({"job": "other-77"}, BadMessage, "serves another job than other-[0-9a-f]{{16}}"),
+        ({"job": "other-77"}, BadMessage, "serves another job than other-[0-9a-f]{16}"),
     ],
 )
 def test_a_cluster_that_is_not_ours(
     cluster: Cluster, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """Another build or job is refused at the first message, and no worker is registered."""
-    with pytest.raises(error, match=text.format(build=cluster.build)) as caught:
+    """Another job is refused at the first message, and no worker is registered."""
+    with pytest.raises(error, match=text) as caught:
         Client(msgspec.structs.replace(cluster, **change), worker="w")
     assert cluster.job not in one_line(caught.value)
     with AdminClient(cluster) as console:
@@ -219,17 +217,58 @@ def test_a_push_that_is_refused_here(cluster: Cluster) -> None:
         assert client.pull().versions == (1, 1)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_gradient_without_a_number_goes_to_no_shard(cluster: Cluster, value: float) -> None:
+    """It is refused before it is sent, with table and worker, so that no shard applies a part; the
+    push takes no number, and the next one counts everywhere."""
+    gradient = np.ones(512, np.float32)
+    gradient[300] = value  # at the second shard only
+    with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
+        client.pull()
+        with pytest.raises(BadInput, match=r"^push 1: table net (holds NaN|has a norm)") as told:
+            client.push(gradient)
+        one_line(told.value)
+        assert (told.value.table, told.value.worker) == ("net", "w")
+        assert (client.seq, client.clock) == (0, 0)
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (1, 1)
+        assert set(console.read()) == {-1.0}
+
+
+def test_a_single_shard_refuses_what_is_no_number() -> None:
+    """It has the whole push, so nothing is looked at before; the push counts as zeros."""
+    with (
+        ps.local_shards(ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster,
+        Client(cluster, worker="w") as client,
+        AdminClient(cluster) as console,
+    ):
+        client.pull()
+        client.push(np.full(512, np.nan, np.float32), loss=float("nan"))
+        told = "shard 0: push 1 of worker w: table net holds NaN or infinity"
+        with pytest.raises(BadInput, match=told):
+            client.flush()
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (2,)
+        assert set(console.read()) == {-1.0}
+
+
 @pytest.mark.parametrize("spoilt", [(300,), (5, 300)])
-def test_a_gradient_without_a_number(cluster: Cluster, spoilt: tuple[int, ...]) -> None:
+def test_a_gradient_above_the_cap(spoilt: tuple[int, ...]) -> None:
     """Each shard refuses its own part, which counts as zeros; the error is raised once, and the
     next push counts everywhere.
     """
     gradient = np.ones(512, np.float32)
-    gradient[list(spoilt)] = np.nan
-    with Client(cluster, worker="w") as client, AdminClient(cluster) as console:
+    gradient[list(spoilt)] = 1e6
+    rate = Fixed(base_rate=1.0)
+    specs = ps.shard_specs(TABLE, shards=2, schedule=rate, guard=ps.Guard(max_norm=1e3))
+    with (
+        ps.local_shards(specs) as cluster,
+        Client(cluster, worker="w") as client,
+        AdminClient(cluster) as console,
+    ):
         client.pull()
         client.push(gradient, loss=float("nan"))
-        told = "shard [01]: push 1 of worker w: table net holds NaN or infinity"
+        told = "shard [01]: push 1 of worker w: table net has norm 1e.06"
         with pytest.raises(BadInput, match=told) as caught:
             client.flush()
         one_line(caught.value)
@@ -282,8 +321,8 @@ def test_an_older_life_is_told_at_its_next_word(
 
 def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
     """Its thread hears of the newer life and stops renewing; the next call raises that."""
-    specs = ps.shard_specs(TABLE, shards=2, lease_s=2.0, schedule=Fixed(base_rate=1.0))
-    with ps.local_shards(specs) as cluster:
+    specs = shard_specs(TABLE, shards=2, lease_s=2.0, schedule=Fixed(base_rate=1.0))
+    with local_shards(specs) as cluster:
         older = Client(cluster, worker="w")
         older.pull()
         renewal = older._current._renewal
@@ -309,7 +348,7 @@ def test_a_client_is_closed_once(cluster: Cluster) -> None:
         lambda: client.push(TABLE.empty()),
     ]
     for call in calls:
-        with pytest.raises(BadInput, match=r"^client of worker w: it is closed$"):
+        with pytest.raises(BadInput, match=r"^worker w: it is closed$"):
             call()
     client.abort()
 
@@ -352,10 +391,10 @@ def test_a_body_that_fails_leaves_as_a_crash_would(cluster: Cluster) -> None:
 
 def test_a_long_computation_keeps_its_lease() -> None:
     """Another thread renews it; without it, the shard forgets the worker, then takes it back."""
-    specs = ps.shard_specs(TABLE, shards=2, lease_s=4.0, schedule=Fixed(base_rate=1.0))
+    specs = shard_specs(TABLE, shards=2, lease_s=4.0, schedule=Fixed(base_rate=1.0))
     with ExitStack() as stack:
         servers = [stack.enter_context(ShardServer(spec, boot=1)) for spec in specs]
-        cluster = ps.make_cluster(specs, [server.endpoint for server in servers])
+        cluster = make_cluster(specs, [server.endpoint for server in servers])
         console = stack.enter_context(AdminClient(cluster))
         console.install(TABLE.empty())
 

@@ -13,6 +13,7 @@ import pytest
 
 import ps
 from ps import Cluster
+from ps.job_spec import make_cluster, shard_specs
 from shards.aggregation import ROUND
 from shards.errors import BadInput
 from shards.rules import Adam
@@ -26,12 +27,12 @@ ENDPOINTS = ["tcp://127.0.0.1:5001", "tcp://127.0.0.1:5002"]
 
 
 def a_cluster() -> Cluster:
-    return ps.make_cluster(ps.shard_specs(TABLE, shards=2, bound=3), ENDPOINTS)
+    return make_cluster(shard_specs(TABLE, shards=2, bound=3), ENDPOINTS)
 
 
 def test_the_specs_of_a_job() -> None:
     """The specs differ only in the shard's number; two jobs of one name have different ids."""
-    first, second = ps.shard_specs(TABLE, shards=2, name="mine"), ps.shard_specs(TABLE, name="mine")
+    first, second = shard_specs(TABLE, shards=2, name="mine"), shard_specs(TABLE, name="mine")
     assert [spec.shard for spec in first] == [0, 1]
     assert msgspec.structs.replace(first[1], shard=0) == first[0]
     assert first[0].build == ps.build_id()
@@ -43,7 +44,7 @@ def test_the_specs_of_a_job() -> None:
 def test_a_spec_travels() -> None:
     """To a Ray actor, as MessagePack, whatever its rule and schedule."""
     schedule = Inv(base_rate=0.01, gamma=0.0001, power=0.75)
-    (spec,) = ps.shard_specs(TABLE, rule=Adam(), schedule=schedule, bound=0, merge=ROUND)
+    (spec,) = shard_specs(TABLE, rule=Adam(), schedule=schedule, bound=0, merge=ROUND)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ShardSpec) == spec
 
 
@@ -64,7 +65,7 @@ def test_a_spec_travels() -> None:
 def test_numbers_that_make_no_sense(options: dict[str, Any], text: str) -> None:
     """Each error names the argument and what was expected."""
     with pytest.raises(BadInput, match=text):
-        ps.shard_specs(TABLE, **options)
+        shard_specs(TABLE, **options)
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_cluster_file_that_is_none(tmp_path: Path, content: str | None, text: 
 def test_endpoints_and_shards_are_as_many(tmp_path: Path) -> None:
     """A cluster with a shard without an endpoint can be neither made nor read."""
     with pytest.raises(BadInput, match="expected 2 endpoints, one a shard, got 1"):
-        ps.make_cluster(ps.shard_specs(TABLE, shards=2), ENDPOINTS[:1])
+        make_cluster(shard_specs(TABLE, shards=2), ENDPOINTS[:1])
     path = tmp_path / "cluster.json"
     plain = msgspec.to_builtins(a_cluster()) | {"endpoints": ENDPOINTS * 2}
     path.write_bytes(msgspec.json.encode(plain))

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ps
-from ps import AdminClient, Client, Cluster, Compression
+from ps import AdminClient, Cluster, Compression
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import process_shards
+from ps.launch.threads import local_shards
 from shards.errors import BadInput
 from tests.support.two_shards import TABLE, UNIT, everywhere
 
@@ -20,8 +23,8 @@ BYTES |= {"1bit": 36 / 256, "topk:0.01": 8 * 0.0097, "threshold:2": 8 * 0.14}
 
 @contextmanager
 def served(weights: Any = None) -> Iterator[tuple[Cluster, AdminClient]]:
-    specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
-    with ps.local_shards(specs, weights) as cluster, AdminClient(cluster) as console:
+    specs = shard_specs(TABLE, shards=2, schedule=UNIT)
+    with local_shards(specs, weights) as cluster, AdminClient(cluster) as console:
         yield cluster, console
 
 
@@ -107,7 +110,7 @@ def test_a_shard_in_a_process_serves_every_form() -> None:
     """
     gradients = noise(3)
     with (
-        ps.process_shards(ps.shard_specs(TABLE, schedule=UNIT)) as hosts,
+        process_shards(shard_specs(TABLE, schedule=UNIT)) as hosts,
         AdminClient(hosts.cluster) as console,
     ):
         console.install(noise(1)[0])

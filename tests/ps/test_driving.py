@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ps
-from ps import AdminClient, Client
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
 from ps.server.server import ShardServer
 from ps.session import reshard_client
 from ps.session.flow_control import PrefetchTable
@@ -236,12 +239,12 @@ def test_ctrl_c_before_any_line_that_greets_a_shard_anew(heard: str) -> None:
     codes = [step.__code__ for step in GREETING[heard]]
     reached, wanted = set(), lines_of(codes)
     with ExitStack() as stack:
-        specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
+        specs = shard_specs(TABLE, shards=2, schedule=UNIT)
         servers = [
             stack.enter_context(ShardServer(spec, boot=1, transport=Transport.TCP))
             for spec in specs
         ]
-        cluster = ps.make_cluster(specs, [server.endpoint for server in servers])
+        cluster = make_cluster(specs, [server.endpoint for server in servers])
         console = stack.enter_context(AdminClient(cluster))
         console.install(TABLE.empty())
         client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, stripes=1))
@@ -303,18 +306,18 @@ def moved_while_interrupted(code: CodeType, line: int) -> bool:
     The client has to continue, and each of its pushes to count once.
     """
     before = set(threading.enumerate())  # threads of other tests may end by themselves
-    specs = ps.shard_specs(TABLE, shards=2, schedule=UNIT)
+    specs = shard_specs(TABLE, shards=2, schedule=UNIT)
     with ExitStack() as stack:
-        cluster = stack.enter_context(ps.local_shards(specs))
+        cluster = stack.enter_context(local_shards(specs))
         console = stack.enter_context(AdminClient(cluster))
-        settled = stack.enter_context(ps.local_shards(ps.resharded_specs(specs, 1)))
+        settled = stack.enter_context(local_shards(resharded_specs(specs, 1)))
         successor = stack.enter_context(AdminClient(settled))
         client = stack.enter_context(Client(cluster, worker="w", retry_s=0.05, in_flight=4))
         client.pull()
         console.quiesce(60)
         client.push(everywhere(1), prefetch=client.clock + 2)
         client.push(everywhere(1))
-        ps.reshard(console, successor)
+        reshard(console, successor)
         try:
             with interrupted(code, line):
                 client.pull()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -114,17 +115,78 @@ def test_wrong_gradients_are_refused_before_anything_is_sent(job: Any) -> None:
 
 
 def test_a_refused_gradient_is_reported_and_training_continues(job: Any) -> None:
-    """NaN reaches the shards' guard; the error has the shard, and later pushes count."""
+    """NaN is refused before any shard applies a part of the step; later pushes count."""
     with job.worker("w0") as me:
-        with me.step() as step:
-            step.push({"w": np.full(5, np.nan), "b": 0.0})
-        with pytest.raises(errors.BadInput, match="holds NaN or infinity") as caught:
-            step.ack.result()
-        assert caught.value.shard in (0, 1)
+        nan = {"w": np.full(5, np.nan), "b": 0.0}
+        with pytest.raises(errors.BadInput, match="holds NaN") as caught, me.step() as step:
+            step.push(nan)
+        assert (caught.value.table, caught.value.worker) == ("weights", "w0")
         with me.step() as step:
             step.push(ONES)
         me.flush()
     np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.01)
+
+
+def test_misused_workers(job: Any) -> None:
+    """One line names the worker and the remedy: closed, ended, used by two threads, no number."""
+    with job.worker("slow"), job.worker("w0") as me:
+        with me.step() as step:
+            step.push(ONES)
+        for use in (step.pull, step.gradients, lambda: step.push(ONES)):
+            with pytest.raises(errors.BadInput, match="worker w0: the step has ended; expected"):
+                use()
+        text = "step: loss: expected a number, got 'low'"
+        with pytest.raises(errors.BadInput, match=text), me.step() as step:
+            step.loss = "low"
+        inside, ended = Event(), Event()
+
+        def until() -> bool:
+            inside.set()
+            return ended.is_set()
+
+        other = Thread(target=me.client.wait, args=(until, 60.0))
+        other.start()
+        inside.wait()
+        try:
+            used = "worker w0: it is in use by another thread; make one for each thread"
+            for use in (me.pull, me.flush):
+                with pytest.raises(errors.BadInput, match=used) as caught:
+                    use()
+                assert caught.value.worker == "w0"
+        finally:
+            ended.set()
+            other.join()
+    for use in (me.pull, me.flush, lambda: push_and_flush(me)):
+        with pytest.raises(errors.BadInput, match="worker w0: it is closed") as caught:
+            use()
+        assert caught.value.worker == "w0"
+
+
+def test_two_workers_of_one_name(job: Any) -> None:
+    """A later life takes over, and an equal one is noticed when both have pushed; the older one
+    gets Fenced, and the weights hold each push once.
+    """
+    former, later = job.worker("w0"), job.worker("w0", incarnation=1)
+    with later.step() as step:
+        step.push(ONES)
+    later.flush()
+    with pytest.raises(errors.Fenced, match="worker w0: incarnation 1 has taken over from 0"):
+        push_and_flush(former)
+    with pytest.raises(errors.Fenced, match="incarnation 1 has taken over from 0"):
+        job.worker("w0")
+    twin = job.worker("w0", incarnation=1)
+    push_and_flush(twin)
+    with pytest.raises(errors.Fenced, match="give each client its own worker name"):
+        push_and_flush(later)
+    for worker in (former, later, twin):
+        worker.abort()
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.02, rtol=1e-6)
+
+
+def push_and_flush(worker: ps.Worker) -> None:
+    with worker.step() as step:
+        step.push(ONES)
+    worker.flush()
 
 
 def test_readers_register_nothing(job: Any) -> None:
@@ -139,6 +201,29 @@ def test_readers_register_nothing(job: Any) -> None:
         assert [worker.worker for worker in job.status()[0].workers] == ["w0"]
     with pytest.raises(errors.BadInput, match="it is closed"):
         reader.pull()
+
+
+def test_readers_follow_a_reshard(job: Any) -> None:
+    """What a reader gets after a reshard is from the present shards, not the former ones."""
+
+    async def read(reader: ps.aio.AsyncReader) -> list[float]:
+        return [float(one["b"]) for one in await asyncio.gather(*(reader.pull() for _ in range(9)))]
+
+    async def read_before_and_after() -> None:
+        async with ps.aio.reader(job) as reader:
+            assert set(await read(reader)) == {1.0}
+            job.reshard(1)
+            with job.worker("w0") as me, me.step() as step:
+                step.push({"w": None, "b": 100.0})
+            assert set(await read(reader)) == {0.0}
+
+    with ps.reader(job) as reader, ps.AdminClient(job.cluster) as former:
+        assert reader.pull()["b"] == 1
+        asyncio.run(read_before_and_after())
+        assert reader.pull()["b"] == 0
+        assert reader.versions == (1,)
+        with pytest.raises(errors.Resynchronise, match="has handed over its part"):
+            former.read()
 
 
 def test_coroutines_share_a_reader(job: Any) -> None:
@@ -177,12 +262,14 @@ def test_a_coroutines_reader_whose_links_fail(job: Any, monkeypatch: Any) -> Non
 
 
 def test_another_process_connects_by_file(tmp_path: Path) -> None:
-    """A saved description leads to the job, with its structure or as a dict of arrays by name."""
+    """A saved description leads to the job, in the structure that it was started with."""
     nested = {"fc": [np.ones((2, 3)), np.zeros(3)]}
     with ps.start(nested, on="processes", shards=2) as job:
         job.save(tmp_path / "job.json")
-        plain = ps.connect(tmp_path / "job.json")
-        assert list(plain.read()) == ["fc.0", "fc.1"]
+        assert [one.shape for one in ps.connect(tmp_path / "job.json").read()["fc"]] == [
+            (2, 3),
+            (3,),
+        ]
         same = ps.connect(tmp_path / "job.json", tables=nested)
         with same.worker("w0") as me, me.step() as step:
             weights, bias = step.pull()["fc"]
@@ -214,6 +301,11 @@ def test_a_job_is_resharded_under_its_workers(tmp_path: Path) -> None:
         ({"shards": 0}, "shards: expected"),
         ({"on": "moon"}, "on: expected threads or processes or ray, got 'moon'"),
         ({"staleness": -1}, "staleness: expected"),
+        ({"colour": "red"}, "start: options: expected host, port, .*; got 'colour'"),
+        ({"on": "threads", "logs": "x"}, "start: options on threads: expected .*; got 'logs'"),
+        ({"start": {"weights": {"w": np.full(5, np.nan), "b": 1}}}, "weights: w: expected finite"),
+        ({"resume": "none", "start": {}}, "start: expected none with `resume`, got both"),
+        ({"resume": "none"}, "snapshot none/manifest.json: No such file"),
         ({"start": {"x": PARAMS}}, "start: expected names of tables, weights; got 'x'"),
         ({"start": {"weights": {"w": np.ones(5)}}}, "table weights: the value: expected the keys"),
     ],
@@ -222,6 +314,43 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     """A wrong option is refused before anything starts, in one line that names it."""
     with pytest.raises(errors.BadInput, match=message), ps.start(PARAMS, **options):
         pass
+
+
+def test_wrong_settings_and_options_of_workers(job: Any) -> None:
+    """They are refused by name, before a connection is opened."""
+    with pytest.raises(errors.BadInput, match=r"Dense: settings: expected rule, .*; got 'ruel'"):
+        ps.Dense.like(PARAMS, ruel="adam")
+    with pytest.raises(errors.BadInput, match=r"worker: options: expected .*; got 'colour'"):
+        job.worker("w0", colour="red")
+    with pytest.raises(errors.BadInput, match=r"connect: expected the address of a shard,.* got 3"):
+        ps.connect(3)  # type: ignore[arg-type]
+
+
+def test_a_job_begins_with_the_state_of_another(tmp_path: Path) -> None:
+    """Weights and workers' pushes come from a snapshot, however many shards there are."""
+    with ps.local(PARAMS) as job:
+        with job.worker("w0") as me, me.step() as step:
+            step.push(ONES)
+        with ps.AdminClient(job.cluster) as admin:
+            ps.save_snapshot(
+                tmp_path / "1",
+                admin.export(),
+                layout=job.cluster.layout,
+                shard_map=job.cluster.map,
+                rules=("sgd",),
+                workers=1,
+            )
+    with ps.local(PARAMS, shards=2, resume=tmp_path / "1") as job:
+        np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.01)
+        assert ps.connect(job.address, token=job.token).cluster.map.shards == 2
+        with job.worker("w0", incarnation=1) as me:
+            assert me.seq == 1
+    for other, text in (
+        (ps.Dense.like({"w": np.zeros(5)}), "expected tables weights"),
+        (ps.Dense.like(PARAMS, rule="adam"), "expected rules adam, got sgd"),
+    ):
+        with pytest.raises(errors.BadInput, match=text), ps.local(other, resume=tmp_path / "1"):
+            pass
 
 
 def test_workers_of_asyncio(job: Any) -> None:

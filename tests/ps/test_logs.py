@@ -13,11 +13,12 @@ import msgspec
 import pytest
 import zmq
 
-import ps
-from ps import AdminClient, logs, process_shards
+from ps import AdminClient, logs
+from ps.client import Client
 from ps.launch import ray_actors
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
+from ps.launch.processes import process_shards
 from ps.logs import LogRelay, LogSettings
 from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
@@ -184,7 +185,7 @@ def test_a_full_disk_in_a_shards_process(
         def trouble() -> str:
             return admin.status()[0].trouble
 
-        with ps.Client(hosts.cluster, worker="w0") as client:
+        with Client(hosts.cluster, worker="w0") as client:
             client.pull()
             client.push(client.new_gradient())
         found = eventually(trouble, because="the status says that autosaves fail")

@@ -8,12 +8,14 @@ import pytest
 import zmq
 
 import ps
-from ps import AdminClient, Client
-from ps.job_spec import make_cluster
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
 from shards import wire_format
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
 from shards.schedules import Fixed
+from shards.wire_schema import SCHEMA
 from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -31,9 +33,9 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
     """It waits for weights of shard 1 only, and shard 0 dies and is rolled back: the worker is
     registered there again while it waits.
     """
-    specs = ps.shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
+    specs = shard_specs(TABLE, shards=2, bound=0, schedule=Fixed(base_rate=1.0), lease_s=30.0)
     first, other = (ShardServer(spec, boot=1) for spec in specs)
-    job, build, context = specs[0].job, specs[0].build, zmq.Context()
+    job, context = specs[0].job, zmq.Context()
     with other, context.socket(zmq.DEALER) as slow:
         slow.setsockopt(zmq.LINGER, 0)
         slow.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
@@ -43,7 +45,7 @@ def test_a_worker_that_owes_a_shard_nothing_greets_its_next_life() -> None:
             with AdminClient(cluster, patience_s=PATIENCE_S) as console:
                 console.install(TABLE.empty())
             # Only at shard 1 does it hold the other worker back.
-            say(slow, Hello(1, job, "slow", 0, PROTOCOL, build))
+            say(slow, Hello(1, job, "slow", 0, PROTOCOL, SCHEMA))
             say(slow, Join(2, job, "slow", 0, 1, 0))
             client = Client(cluster, worker="w", patience_s=PATIENCE_S)
             client.pull()

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 import ps
-from ps import AdminClient, Client, Cluster, Compression
+from ps import AdminClient, Cluster, Compression
+from ps.client import Client
+from ps.job_spec import resharded_specs, shard_specs
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
 from shards.errors import GiveUp
 from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
@@ -34,10 +38,15 @@ class Home:
         return self.console.cluster
 
     def move(self, shards: int) -> None:
-        self._specs = ps.resharded_specs(self._specs, shards)
+        self._specs = resharded_specs(self._specs, shards)
         _, successor = self._settle(self._specs)
-        ps.reshard(self.console, successor)
+        reshard(self.console, successor)
         self.console = successor
+
+    def await_pushes(self, further: int) -> None:
+        """Wait until shard 0 has applied this number of further pushes."""
+        reached = self.console.status()[0].version + further
+        eventually(lambda: self.console.status()[0].version >= reached, because="workers train")
 
     def weights(self) -> Array:
         """The weights of the tensors, without the padding between them."""
@@ -45,7 +54,7 @@ class Home:
         return np.concatenate([view.ravel() for view in views.values()])
 
     def _settle(self, specs: Sequence[ShardSpec]) -> tuple[Cluster, AdminClient]:
-        cluster = self._stack.enter_context(ps.local_shards(specs))
+        cluster = self._stack.enter_context(local_shards(specs))
         return cluster, self._stack.enter_context(AdminClient(cluster))
 
 
@@ -54,7 +63,7 @@ def job(
     shards: int, rule: Rule | None = None, bound: int | None = None, lease_s: float = 30.0
 ) -> Iterator[Home]:
     """A fresh job at rate 1."""
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE,
         shards=shards,
         rule=rule,
@@ -74,36 +83,42 @@ def everywhere(value: float) -> Array:
 @pytest.mark.parametrize("shards", [(2, 3), (3, 1), (1, 4)])
 @pytest.mark.parametrize("bound", [1, None])
 def test_nothing_is_lost_or_doubled(shards: tuple[int, int], bound: int | None) -> None:
-    """Three workers push through two reshards: the sum proves the count."""
-    workers, pushes = 3, 40
-    begun = threading.Barrier(workers + 1)
+    """Three workers push before, between and after two reshards: the sum proves the count."""
+    names = ("w0", "w1", "w2")
+    joined, resharded = threading.Barrier(len(names) + 1), threading.Event()
+    pushed: dict[str, int] = {}
 
     def work(cluster: Cluster, worker: str) -> None:
         with Client(cluster, worker=worker) as client:
-            client.pull()
-            begun.wait(60)  # one that joins later counts from the slowest clock, and is ahead
-            for _ in range(pushes):
+            # Before the first push: later, workers that wait here would hold back, by the bound,
+            # one that has started late.
+            joined.wait(60)
+            while not resharded.is_set():
                 client.pull()
                 client.push(everywhere(1.0))
+            pushed[worker] = client.seq
 
     with job(shards[0], bound=bound) as home:
-        threads = [
-            threading.Thread(target=work, args=(home.first, f"w{n}")) for n in range(workers)
-        ]
+        threads = [threading.Thread(target=work, args=(home.first, name)) for name in names]
         for thread in threads:
             thread.start()
-        begun.wait(60)
-        eventually(lambda: home.console.status()[0].version > workers, because="they push")
-        home.move(shards[1])
-        home.move(shards[0])
-        for thread in threads:
-            thread.join(120)
-        assert not any(thread.is_alive() for thread in threads)
-        assert (home.weights() == -workers * pushes).all()
+        try:
+            joined.wait(60)
+            home.await_pushes(10)
+            for count in (shards[1], shards[0]):
+                home.move(count)
+                home.await_pushes(10)
+        finally:
+            resharded.set()
+            for thread in threads:
+                thread.join(120)
+        assert pushed.keys() == set(names)
+        total = sum(pushed.values())
+        assert (home.weights() == -total).all()
         for status in home.console.status():
-            assert status.version == workers * pushes
+            assert status.version == total
             stands = {(w.worker, w.seq, w.standing) for w in status.workers}
-            assert stands == {(f"w{n}", pushes, Standing.LEFT) for n in range(workers)}
+            assert stands == {(name, pushed[name], Standing.LEFT) for name in names}
 
 
 @pytest.mark.parametrize("rule", [SGD(), Momentum(momentum=0.5), Adam()], ids=str)

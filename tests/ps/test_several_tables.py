@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import resharded_specs, shard_specs
+from ps.launch.processes import process_shards
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
 from ps.snapshots.manifest import load_snapshot, save_snapshot
+from shards.spec import TableSpec
 
 BODY = ps.DenseTable("body", (ps.TensorSpec("w", (3000,)),))
 HEAD = ps.DenseTable("head", (ps.TensorSpec("w", (3,)), ps.TensorSpec("b", (2, 2))))
@@ -22,8 +28,8 @@ PATIENCE_S = 120.0
 
 
 def specs_of(shards: int, **options: Any) -> list[Any]:
-    head = ps.TableSpec(HEAD, options.pop("rule", ps.SGD()), RATE)
-    return ps.shard_specs([ps.TableSpec(BODY, schedule=RATE), head], shards=shards, **options)
+    head = TableSpec(HEAD, options.pop("rule", ps.SGD()), RATE)
+    return shard_specs([TableSpec(BODY, schedule=RATE), head], shards=shards, **options)
 
 
 def ones(table: ps.DenseTable) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -49,8 +55,8 @@ def taken(weights: ps.PulledWeights) -> dict[str, list[float]]:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_push_and_a_pull_may_name_any_of_the_tables(shards: int, transport: str) -> None:
     """An arena, a mapping of both, of one and of none; what is pulled has a layout of its own."""
-    with ps.local_shards(specs_of(shards), transport=transport) as cluster:
-        with ps.Client(cluster, worker="w", transport=transport) as client:
+    with local_shards(specs_of(shards), transport=transport) as cluster:
+        with Client(cluster, worker="w", transport=transport) as client:
             assert taken(client.pull()) == {"body": [0], "head": [0]}
             arena = client.new_gradient()
             for name, part in client.layout.split(arena).items():
@@ -75,7 +81,7 @@ def test_a_push_and_a_pull_may_name_any_of_the_tables(shards: int, transport: st
 
 def test_what_does_not_fit_is_refused() -> None:
     """Before anything is sent, naming the table."""
-    with ps.local_shards(specs_of(2)) as cluster, ps.Client(cluster, worker="w") as client:
+    with local_shards(specs_of(2)) as cluster, Client(cluster, worker="w") as client:
         client.pull()
         for gradient, text in (
             ({"tail": BOTH["head"]}, "table: expected one of body, head, got 'tail'"),
@@ -93,8 +99,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_each_table_is_compressed_as_configured(compression: Any) -> None:
     """What arrived and what is kept back add up to the gradients, in each table."""
     with (
-        ps.local_shards(specs_of(2)) as cluster,
-        ps.Client(cluster, worker="w", compression=compression) as client,
+        local_shards(specs_of(2)) as cluster,
+        Client(cluster, worker="w", compression=compression) as client,
     ):
         client.pull()
         for _ in range(3):
@@ -115,8 +121,8 @@ def test_each_table_is_compressed_as_configured(compression: Any) -> None:
 def test_a_snapshot_and_a_reshard_move_both_tables(tmp_path: Path) -> None:
     """From two shards through a snapshot to two others, and from there to three."""
     specs = specs_of(2, rule=ps.Momentum(0.5))
-    with ps.local_shards(specs) as cluster, ps.AdminClient(cluster) as admin:
-        with ps.Client(cluster, worker="w") as client:
+    with local_shards(specs) as cluster, ps.AdminClient(cluster) as admin:
+        with Client(cluster, worker="w") as client:
             client.pull()
             client.push(BOTH)
             client.flush()
@@ -126,18 +132,18 @@ def test_a_snapshot_and_a_reshard_move_both_tables(tmp_path: Path) -> None:
     manifest, states = load_snapshot(tmp_path / "1")
     assert (manifest.layout, manifest.rules) == (cluster.layout, rules)
     with (
-        ps.local_shards(specs) as two,
-        ps.local_shards(ps.resharded_specs(specs, 3)) as three,
+        local_shards(specs) as two,
+        local_shards(resharded_specs(specs, 3)) as three,
         ps.AdminClient(two) as old,
         ps.AdminClient(three) as new,
     ):
         for shard, state in enumerate(states):
             old.restore(shard, state)
-        with ps.Client(two, worker="w", incarnation=1) as client:
+        with Client(two, worker="w", incarnation=1) as client:
             client.pull()
             client.push(BOTH)
             client.flush()
-            ps.reshard(old, new)
+            reshard(old, new)
             client.push({"head": BOTH["head"]})
             client.flush()
             # Momentum of a half: 1, then 1.5, then 1.75.
@@ -150,10 +156,10 @@ def test_a_shard_that_is_killed_has_both_tables_of_every_push(tmp_path: Path) ->
     """At `logged`, with a log for each shard: the sums prove that each push of both tables, and of
     one, was applied once, before and after the kill."""
     options = {"durability": ps.Durability.LOGGED, "logs": tmp_path}
-    with ps.process_shards(specs_of(2), **options) as hosts:  # type: ignore[arg-type]
+    with process_shards(specs_of(2), **options) as hosts:  # type: ignore[arg-type]
         with ps.AdminClient(hosts.cluster, patience_s=PATIENCE_S) as admin:
             admin.install(hosts.cluster.layout.empty())
-            with ps.Client(hosts.cluster, worker="w", patience_s=PATIENCE_S) as client:
+            with Client(hosts.cluster, worker="w", patience_s=PATIENCE_S) as client:
                 client.pull()
                 for number in range(60):
                     client.push(BOTH if number % 3 else {"head": BOTH["head"]})

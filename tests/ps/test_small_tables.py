@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import resharded_specs, shard_specs
+from ps.launch.processes import replicated_shards
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.rules import Adam, Momentum, Rule
 
@@ -27,7 +32,7 @@ def gradient(table: ps.DenseTable, seed: int) -> np.ndarray:
 
 def train(cluster: ps.Cluster, steps: int, incarnation: int = 0, **options: object) -> np.ndarray:
     """Push the gradients of `steps` steps; returns the weights after the last."""
-    with ps.Client(cluster, worker="w", incarnation=incarnation, **options) as client:  # type: ignore[arg-type]
+    with Client(cluster, worker="w", incarnation=incarnation, **options) as client:  # type: ignore[arg-type]
         for _ in range(steps):
             client.pull()
             client.push(gradient(cluster.layout.tables[0], client.seq))
@@ -41,8 +46,8 @@ def test_the_number_of_shards_changes_no_weight(size: int, rule: Rule) -> None:
     """A small table on several shards learns what it learns on one, to the bit."""
     learned = []
     for shards in SHARDS:
-        specs = ps.shard_specs(small(size), shards=shards, rule=rule, schedule=RATE)
-        with ps.local_shards(specs) as cluster:
+        specs = shard_specs(small(size), shards=shards, rule=rule, schedule=RATE)
+        with local_shards(specs) as cluster:
             learned.append(train(cluster, 5))
         np.testing.assert_array_equal(learned[0], learned[-1])
         assert not learned[-1][size:].any(), "the padding stays zero"
@@ -60,7 +65,7 @@ def test_small_parts_are_compressed(size: int, push: str, pull: str) -> None:
     """Every codec handles a shard's few floats, in either direction."""
     table = small(size)
     kind = ps.Compression.parse(push, pull)
-    with ps.local_shards(ps.shard_specs(table, shards=4, schedule=RATE)) as cluster:
+    with local_shards(shard_specs(table, shards=4, schedule=RATE)) as cluster:
         train(cluster, 4, compression=kind)
         with ps.AdminClient(cluster) as console:
             weights = console.read()
@@ -74,8 +79,8 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
     one.
     """
     table = small(size)
-    specs = ps.shard_specs(table, shards=2, rule="adam", schedule=RATE)
-    with ps.local_shards(specs) as cluster, ps.AdminClient(cluster) as console:
+    specs = shard_specs(table, shards=2, rule="adam", schedule=RATE)
+    with local_shards(specs) as cluster, ps.AdminClient(cluster) as console:
         before = train(cluster, 3)
         states = console.export()
     save_snapshot(
@@ -88,16 +93,16 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
     )
     _, states = load_snapshot(tmp_path / "3")
     with (
-        ps.local_shards(specs) as two,
-        ps.local_shards(ps.resharded_specs(specs, 3)) as three,
+        local_shards(specs) as two,
+        local_shards(resharded_specs(specs, 3)) as three,
         ps.AdminClient(two) as old,
         ps.AdminClient(three) as new,
     ):
         for shard, state in enumerate(states):
             old.restore(shard, state)
-        with ps.Client(two, worker="w", incarnation=1) as client:
+        with Client(two, worker="w", incarnation=1) as client:
             np.testing.assert_array_equal(client.pull().weights, before)
-            ps.reshard(old, new)
+            reshard(old, new)
             client.push(gradient(table, client.seq))
             client.flush()
         np.testing.assert_array_equal(train(three, 1, incarnation=2), _serial(table, 5))
@@ -105,7 +110,7 @@ def test_a_snapshot_and_a_move(size: int, tmp_path: Path) -> None:
 
 def _serial(table: ps.DenseTable, steps: int) -> np.ndarray:
     """The same steps on one shard."""
-    with ps.local_shards(ps.shard_specs(table, rule="adam", schedule=RATE)) as cluster:
+    with local_shards(shard_specs(table, rule="adam", schedule=RATE)) as cluster:
         return train(cluster, steps)
 
 
@@ -113,11 +118,11 @@ def _serial(table: ps.DenseTable, steps: int) -> np.ndarray:
 def test_replicated_shards_of_three_floats() -> None:
     """Two copies each of two shards; a norm above the guard's cap is refused there, too."""
     table = small(3)
-    specs = ps.shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
-    with ps.replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as console:
+    specs = shard_specs(table, shards=2, schedule=RATE, guard=ps.Guard(max_norm=10.0))
+    with replicated_shards(specs) as hosts, ps.AdminClient(hosts.cluster) as console:
         console.install(table.empty())
         learned = train(hosts.cluster, 3)
-        with ps.Client(hosts.cluster, worker="other") as client:
+        with Client(hosts.cluster, worker="other") as client:
             client.pull()
             client.push(np.full(table.size, 100, np.float32))
             with pytest.raises(ps.BadInput, match="norm"):

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import ps
-from ps import Client, Cluster
+from ps import Cluster
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.job_ids import short_id
@@ -22,7 +25,7 @@ from tests.support.snapshot_stores import MAP, TABLE, full_disk
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two shards with a slot, and one worker."""
-    with ps.local_shards(ps.shard_specs(TABLE, shards=MAP.shards, rule=Momentum(0.9))) as cluster:
+    with local_shards(shard_specs(TABLE, shards=MAP.shards, rule=Momentum(0.9))) as cluster:
         yield cluster
 
 

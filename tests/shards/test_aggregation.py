@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from shards import shard_state
+from shards import shard_state, wire_format
 from shards.aggregation import WEIGHINGS, Buffer, Round, merge_of, weighing_of
 from shards.errors import BadInput
-from shards.messages import Ack, Left
+from shards.messages import Ack, Cut, Left, Quiesce
 from shards.repartition import repartition
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
@@ -204,6 +204,21 @@ def test_a_buffer_is_cut_with_the_weights() -> None:
     again.say(join("a", incarnation=1))
     again.say(push("a", 3, incarnation=1), gradient(6))
     assert value(again) == -4
+
+
+def test_a_quiesced_buffer_is_applied_on_request() -> None:
+    """Only once every push up to the cut is in it; a repeated request changes nothing."""
+    talk = Talk(merge=Buffer(3), bound=None)
+    talk.enter("a")
+    talk.say(push("a", 1), gradient(3))
+    cut = wire_format.encode_state(Cut({"a": 2}))
+    hold = Quiesce(7, "job", 60.0, apply_buffer=True)
+    talk.say(hold, [cut])
+    assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (0, 1, 0)
+    talk.say(push("a", 2), gradient(6))
+    for _ in range(2):
+        talk.say(hold, [cut])
+        assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -3)
 
 
 # --- versions by number ---------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 import ps
+from ps.job_spec import shard_specs
 from shards import shard_state
 from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Part, Push, Refusal, Remedy
 from shards.shard import Shard
+from shards.wire_schema import SCHEMA
 from tests.support import shard_dsl
 from tests.support.shard_copies import Copies
 from tests.support.shard_dsl import SIZE
@@ -24,11 +26,11 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (256,)),))
 
 def shard_of(guard: Guard) -> Shard:
     """A shard of zeros with workers a and b."""
-    (spec,) = ps.shard_specs(TABLE, guard=guard)
+    (spec,) = shard_specs(TABLE, guard=guard)
     shard = Shard(spec, 1)
     shard.restore(shard_dsl.blank(spec=spec))
     for worker in "ab":
-        shard.handle(b"", Hello(1, spec.job, worker, 0, PROTOCOL, spec.build), (), 0.0)
+        shard.handle(b"", Hello(1, spec.job, worker, 0, PROTOCOL, SCHEMA), (), 0.0)
         shard.handle(b"", Join(2, spec.job, worker, 0, 1, 0), (), 0.0)
     return shard
 
@@ -117,7 +119,7 @@ def test_the_count_is_a_workers_own() -> None:
         "worker a is in quarantine: 2 of" in answers_to(shard, push(shard, "a", 1.0, seq=2))[b"a"]
     )
     assert answers_to(shard, push(shard, "b", 1.0)) == {b"b": "ack"}
-    shard.handle(b"", Hello(1, shard.spec.job, "a", 1, PROTOCOL, shard.spec.build), (), 0.0)
+    shard.handle(b"", Hello(1, shard.spec.job, "a", 1, PROTOCOL, SCHEMA), (), 0.0)
     assert {name: entry.refused for name, entry in shard.ledger.entries.items()} == {"a": 2, "b": 1}
 
 
@@ -158,10 +160,10 @@ def test_a_resumed_job_lifts_the_quarantine(goes_on: bool) -> None:
 def test_a_cap_that_makes_no_sense(max_norm: float) -> None:
     """An invalid cap is refused when the Guard is made."""
     with pytest.raises(BadInput, match="guard: expected a max_norm above 0"):
-        ps.shard_specs(TABLE, guard=Guard(max_norm=max_norm))
+        shard_specs(TABLE, guard=Guard(max_norm=max_norm))
 
 
 def test_a_quarantine_of_everybody() -> None:
     """A Guard that quarantines every worker cannot be made."""
     with pytest.raises(BadInput, match="guard: quarantine_after: expected at least 1, got 0"):
-        ps.shard_specs(TABLE, guard=Guard(quarantine_after=0))
+        shard_specs(TABLE, guard=Guard(quarantine_after=0))

@@ -3,7 +3,16 @@
 from typing import Any
 
 from shards.aggregation import ROUND
-from shards.messages import HandedOver, HandOver, Install, Quiesce, Refusal, Welcome
+from shards.messages import (
+    HandedOver,
+    HandOver,
+    Install,
+    Left,
+    Quiesce,
+    Refusal,
+    Remedy,
+    Welcome,
+)
 from shards.shard import Shard
 from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
@@ -47,15 +56,28 @@ def test_successors_that_were_cut_short_are_refused() -> None:
 
 
 def test_a_round_beyond_the_cut_stays_open() -> None:
-    """It does not close when the other worker leaves, but only after the quiesce."""
+    """It does not close when the other worker's lease runs out, but only after the quiesce."""
     shard = standing(merge=ROUND, bound=0)
     shard.handle(b"a", push("a", 1), GRADIENT, 0.0)
     shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
-    shard.handle(b"b", leave("b"), (), 1.0)
+    shard.expire(["b"], 1.0)
     assert shard.version == 0
     shard.handle(b"one", Quiesce(3, "job", 0.0), (), 2.0)
     shard.handle(b"a", push("a", 1), GRADIENT, 2.0)
     assert shard.version == 1
+
+
+def test_a_worker_leaves_after_the_quiesce() -> None:
+    """The new shards would wait for a worker that left after the export: its leave is refused."""
+    shard = standing()
+    shard.handle(b"one", Quiesce(2, "job", 60.0), (), 0.0)
+    (refused,) = shard.handle(b"b", leave("b"), (), 1.0)
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.remedy is Remedy.RETRY
+    assert shard.ledger.active == ["a", "b"]
+    shard.handle(b"one", Quiesce(3, "job", 0.0), (), 2.0)
+    (left,) = shard.handle(b"b", leave("b"), (), 2.0)
+    assert isinstance(left.message, Left)
 
 
 def test_a_shard_that_handed_over_closes_no_round() -> None:

@@ -24,7 +24,7 @@ from shards.messages import (
 )
 from shards.shard_state import SavedProgress
 from tests.support.shard_copies import GRADIENT, Copies
-from tests.support.shard_dsl import SIZE, as_bytes, blank, hello, leave, push
+from tests.support.shard_dsl import SIZE, as_bytes, blank, hello, push
 
 HERE = b"here"
 
@@ -109,13 +109,13 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
 
 
 def test_a_round_beyond_the_cut_stays_open_at_a_new_copy() -> None:
-    """It stays open when the other worker leaves; both copies close it after the quiesce."""
+    """It stays open when the other worker is restarted; both copies close it after the quiesce."""
     group = Copies(ROUND)
     group.say(1, push("a", 1), GRADIENT)
     group.say(1, hold())
-    group.say(1, leave("b"))
+    group.say(1, hello("b", 1))
     group.configure(1, 3)
-    group.say(1, hello("b"))
+    group.say(1, hello("b", 1))
     assert [group.copies[boot].shard.version for boot in (1, 3)] == [0, 0]
     group.say(1, hold(0.0))
     group.say(1, push("a", 1), GRADIENT)

@@ -2,15 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shards.job_ids import digest_of
 from shards.messages import (
+    PROTOCOL,
     Ack,
+    Describe,
     Joined,
     Refusal,
     Remedy,
 )
+from shards.wire_schema import SCHEMA
 from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")
@@ -80,12 +84,23 @@ def test_a_push_that_does_not_fit(
     assert talk.say(push("w", 1), gradient(1)) == [("w", Ack(101, 0, 1, 1, 1, 0, False))]
 
 
-@pytest.mark.parametrize("changes", [{"build": "other"}, {"protocol": 99}])
-def test_another_build_is_refused(changes: dict[str, Any]) -> None:
-    """A Hello from other code is refused with both builds."""
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"protocol": 99}, f"expected protocol {PROTOCOL}, got protocol 99"),
+        (
+            {"schema": "other"},
+            f"expected schema {SCHEMA} of protocol {PROTOCOL}, got schema other",
+        ),
+    ],
+)
+def test_another_protocol_or_schema_is_refused(changes: dict[str, Any], difference: str) -> None:
+    """A Hello or Describe of other messages is refused with both sides' protocol or schema."""
     said = refusal(Talk().say(hello("w", **changes)))
-    assert said.remedy is Remedy.WRONG_BUILD
-    assert said.text.startswith("shard 0 runs protocol 2 build build, worker w runs protocol ")
+    assert (said.remedy, said.text) == (Remedy.MISMATCH, f"shard 0: {difference} of worker w")
+    asked = msgspec.structs.replace(Describe(9, "job", PROTOCOL, SCHEMA), **changes)
+    said = refusal(Talk().say(asked))
+    assert (said.remedy, said.text) == (Remedy.MISMATCH, f"shard 0: {difference}")
 
 
 def test_before_the_weights_are_there() -> None:
@@ -101,7 +116,7 @@ def test_a_refusal_is_one_short_line() -> None:
     said = refusal(Talk().say(hello("w", job=job)))
     named = " ".join(["jib jab"] * 12)
     assert said.text == f"shard 0 serves another job than {named} -{digest_of(job)}"
-    said = refusal(Talk().say(hello("w" * 128, build="b" * 128)))
+    said = refusal(Talk().say(hello("w" * 128, schema="b" * 128)))
     assert len(said.text) == 256
 
 

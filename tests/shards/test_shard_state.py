@@ -5,15 +5,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from shards import shard_state
+from shards import shard_state, wal_format
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
+    PROTOCOL,
     Ack,
+    Describe,
+    Described,
     Export,
+    HandOver,
     Install,
     Installed,
     Join,
     Joined,
+    Quiesce,
     Read,
     Remedy,
     Standing,
@@ -22,6 +27,7 @@ from shards.messages import (
 )
 from shards.rules import Adam, Momentum
 from shards.shard_state import SavedProgress
+from shards.wire_schema import SCHEMA
 from tests.support.shard_dsl import (
     SIZE,
     Talk,
@@ -132,6 +138,27 @@ def test_no_worker_of_an_earlier_job_is_waited_for() -> None:
     assert talk.shard.ledger.entries["other"].clock == 7
     assert talk.say(hello("w", 4)) == [("w", Welcome(10, 0, 1, 1, 9, 5, 6, 10.0))]
     assert talk.say(join("w", incarnation=4)) == [("w", Joined(11, 0, 1, 7))]
+
+
+def test_the_description_belongs_to_the_state() -> None:
+    """A shard describes the job as its last state says, and after a hand-over as that does."""
+    describe = Describe(9, "job", PROTOCOL, SCHEMA)
+    talk = Talk(installed=False)
+    assert refusal(talk.say(describe)).remedy is Remedy.RETRY
+    state = replace(blank(), description=b"two shards")
+    assert talk.say(Install(1, "job"), as_bytes(shard_state.encode(state)))
+    assert talk.say(describe) == [("operator", Described(9, 0, 1))]
+    assert talk.frames == (b"two shards",)
+    assert talk.shard.copy().description == b"two shards"
+    logged, frames = wal_format.state_of(talk.shard, 0)
+    restarted = Talk(installed=False)
+    wal_format.Replay(restarted.shard).take(logged, [bytes(frame) for frame in frames])
+    restarted.say(describe)
+    assert restarted.frames == (b"two shards",)
+    talk.say(Quiesce(2, "job", 9.0))
+    talk.say(HandOver(3, "job", 5), [b"three"])
+    talk.say(describe)
+    assert talk.frames == (b"three",)
 
 
 def test_an_install_that_comes_late_undoes_nothing() -> None:

@@ -15,10 +15,13 @@ from shards.errors import BadMessage
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     MAX_PROBE_BYTES,
+    PROTOCOL,
     Ack,
     AskedPart,
     AskRecords,
     AskStatus,
+    Describe,
+    Described,
     Export,
     HandedOver,
     HandOver,
@@ -73,6 +76,7 @@ REQUESTS: list[Request | Probe] = [
     Install(TOP, LONG, True),
     Export(TOP, LONG),
     Read(TOP, LONG),
+    Describe(TOP, LONG, TOP, LONG),
     Quiesce(TOP, LONG, 3600.0),
     HandOver(TOP, LONG, TOP),
     AskStatus(TOP, LONG),
@@ -96,6 +100,7 @@ REPLIES: list[Reply] = [
     HandedOver(TOP, TOP, TOP),
     Installed(TOP, TOP, TOP, TOP),
     State(TOP, TOP, TOP, TOP),
+    Described(TOP, TOP, TOP),
     Status(TOP, TOP, TOP),
     Probed(TOP, TOP, TOP, TOP, LONG, 1e300, 1e300, TOP),
     Records(TOP, TOP, TOP, TOP),
@@ -166,6 +171,16 @@ def test_a_header_with_a_flaw(change: dict[str, Any], complaint: str) -> None:
     assert wire_format.decode_asked(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
     with pytest.raises(BadMessage, match=complaint):
         wire_format.decode_asked(msgpack.packb(LEAVE | change))
+
+
+@pytest.mark.parametrize("kind", ["hello", "describe"])
+def test_a_greeting_of_another_protocol(kind: str) -> None:
+    """It may have other fields, so the refusal names the protocols and not the first odd field."""
+    text = f"{kind}: expected protocol {PROTOCOL}, got protocol 2"
+    with pytest.raises(BadMessage, match=text):
+        wire_format.decode_asked(msgpack.packb({"t": kind, "protocol": 2, "build": "b"}))
+    with pytest.raises(BadMessage, match="header: Object missing required field"):
+        wire_format.decode_asked(msgpack.packb({"t": kind, "protocol": PROTOCOL}))
 
 
 @pytest.mark.parametrize("key", sorted(LEAVE))

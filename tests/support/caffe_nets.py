@@ -1,94 +1,120 @@
-"""The networks that Caffe is known for, as prototxt, from a few functions.
+"""The networks that Caffe is known for, written in Python.
 
 Each net reads the column `data` and ends in scores; `training` adds labels and losses, and `deploy`
-probabilities. Sizes are those of the papers; the batch and the image may be smaller.
+probabilities, both as prototxt. Sizes are those of the papers; the batch and the image may be
+smaller.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
+
+from worker.caffe.caffe_pb2 import LayerParameter
+from worker.caffe.nets import (
+    LRN,
+    LSTM,
+    BatchNorm,
+    Concat,
+    ContrastiveLoss,
+    Convolution,
+    Dropout,
+    Eltwise,
+    Embed,
+    EuclideanLoss,
+    Flatten,
+    InnerProduct,
+    Input,
+    Net,
+    Pooling,
+    ReLU,
+    Scale,
+    Sigmoid,
+    SigmoidCrossEntropyLoss,
+    Slice,
+    Softmax,
+    SoftmaxWithLoss,
+)
+
+Layers = list[LayerParameter]
 
 
-class Net(NamedTuple):
+class KnownNet(NamedTuple):
     """A net's body, the shape of an image, and its scores with the weights of their losses."""
 
-    body: str
+    body: Layers
     image: tuple[int, int, int]
     heads: tuple[tuple[str, float], ...]
 
 
-def layer(kind: str, name: str, bottoms: str, settings: str = "", top: str | None = None) -> str:
-    """An entry; `bottoms` are names with spaces between them."""
-    listed = " ".join(f'bottom: "{bottom}"' for bottom in bottoms.split())
-    return f'layer {{ name: "{name}" type: "{kind}" {listed} top: "{top or name}" {settings} }}\n'
-
-
 def conv(  # as many as a convolution has settings
     name: str, bottom: str, out: int, k: int, stride: int = 1, pad: int = 0, group: int = 1,
-    more: str = "", rate: str = "",
-) -> str:  # fmt: skip
-    settings = f"num_output: {out} kernel_size: {k} stride: {stride} pad: {pad} group: {group}"
-    filler = 'weight_filler { type: "msra" } bias_filler { type: "constant" value: 0.1 }'
-    return layer(
-        "Convolution", name, bottom, f"{rate} convolution_param {{ {settings} {filler} {more} }}"
-    )
+    **more: Any,
+) -> Layers:  # fmt: skip
+    if more.get("bias_term", True):
+        more["bias_filler"] = 0.1
+    window = {"kernel_size": k, "stride": stride, "pad": pad, "group": group}
+    return [Convolution(name, bottom, num_output=out, weight_filler="msra", **window, **more)]
 
 
-def relu(name: str, blob: str) -> str:
-    return layer("ReLU", name, blob, top=blob)
+def relu(name: str, blob: str) -> Layers:
+    return [ReLU(name, blob, top=blob)]
 
 
-def pool(name: str, bottom: str, kind: str, k: int, stride: int, pad: int = 0) -> str:
-    settings = f"pool: {kind} kernel_size: {k} stride: {stride} pad: {pad}"
-    return layer("Pooling", name, bottom, f"pooling_param {{ {settings} }}")
+def pool(name: str, bottom: str, kind: str, k: int, stride: int, pad: int = 0) -> Layers:
+    return [Pooling(name, bottom, pool=kind, kernel_size=k, stride=stride, pad=pad)]
 
 
-def norm(name: str, bottom: str, size: int = 5, alpha: float = 1e-4, more: str = "") -> str:
-    settings = f"local_size: {size} alpha: {alpha} beta: 0.75 {more}"
-    return layer("LRN", name, bottom, f"lrn_param {{ {settings} }}")
+def mean(name: str, bottom: str) -> Layers:
+    return [Pooling(name, bottom, pool="AVE", global_pooling=True)]
 
 
-def dense(name: str, bottom: str, out: int, rate: str = "") -> str:
-    filler = 'weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 }'
-    return layer(
-        "InnerProduct", name, bottom, f"{rate} inner_product_param {{ num_output: {out} {filler} }}"
-    )
+def norm(name: str, bottom: str, size: int = 5, alpha: float = 1e-4, **more: Any) -> Layers:
+    return [LRN(name, bottom, local_size=size, alpha=alpha, beta=0.75, **more)]
 
 
-def drop(name: str, blob: str, ratio: float = 0.5) -> str:
-    return layer("Dropout", name, blob, f"dropout_param {{ dropout_ratio: {ratio} }}", blob)
+def dense(name: str, bottom: str, out: int, **more: Any) -> Layers:
+    filled = {"weight_filler": "xavier", "bias_filler": 0.1}
+    return [InnerProduct(name, bottom, num_output=out, **filled, **more)]
 
 
-def lenet() -> Net:
+def drop(name: str, blob: str, ratio: float = 0.5) -> Layers:
+    return [Dropout(name, blob, top=blob, dropout_ratio=ratio)]
+
+
+def lenet() -> KnownNet:
     body = conv("conv1", "data", 20, 5) + pool("pool1", "conv1", "MAX", 2, 2)
     body += conv("conv2", "pool1", 50, 5) + pool("pool2", "conv2", "MAX", 2, 2)
     body += dense("ip1", "pool2", 500) + relu("relu1", "ip1") + dense("ip2", "ip1", 10)
-    return Net(body, (1, 28, 28), (("ip2", 1.0),))
+    return KnownNet(body, (1, 28, 28), (("ip2", 1.0),))
 
 
-def cifar10_quick() -> Net:
+def cifar10_quick() -> KnownNet:
     body = conv("conv1", "data", 32, 5, pad=2) + pool("pool1", "conv1", "MAX", 3, 2)
     body += relu("relu1", "pool1")
     for number, (bottom, out) in enumerate((("pool1", 32), ("pool2", 64)), 2):
         body += conv(f"conv{number}", bottom, out, 5, pad=2) + relu(f"r{number}", f"conv{number}")
         body += pool(f"pool{number}", f"conv{number}", "AVE", 3, 2)
     body += dense("ip1", "pool3", 64) + dense("ip2", "ip1", 10)
-    return Net(body, (3, 32, 32), (("ip2", 1.0),))
+    return KnownNet(body, (3, 32, 32), (("ip2", 1.0),))
 
 
-def cifar10_full() -> Net:
-    within = "norm_region: WITHIN_CHANNEL"
+def cifar10_full() -> KnownNet:
+    within = {"norm_region": "WITHIN_CHANNEL"}
     body = conv("conv1", "data", 32, 5, pad=2) + pool("pool1", "conv1", "MAX", 3, 2)
-    body += relu("relu1", "pool1") + norm("norm1", "pool1", 3, 5e-5, within)
+    body += relu("relu1", "pool1") + norm("norm1", "pool1", 3, 5e-5, **within)
     body += conv("conv2", "norm1", 32, 5, pad=2) + relu("relu2", "conv2")
-    body += pool("pool2", "conv2", "AVE", 3, 2) + norm("norm2", "pool2", 3, 5e-5, within)
+    body += pool("pool2", "conv2", "AVE", 3, 2) + norm(
+        "norm2", "pool2", 3, 5e-5, norm_region="WITHIN_CHANNEL"
+    )
     body += conv("conv3", "norm2", 64, 5, pad=2) + relu("relu3", "conv3")
     body += pool("pool3", "conv3", "AVE", 3, 2) + dense("ip1", "pool3", 10)
-    return Net(body, (3, 32, 32), (("ip1", 1.0),))
+    return KnownNet(body, (3, 32, 32), (("ip1", 1.0),))
 
 
-def _krizhevsky(*, norm_first: bool) -> Net:
+def _krizhevsky(*, norm_first: bool) -> KnownNet:
     """AlexNet, and CaffeNet, which pools before it normalises."""
-    body, bottom = "", "data"
+    body: Layers = []
+    bottom = "data"
     for number, (out, k, stride, pad, group) in enumerate(
         ((96, 11, 4, 0, 1), (256, 5, 1, 2, 2), (384, 3, 1, 1, 1), (384, 3, 1, 1, 2),
          (256, 3, 1, 1, 2)), 1,
@@ -111,18 +137,18 @@ def _krizhevsky(*, norm_first: bool) -> Net:
             dense(name, bottom, 4096) + relu(f"relu{number}", name) + drop(f"drop{number}", name)
         )
         bottom = name
-    return Net(body + dense("fc8", bottom, 1000), (3, 227, 227), (("fc8", 1.0),))
+    return KnownNet(body + dense("fc8", bottom, 1000), (3, 227, 227), (("fc8", 1.0),))
 
 
-def alexnet() -> Net:
+def alexnet() -> KnownNet:
     return _krizhevsky(norm_first=True)
 
 
-def caffenet() -> Net:
+def caffenet() -> KnownNet:
     return _krizhevsky(norm_first=False)
 
 
-def googlenet() -> Net:
+def googlenet() -> KnownNet:
     """Szegedy et al. 2014, with both auxiliary heads."""
     body = conv("conv1", "data", 64, 7, 2, 3) + relu("relu1", "conv1")
     body += pool("pool1", "conv1", "MAX", 3, 2) + norm("norm1", "pool1")
@@ -144,12 +170,12 @@ def googlenet() -> Net:
         if name in {"3b", "4e"}:
             body += pool(f"pool{name}", name, "MAX", 3, 2)
             bottom = f"pool{name}"
-    body += layer("Pooling", "pool5", bottom, "pooling_param { pool: AVE global_pooling: true }")
+    body += mean("pool5", bottom)
     body += drop("drop5", "pool5", 0.4) + dense("scores", "pool5", 1000)
-    return Net(body, (3, 224, 224), (("aux4a", 0.3), ("aux4d", 0.3), ("scores", 1.0)))
+    return KnownNet(body, (3, 224, 224), (("aux4a", 0.3), ("aux4d", 0.3), ("scores", 1.0)))
 
 
-def _inception(name: str, bottom: str, widths: tuple[int, ...]) -> str:
+def _inception(name: str, bottom: str, widths: tuple[int, ...]) -> Layers:
     one, reduce3, three, reduce5, five, project = widths
     parts = (
         conv(f"{name}_1", bottom, one, 1),
@@ -161,11 +187,11 @@ def _inception(name: str, bottom: str, widths: tuple[int, ...]) -> str:
         conv(f"{name}_p", f"{name}_pool", project, 1),
     )
     ends = [f"{name}_{end}" for end in ("1", "3", "5", "p")]
-    rectified = "".join(relu(f"{end}_relu", end) for end in ends)
-    return "".join(parts) + rectified + layer("Concat", name, " ".join(ends))
+    rectified = [relu(f"{end}_relu", end) for end in ends]
+    return [*chain(*parts, *rectified), Concat(name, ends)]
 
 
-def _auxiliary(name: str, bottom: str) -> str:
+def _auxiliary(name: str, bottom: str) -> Layers:
     return (
         pool(f"{name}_pool", bottom, "AVE", 5, 3)
         + conv(f"{name}_conv", f"{name}_pool", 128, 1)
@@ -177,7 +203,7 @@ def _auxiliary(name: str, bottom: str) -> str:
     )
 
 
-def resnet50() -> Net:
+def resnet50() -> KnownNet:
     """He et al. 2015."""
     body = _normalised("conv1", "data", 64, 7, 2, 3) + relu("relu1", "conv1")
     body += pool("pool1", "conv1", "MAX", 3, 2)
@@ -196,23 +222,23 @@ def resnet50() -> Net:
                 inner = f"{name}_2{'abc'[part]}"
                 source = bottom if part == 0 else f"{name}_2{'abc'[part - 1]}"
                 body += _normalised(inner, source, out, k, step, k // 2)
-                body += "" if part == 2 else relu(f"{inner}_relu", inner)
-            body += layer("Eltwise", name, f"{shortcut} {name}_2c") + relu(f"{name}_relu", name)
+                body += [] if part == 2 else relu(f"{inner}_relu", inner)
+            body += [Eltwise(name, [shortcut, f"{name}_2c"]), *relu(f"{name}_relu", name)]
             bottom = name
-    body += layer("Pooling", "pool5", bottom, "pooling_param { pool: AVE global_pooling: true }")
-    return Net(body + dense("fc1000", "pool5", 1000), (3, 224, 224), (("fc1000", 1.0),))
+    body += mean("pool5", bottom)
+    return KnownNet(body + dense("fc1000", "pool5", 1000), (3, 224, 224), (("fc1000", 1.0),))
 
 
-def _normalised(name: str, bottom: str, out: int, k: int, stride: int = 1, pad: int = 0) -> str:
+def _normalised(name: str, bottom: str, out: int, k: int, stride: int = 1, pad: int = 0) -> Layers:
     """A convolution without a bias, then BatchNorm and Scale in place."""
-    return (
-        conv(name, bottom, out, k, stride, pad, more="bias_term: false")
-        + layer("BatchNorm", f"{name}_bn", name, top=name)
-        + layer("Scale", f"{name}_scale", name, "scale_param { bias_term: true }", name)
-    )
+    return [
+        *conv(name, bottom, out, k, stride, pad, bias_term=False),
+        BatchNorm(f"{name}_bn", name, top=name),
+        Scale(f"{name}_scale", name, top=name, bias_term=True),
+    ]
 
 
-NETS: dict[str, Callable[[], Net]] = {
+NETS: dict[str, Callable[[], KnownNet]] = {
     "lenet": lenet,
     "cifar10_quick": cifar10_quick,
     "cifar10_full": cifar10_full,
@@ -223,78 +249,73 @@ NETS: dict[str, Callable[[], Net]] = {
 }
 
 
-def blob(name: str, *shape: int) -> str:
-    """An input of the net."""
-    dims = " ".join(f"dim: {size}" for size in shape)
-    entry = f'layer {{ name: "{name}" type: "Input" top: "{name}"'
-    return f"{entry} input_param {{ shape {{ {dims} }} }} }}\n"
-
-
-def training(net: Net, batch: int) -> str:
+def training(net: KnownNet, batch: int) -> str:
     """The net with labels and a loss for each head."""
-    losses = "".join(
-        layer("SoftmaxWithLoss", f"loss_{scores}", f"{scores} label", f"loss_weight: {weight}")
+    losses = [
+        SoftmaxWithLoss(f"loss_{scores}", [scores, "label"], loss_weight=weight)
         for scores, weight in net.heads
-    )
-    return blob("data", batch, *net.image) + blob("label", batch) + net.body + losses
+    ]
+    inputs = [Input("data", shape=(batch, *net.image)), Input("label", shape=(batch,))]
+    return Net("training", [*inputs, *net.body, *losses]).prototxt
 
 
-def deploy(net: Net, batch: int) -> str:
+def deploy(net: KnownNet, batch: int) -> str:
     """The net with the probabilities of its last head as `prob`."""
-    return blob("data", batch, *net.image) + net.body + layer("Softmax", "prob", net.heads[-1][0])
+    data = Input("data", shape=(batch, *net.image))
+    return Net("deploy", [data, *net.body, Softmax("prob", net.heads[-1][0])]).prototxt
 
 
-def siamese(batch: int) -> str:
+def siamese(batch: int) -> Net:
     """Pairs of digits in two channels, two LeNets with shared tensors, and the pair's distance."""
-    halves = 'layer { name: "halves" type: "Slice" bottom: "pair" top: "data" top: "data_p" }\n'
-    body = blob("pair", batch, 2, 28, 28) + blob("sim", batch) + halves
+    body = [Input("pair", shape=(batch, 2, 28, 28)), Input("sim", shape=(batch,))]
+    body.append(Slice("halves", "pair", top=["data", "data_p"]))
     for end in ("", "_p"):
         for number, (bottom, out) in enumerate((("data", 20), ("pool1", 50)), 1):
-            body += conv(f"conv{number}{end}", bottom + end, out, 5, rate=_shared(f"conv{number}"))
-            body += pool(f"pool{number}{end}", f"conv{number}{end}", "MAX", 2, 2)
-        body += dense(f"ip1{end}", f"pool2{end}", 500, _shared("ip1"))
+            name = f"conv{number}"
+            body += conv(name + end, bottom + end, out, 5, param=_shared(name))
+            body += pool(f"pool{number}{end}", name + end, "MAX", 2, 2)
+        body += dense(f"ip1{end}", f"pool2{end}", 500, param=_shared("ip1"))
         body += relu(f"relu{end}", f"ip1{end}")
-        body += dense(f"ip2{end}", f"ip1{end}", 10, _shared("ip2"))
-        body += dense(f"feat{end}", f"ip2{end}", 2, _shared("feat"))
-    margin = "contrastive_loss_param { margin: 1 }"
-    return body + layer("ContrastiveLoss", "loss", "feat feat_p sim", margin)
+        body += dense(f"ip2{end}", f"ip1{end}", 10, param=_shared("ip2"))
+        body += dense(f"feat{end}", f"ip2{end}", 2, param=_shared("feat"))
+    body.append(ContrastiveLoss("loss", ["feat", "feat_p", "sim"], margin=1.0))
+    return Net("siamese", body)
 
 
-def _shared(name: str) -> str:
-    return f'param {{ name: "{name}_w" lr_mult: 1 }} param {{ name: "{name}_b" lr_mult: 2 }}'
+def _shared(name: str) -> list[dict[str, Any]]:
+    return [{"name": f"{name}_w", "lr_mult": 1.0}, {"name": f"{name}_b", "lr_mult": 2.0}]
 
 
-def autoencoder(batch: int) -> str:
+def autoencoder(batch: int) -> Net:
     """Hinton and Salakhutdinov 2006: 784-1000-500-250-30 and back, with a loss of pixels."""
-    body = blob("data", batch, 1, 28, 28) + layer("Flatten", "flatdata", "data")
+    body = [Input("data", shape=(batch, 1, 28, 28)), Flatten("flatdata", "data")]
     bottom, widths = "data", (1000, 500, 250, 30, 250, 500, 1000, 784)
     for number, width in enumerate(widths, 1):
         body += dense(f"ip{number}", bottom, width)
         bottom = f"ip{number}"
         if number not in {4, 8}:
-            body += layer("Sigmoid", f"sig{number}", bottom)
+            body.append(Sigmoid(f"sig{number}", bottom))
             bottom = f"sig{number}"
-    body += layer("SigmoidCrossEntropyLoss", "cross", "ip8 flatdata", "loss_weight: 1")
-    body += layer("Sigmoid", "pixels", "ip8")
-    return body + layer("EuclideanLoss", "apart", "pixels flatdata", "loss_weight: 0")
+    body.append(SigmoidCrossEntropyLoss("cross", ["ip8", "flatdata"], loss_weight=1.0))
+    body.append(Sigmoid("pixels", "ip8"))
+    body.append(EuclideanLoss("apart", ["pixels", "flatdata"], loss_weight=0.0))
+    return Net("autoencoder", body)
 
 
-def captioning(time: int, batch: int) -> str:
+def captioning(time: int, batch: int) -> Net:
     """Words to words through an LSTM that also sees the image's features (Donahue et al. 2015)."""
-    settings = "embed_param { input_dim: 50 num_output: 12 bias_term: false"
-    weights = 'weight_filler { type: "uniform" min: -0.08 max: 0.08 }'
-    body = blob("words", time, batch) + blob("cont", time, batch) + blob("target", time, batch)
-    body += blob("features", batch, 20)
-    body += layer("Embed", "embedded", "words", f"{settings} {weights} }}")
-    body += layer(
-        "LSTM", "lstm", "embedded cont features",
-        f"recurrent_param {{ num_output: 16 {weights} }}",
-    )  # fmt: skip
-    body += layer(
-        "InnerProduct", "scores", "lstm",
-        f"inner_product_param {{ num_output: 50 axis: 2 {weights} }}",
-    )  # fmt: skip
-    return body + layer(
-        "SoftmaxWithLoss", "loss", "scores target",
-        "loss_param { ignore_label: -1 } softmax_param { axis: 2 }",
-    )  # fmt: skip
+    filler = {"weight_filler": {"type": "uniform", "min": -0.08, "max": 0.08}}
+    body = [Input(name, shape=(time, batch)) for name in ("words", "cont", "target")]
+    body += [
+        Input("features", shape=(batch, 20)),
+        Embed("embedded", "words", input_dim=50, num_output=12, bias_term=False, **filler),
+        LSTM("lstm", ["embedded", "cont", "features"], num_output=16, **filler),
+        InnerProduct("scores", "lstm", num_output=50, axis=2, **filler),
+        SoftmaxWithLoss("loss", ["scores", "target"], ignore_label=-1, softmax_param={"axis": 2}),
+    ]
+    return Net("captioning", body)
+
+
+def blob(name: str, *shape: int) -> str:
+    """An input of a net, as text."""
+    return Net("", [Input(name, shape=shape)]).prototxt.partition("\n")[2]

@@ -21,8 +21,9 @@ from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import read_caffemodel
-from worker.inference import evaluate, read_weights
+from worker.caffe.weight_files import read_blobs
+from worker.caffe.weights import read_weights
+from worker.inference import evaluate
 from worker.sources import open_source
 
 # Tests may run where Ctrl-C is ignored, as in the background of a shell.
@@ -155,13 +156,12 @@ def check_folder(
 
     solver = read_solver(run.parent / "solver.prototxt")
     model = CaffeModel(solver.tests[0].net)
-    weights = read_weights(run / "weights.safetensors", model.table, model.initial(0))
-    blobs = read_caffemodel(run / "weights.caffemodel")
+    weights, _ = read_weights(run / "weights.safetensors", model.net, model.initial(0))
+    blobs = read_blobs(run / "weights.caffemodel")
     tensors = load_file(run / "weights.safetensors")
-    assert tensors.keys() == {f"{name}/{i}" for name in blobs for i in range(len(blobs[name]))}
+    assert tensors.keys() == blobs.keys()
     for name, tensor in tensors.items():
-        layer, _, index = name.partition("/")
-        np.testing.assert_array_equal(tensor, blobs[layer][int(index)])
+        np.testing.assert_array_equal(tensor, blobs[name])
     figures = evaluate(model, weights, open_source(run.parent / "data", "test").batches(), 7)
     assert summary["test_accuracy"] == pytest.approx(figures["accuracy"])
     assert summary["test_loss"] == pytest.approx(figures["loss"], rel=1e-5)

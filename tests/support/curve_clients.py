@@ -1,6 +1,6 @@
 """Clients of shards that admit only the holders of enrolled keys."""
 
-import ps
+from ps.client import Client
 from ps.cluster import Cluster
 from ps.security.keys import KeyPair
 from ps.transport.links import Links
@@ -9,7 +9,7 @@ from tests.support.eventually import eventually
 
 
 def as_worker(cluster: Cluster) -> None:
-    with ps.Client(cluster, worker="w0", patience_s=60):
+    with Client(cluster, worker="w0", patience_s=60):
         pass
 
 

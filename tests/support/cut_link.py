@@ -10,7 +10,8 @@ import time
 import numpy as np
 import psutil
 
-import ps
+from ps.client import Client
+from ps.launch.threads import local_shards
 from tests.chaos.namespaces import Ports, move_into_own
 from tests.support.eventually import eventually
 from tests.support.one_shard import SIZE, client_of, shards_of_one
@@ -28,7 +29,7 @@ def connections(port: int) -> set[int]:
     }
 
 
-def another(client: ps.Client, ports: Ports, port: int) -> bool:
+def another(client: Client, ports: Ports, port: int) -> bool:
     """Cut the link under a push; whether a new connection has replaced it when the push is applied.
 
     The system retransmits after about 0.2 s, 0.4 s more, 0.8 s, 1.6 s: it may be the quicker one.
@@ -47,7 +48,7 @@ def another(client: ps.Client, ports: Ports, port: int) -> bool:
 def main() -> None:
     move_into_own()
     ports = Ports()
-    with ps.local_shards(shards_of_one()) as cluster, client_of(cluster) as client:
+    with local_shards(shards_of_one()) as cluster, client_of(cluster) as client:
         client.pull()
         port = int(cluster.endpoints[0].rpartition(":")[2])
         if any(another(client, ports, port) for _ in range(_TRIES)):

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ps import Cluster, expect_compression, shard_specs
+from ps import Cluster
+from ps.job_spec import expect_compression, shard_specs
 from shards.spec import ShardSpec
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import Client, local_shards, shard_specs
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from tests.support import tiny_job

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import DenseTable, TensorSpec, shard_specs
+from ps import DenseTable, TensorSpec
+from ps.job_spec import shard_specs
 from ps.session.events import Pulled, Send
 from ps.session.session import Session
 from shards.ledger import Ledger
@@ -34,11 +35,11 @@ TABLE = DenseTable(
 RATE, DECAY = 0.05, 0.01
 
 
-def start() -> Floats:
+def start(table: DenseTable = TABLE) -> Floats:
     """The weights that training starts from; zero in the padding."""
-    arena = TABLE.empty()
+    arena = table.empty()
     dice = np.random.default_rng(5)
-    for view in TABLE.views(arena).values():
+    for view in table.views(arena).values():
         view[...] = dice.standard_normal(view.shape, np.float32)
     return arena
 
@@ -64,12 +65,11 @@ class PureWorker:
             job=first.job,
             worker=f"w{number}",
             incarnation=0,
-            build=first.build,
             layout=first.layout,
             shard_map=first.map,
         )
         self.machine = StepMachine(
-            plan, TABLE, worker=f"w{number}", bound=first.bound, ahead=cluster.ahead
+            plan, cluster.table, worker=f"w{number}", bound=first.bound, ahead=cluster.ahead
         )
         self.pulled: dict[int, machine.WeightsPulled] = {}  # by request
         self.asked: dict[int, int] = {}  # requests by clock
@@ -149,7 +149,10 @@ class PureCluster:
         gradient: Gradient = bowl,
         prefetch: bool = False,
         ahead: int = 1,
+        table: DenseTable = TABLE,
+        begin: Floats | None = None,
     ) -> None:
+        self.table = table
         self.strategy = strategy = strategy.for_workers(workers)
         half = strategy.server(workers)
         plan = Plan(
@@ -159,9 +162,10 @@ class PureCluster:
             schedule=Fixed(base_rate=rate),
             prefetch=prefetch,
             decay=Decay(decay) if half.deltas else Decay(),
+            workers=workers,
         )
         specs = shard_specs(
-            TABLE,
+            table,
             shards=shards,
             rule=half.rule or (SGD() if half.deltas else rule),
             schedule=rate if half.rate is None else half.rate,
@@ -175,8 +179,8 @@ class PureCluster:
         self.events: list[Event] = []
         self.shards = [Shard(spec, boot=1) for spec in specs]
         for shard in self.shards:
-            part = specs[0].map.cut(start(), shard.spec.shard)
-            arrays = {array_name(TABLE.name, WEIGHTS): part}
+            part = specs[0].map.cut(start(table) if begin is None else begin, shard.spec.shard)
+            arrays = {array_name(table.name, WEIGHTS): part}
             shard.restore(ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
         self.workers = [PureWorker(self, number, plan) for number in range(workers)]
         for worker in self.workers:
@@ -198,7 +202,7 @@ class PureCluster:
         for event in events:
             if isinstance(event, Pulled):
                 self.events.append(("pull", number))
-                arena = TABLE.empty()
+                arena = self.table.empty()
                 for place, sent in enumerate(event.frames):
                     self.shards[0].spec.map.fill(arena, place, sent)
                 worker.pulled[event.request] = machine.WeightsPulled(
@@ -221,7 +225,7 @@ class PureCluster:
 
     def weights(self) -> Floats:
         """The shards' weights."""
-        arena = TABLE.empty()
+        arena = self.table.empty()
         for shard in self.shards:
             shard.spec.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
         return arena

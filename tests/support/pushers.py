@@ -7,7 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 
 import ps
-from ps import Client, Cluster
+from ps import Cluster
+from ps.client import Client
+from ps.job_spec import shard_specs
 from ps.launch import launcher
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -18,7 +20,7 @@ PATIENCE_S = 180
 
 
 def specs_of(shards: int) -> list[ShardSpec]:
-    return ps.shard_specs(
+    return shard_specs(
         TABLE, shards=shards, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=600
     )
 

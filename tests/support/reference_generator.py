@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ import deploy
 import ps
 import worker
 import worker.caffe
+import worker.caffe.nets
 import worker.strategies
 from deploy import evaluations, run_folder, updates
 from deploy.cli import app
@@ -152,21 +154,28 @@ def summary_keys() -> str:
 
 
 def caffe_layers() -> str:
-    """A table for each family of layers: a type, its fields, and whether it has kernels."""
+    """A table for each family of layers: a type, its fields, and how it runs on a GPU."""
     parts = []
     for family in FAMILIES:
         title = inspect.cleandoc(family.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         rows = [
             (
                 f"`{name}`",
-                "host" if issubclass(layer, HostLayer) else "kernels, host",
+                _on_a_gpu(layer),
                 _escaped(" ".join(_prose(layer.__doc__).split())),
                 _fields(layer),
             )
             for name, layer in family.ROWS.items()
         ]
-        parts.append(f"{title}\n\n{table(['type', 'runs in', 'what it does', 'fields'], rows)}")
+        parts.append(f"{title}\n\n{table(['type', 'on a GPU', 'what it does', 'fields'], rows)}")
     return "\n\n".join(parts)
+
+
+def _on_a_gpu(layer: type[Layer]) -> str:
+    """How a layer runs in a network on a GPU."""
+    if issubclass(layer, HostLayer):
+        return "on the host"
+    return "kernels" if layer.captures else "kernels, not captured"
 
 
 def _fields(layer: type[Layer]) -> str:
@@ -310,6 +319,11 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, ModuleType)
 
 
+def _is_no_layer(value: Any) -> bool:
+    """The functions for types of layers are described on the page of layers."""
+    return not isinstance(value, partial)
+
+
 def _is_error(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
@@ -398,6 +412,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "functions of worker": lambda: names(worker, _is_function),
     "classes of worker": lambda: names(worker, _is_class),
     "worker.caffe": lambda: names(worker.caffe),
+    "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
     "deploy": lambda: names(deploy),
 }

@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 import ps
+from ps.client import Client
 from ps.cluster import Access
-from ps.job_spec import make_cluster
+from ps.job_spec import make_cluster, shard_specs
 from ps.replication.coordinator_server import CoordinatorServer
 from ps.replication.replica_server import ReplicaServer
 from ps.security.authorization import Admission
@@ -33,7 +34,7 @@ class Group:
     ) -> None:
         self.access = None if keys is None else keys[0]
         self.admission = None if keys is None else keys[1]
-        self.specs = specs or ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+        self.specs = specs or shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
         self._record = folder / "record"
         self.coordinator = self.coordinate(ANYWHERE)
         self.copies: list[ReplicaServer] = []
@@ -85,7 +86,7 @@ class Group:
         self.coordinator.stop()
 
 
-def push(client: ps.Client, times: int) -> None:
+def push(client: Client, times: int) -> None:
     for _ in range(times):
         client.push(ONE)
     client.flush()

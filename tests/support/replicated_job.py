@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
 from ps.launch.replica_supervisor import ReplicatedShards
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -35,7 +37,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            with ps.Client(self._cluster, worker=self._name, patience_s=120) as client:
+            with Client(self._cluster, worker=self._name, patience_s=120) as client:
                 client.pull()
                 while not self._ended.wait(0.002):
                     client.push(np.ones(self._cluster.layout.size, np.float32))
@@ -75,7 +77,7 @@ def whole_again(hosts: ReplicatedShards, changed: str, was: int) -> None:
 
 
 def specs_of() -> list[ShardSpec]:
-    return ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
+    return shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=60.0)
 
 
 def check_applied_once(cluster: ps.Cluster, workers: Sequence[Worker]) -> None:

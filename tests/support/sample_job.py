@@ -3,6 +3,8 @@
 import numpy as np
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 
@@ -10,7 +12,7 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 
 
 def specs_of(shards: int = 2) -> list[ShardSpec]:
-    return ps.shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
+    return shard_specs(TABLE, shards=shards, bound=0, schedule=Fixed(base_rate=1.0))
 
 
 def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
@@ -22,7 +24,7 @@ def train(cluster: ps.Cluster, console: ps.AdminClient) -> None:
     assert not any("0.0.0.0" in endpoint for endpoint in cluster.endpoints)
     assert all(endpoint.startswith("curve://") for endpoint in cluster.endpoints)
     console.install(TABLE.empty())
-    with ps.Client(cluster, worker="w") as client:
+    with Client(cluster, worker="w") as client:
         for step in range(20):
             assert client.pull().versions == (step, step)
             client.push(np.ones(TABLE.size, np.float32))

@@ -36,7 +36,6 @@ def a_session(
         job="job",
         worker="w",
         incarnation=2,
-        build="build",
         layout=LAYOUT,
         shard_map=cut_evenly(LAYOUT, shards),
         patience_s=patience_s,

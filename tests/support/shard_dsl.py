@@ -35,6 +35,7 @@ from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, KeyRange, Layout, TensorSpec, cut_evenly
+from shards.wire_schema import SCHEMA
 
 TABLE = DenseTable(
     "net", (TensorSpec("a", (200,)), TensorSpec("b", (50,)), TensorSpec("c", (256,)))
@@ -123,7 +124,7 @@ def fresh(version: int = 0, spec: ShardSpec | None = None) -> list[bytes]:
 
 
 def hello(worker: str, incarnation: int = 0, **changes: Any) -> Hello:
-    plain = Hello(10, "job", worker, incarnation, PROTOCOL, "build")
+    plain = Hello(10, "job", worker, incarnation, PROTOCOL, SCHEMA)
     return msgspec.structs.replace(plain, **changes)
 
 

@@ -7,6 +7,8 @@ import numpy as np
 
 import ps
 from ps import Cluster
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.schedules import Fixed
 from tests.support.session_replies import Array
 
@@ -18,7 +20,7 @@ UNIT = Fixed(base_rate=1.0)
 def shards_for(weights: Array | None = None, **options: object) -> Iterator[Cluster]:
     """Two shards of TABLE under plain SGD at rate 1, unless `options` change that."""
     told: dict[str, object] = {"shards": 2, "schedule": UNIT}
-    with ps.local_shards(ps.shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
+    with local_shards(shard_specs(TABLE, **(told | options)), weights) as cluster:  # type: ignore[arg-type]
         yield cluster
 
 

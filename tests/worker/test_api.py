@@ -13,7 +13,8 @@ from shards.errors import BadInput
 from tests.support import tiny_job
 from worker import api
 from worker.caffe.model import CaffeModel
-from worker.inference import evaluate, read_weights
+from worker.caffe.weights import read_weights
+from worker.inference import evaluate
 from worker.job import Job
 from worker.sources import open_source
 
@@ -46,9 +47,9 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, trained.weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 
-    for name in ("w.caffemodel", "w.safetensors"):
+    for name in ("w.caffemodel", "w.h5", "w.safetensors"):
         path = trained.save(tmp_path / name)
-        found = read_weights(path, model.table, model.initial(1))
+        found, _ = read_weights(path, model.net, model.initial(1))
         np.testing.assert_array_equal(found, trained.weights)
 
     still = tmp_path / "still.prototxt"
@@ -68,8 +69,10 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(again.weights, trained.weights)
     assert [report.steps for report in again.outcome.reports] == [2, 2, 2]
 
-    with pytest.raises(BadInput, match=r"expected \.caffemodel or \.safetensors, got '\.h5'$"):
-        trained.save(tmp_path / "w.h5")
+    with pytest.raises(
+        BadInput, match=r"expected \.caffemodel, \.h5 or \.safetensors, got '\.pt'$"
+    ):
+        trained.save(tmp_path / "w.pt")
 
 
 def frame(spark: Any, **columns: Any) -> Any:
@@ -126,7 +129,7 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ),
         ({"transport": "mail"}, "train: transport: expected auto or tcp or ipc or shm, got 'mail'"),
         ({"shard_device": "tpu"}, "train: shard_device: expected cpu or gpu, got 'tpu'"),
-        ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"weights": "nowhere.h5"}, "nowhere.h5: cannot be read: No such file or directory"),
         (
             {"test_data": [1, 2]},
             "train: test_data: expected a Spark DataFrame or a path, got a list of 2",

@@ -8,7 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 import ps
-from ps import Client, Cluster, TensorSpec, local_shards, shard_specs
+from ps import Cluster, TensorSpec
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.errors import GiveUp
 from shards.schedules import Fixed
 from shards.tables import DenseTable

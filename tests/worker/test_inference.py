@@ -19,15 +19,14 @@ from tests.support import tiny_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
-from worker.caffe.weights import write_caffemodel
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 from worker.inference import (
     check_blobs,
     evaluate,
     features,
-    read_weights,
     slices,
     to_batch,
-    write_safetensors,
 )
 
 Floats = NDArray[np.float32]
@@ -185,64 +184,57 @@ def test_a_bad_row_is_counted_from_the_start(model: CaffeModel, weights: Floats)
 # --- weights as files -----------------------------------------------------------------------------
 
 
-def write(path: Path, model: CaffeModel, weights: Floats) -> None:
-    if path.suffix == ".caffemodel":
-        write_caffemodel(path, model.net, weights)
-    else:
-        write_safetensors(path, model.table, weights)
-
-
-@pytest.mark.parametrize("name", ["w.caffemodel", "w.safetensors"])
+@pytest.mark.parametrize("name", ["w.caffemodel", "w.h5", "w.safetensors"])
 def test_weights_come_back(name: str, model: CaffeModel, weights: Floats, tmp_path: Path) -> None:
     """Both kinds of file give back the arena, and are as readable as any other file."""
     path, other = tmp_path / name, tmp_path / "other"
-    write(path, model, weights)
+    write_weights(path, model.net, weights)
     other.touch()
     assert {file.name for file in tmp_path.iterdir()} == {name, "other"}
     assert path.stat().st_mode == other.stat().st_mode
     every = {tensor.name for tensor in model.table.tensors}
-    found = read_weights(path, model.table, model.initial(1), every)
+    found, _ = read_weights(path, model.net, model.initial(1), every)
     np.testing.assert_array_equal(found, weights)
 
 
-@pytest.mark.parametrize("name", ["w.caffemodel", "w.safetensors"])
+@pytest.mark.parametrize("name", ["w.caffemodel", "w.h5", "w.safetensors"])
 def test_layers_that_the_file_lacks(
     name: str, model: CaffeModel, weights: Floats, tmp_path: Path
 ) -> None:
     """They keep their start, unless they are needed; a file without any layer is refused."""
     path, start = tmp_path / name, model.initial(1)
     older = CaffeModel(Description(tiny_job.NET.replace("ip2", "fc8"), file="older"))
-    write(path, older, weights)
-    found = model.table.views(read_weights(path, model.table, start))
+    write_weights(path, older.net, weights)
+    found = model.table.views(read_weights(path, model.net, start)[0])
     for tensor, kept in model.table.views(start).items():
         theirs = kept if tensor.startswith("ip2") else model.table.views(weights)[tensor]
         np.testing.assert_array_equal(found[tensor], theirs)
     needed = model.net.tensors_for(["ip1"])
     assert needed == {"conv/0", "conv/1", "ip1/0", "ip1/1"}
-    read_weights(path, model.table, start, needed)
+    read_weights(path, model.net, start, needed)
     line = rf"^{path}: expected weights of layer ip2, got a file without$"
     with pytest.raises(BadInput, match=line):
-        read_weights(path, model.table, start, model.net.tensors_for(["loss"]))
+        read_weights(path, model.net, start, model.net.tensors_for(["loss"]))
     stranger = tiny_job.NET.replace('"conv"', '"c"').replace('"ip1"', '"i"').replace('"ip2"', '"o"')
-    write(path, CaffeModel(Description(stranger, file="stranger")), weights)
+    write_weights(path, CaffeModel(Description(stranger, file="stranger")).net, weights)
     with pytest.raises(BadInput, match=rf"^{path}: expected weights of layer conv, got a file"):
-        read_weights(path, model.table, start)
+        read_weights(path, model.net, start)
 
 
 def test_files_that_are_no_weights(model: CaffeModel, tmp_path: Path) -> None:
     """Each is named with what is wrong with it."""
     start = model.initial(1)
     truncated, shape = tmp_path / "t.safetensors", tmp_path / "s.safetensors"
-    write(truncated, model, start)
+    write_weights(truncated, model.net, start)
     truncated.write_bytes(truncated.read_bytes()[:-8])
     save_file({"ip1/0": np.zeros((16, 5), np.float32)}, shape)
     for path, line in (
         (tmp_path / "none.safetensors", "expected a .safetensors file: No such file or directory"),
         (truncated, "expected a .safetensors file: "),
-        (shape, "tensor ip1/0: expected shape (16, 144), got (16, 5)"),
+        (shape, "layer ip1: "),
     ):
         with pytest.raises(BadInput, match=re.escape(f"{path}: {line}")):
-            read_weights(path, model.table, start)
+            read_weights(path, model.net, start)
 
 
 def test_a_place_that_cannot_be_written(model: CaffeModel, tmp_path: Path) -> None:
@@ -250,14 +242,14 @@ def test_a_place_that_cannot_be_written(model: CaffeModel, tmp_path: Path) -> No
     path = tmp_path / "nowhere" / "w.safetensors"
     line = rf"^{path}: cannot be written: No such file or directory$"
     with pytest.raises(BadInput, match=line):
-        write(path, model, model.initial(1))
+        write_weights(path, model.net, model.initial(1))
 
 
 def test_safetensors_hold_the_tensors_alone(
     model: CaffeModel, weights: Floats, tmp_path: Path
 ) -> None:
     """Without padding, by the names of layers, in their own shapes."""
-    write(tmp_path / "w.safetensors", model, weights)
+    write_weights(tmp_path / "w.safetensors", model.net, weights)
     found = load_file(tmp_path / "w.safetensors")
     assert {name: tensor.shape for name, tensor in found.items()} == {
         "conv/0": (4, 1, 3, 3),

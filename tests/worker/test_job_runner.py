@@ -14,6 +14,7 @@ import pytest
 
 import ps
 from ps import AdminClient, Durability
+from ps.client import Client
 from ps.launch.launch_plan import LaunchPlan
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
@@ -167,7 +168,7 @@ def run_job(
 
 
 def push(servers: Servers, count: int, incarnation: int) -> None:
-    with ps.Client(servers.cluster, worker="0", incarnation=incarnation) as client:
+    with Client(servers.cluster, worker="0", incarnation=incarnation) as client:
         for _ in range(count):
             client.pull()
             client.push(np.ones(servers.cluster.layout.size, np.float32))

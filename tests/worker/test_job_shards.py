@@ -16,6 +16,9 @@ import pytest
 
 import ps
 from ps import admin_client
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.processes import replicated_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.session import admin_plans
 from ps.wal.catalog import newest_logs
@@ -44,7 +47,7 @@ class Job:
     """A job of two shards; `started` has every set of servers that was started."""
 
     def __init__(self, logs: Path | None, patience_s: float, lease_s: float = 60.0) -> None:
-        specs = ps.shard_specs(
+        specs = shard_specs(
             TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=lease_s
         )
         self.started: list[Servers] = []
@@ -130,7 +133,7 @@ def test_deaths_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             job_shards.check()
             assert job.notes[-1].startswith("shard 1 has died; it held nothing any more")
             more(pushers)
-            with ps.Client(first, worker="late", retry_s=0.2) as late:
+            with Client(first, worker="late", retry_s=0.2) as late:
                 assert late.cluster == job_shards.cluster
         acknowledged = sum(one.acknowledged for one in pushers)
         assert job.total() == acknowledged
@@ -183,14 +186,14 @@ def test_deaths_with_logs(
 def test_replicated_shards_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old and a new primary, in processes, over CURVE, are killed by kill -9 just before workers
     are redirected: the reshard succeeds, and the remaining copies hold everything."""
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE, shards=2, bound=None, workers=3, schedule=Fixed(base_rate=1.0), lease_s=60.0
     )
     started: list[ReplicatedShards] = []
 
     @contextmanager
     def start(specs: Any, ports: int, folder: Path | None) -> Iterator[ReplicatedShards]:
-        with ps.replicated_shards(specs, secure=True, silence_s=5.0) as hosts:
+        with replicated_shards(specs, secure=True, silence_s=5.0) as hosts:
             started.append(hosts)
             yield hosts
 
@@ -222,7 +225,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
     expire, no longer; the worker's next incarnation continues after that push."""
     job = Job(None, 30.0, lease_s=2.0)
     with job.job_shards as job_shards:
-        client = ps.Client(job_shards.cluster, worker="w")
+        client = Client(job_shards.cluster, worker="w")
         client.pull()
         client.push(np.ones(TABLE.size, np.float32))
         client.flush()
@@ -237,7 +240,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_push() -> None:
         )
         client.abort()
         assert job.moved(3) is not None
-        with ps.Client(job_shards.cluster, worker="w", incarnation=1) as successor:
+        with Client(job_shards.cluster, worker="w", incarnation=1) as successor:
             assert (successor.seq, successor.step) == (2, 2)
 
 

@@ -77,6 +77,17 @@ def test_a_wrong_strategy_is_refused() -> None:
         worker.start(START, strategy="diloco:speed=3")
 
 
+def test_another_strategy_than_the_job_s_is_refused() -> None:
+    """The two halves belong together, also in a process that knows the job by address only."""
+    with worker.start(START, strategy="easgd:tau=2", on="threads") as job:
+        other = ps.connect(job.address, token=job.token)
+        text = "loop: strategy: expected easgd, as the job was started with, got downpour"
+        with pytest.raises(BadInput, match=text):
+            worker.loop(other, "w0", gradient, batches(0), steps=1)
+        report = worker.loop(other, "w0", gradient, batches(0), steps=4, strategy="easgd:tau=2")
+        assert report.steps == 4
+
+
 def test_one_table_is_expected() -> None:
     """The loop trains jobs with one table; the error names those there are."""
     two = ps.Tables(a=ps.Dense.like(START), b=ps.Dense.like(START))

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from ps import AdminClient, Cluster, Compression, local_shards, shard_specs
+from ps import AdminClient, Cluster, Compression
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
@@ -187,7 +189,7 @@ def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathF
     place, few = tmp_path_factory.mktemp("snapshots"), Compression.parse("topk:0.1")
     with job(steps=3) as (spec, console):
         taker = SnapshotScheduler(
-            spec.cluster, SnapshotCatalog(place), rules=("sgd",), workers=2, residuals=True
+            spec.cluster, SnapshotCatalog(place), rules=("sgd",), workers=2, worker_states=True
         )
         with taker:
             first = replace(spec, compression=few, keep=str(place))
@@ -200,7 +202,7 @@ def test_a_resumed_task_takes_up_its_residual(tmp_path_factory: pytest.TempPathF
             if resumed:
                 for shard, state in enumerate(SnapshotCatalog(place).newest_good().states):
                     console.restore(shard, state)
-                spec = replace(spec, residuals=str(residuals))
+                spec = replace(spec, resumed=str(residuals))
             (report,) = reports(run_task(rows(5), spec, Watched, 0, 0))
             assert report.steps == (3 if resumed else 6)
             read.append((console.read().tobytes(), report.lost))

@@ -8,7 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps import AdminClient, Client, local_shards, shard_specs
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from shards.aggregation import EACH, ROUND, Buffer, Merge, Round
 from shards.errors import BadInput
 from shards.schedules import Fixed

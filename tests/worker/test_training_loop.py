@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps import AdminClient, Client, Cluster, DenseTable, TensorSpec, local_shards, shard_specs
+from ps import AdminClient, Cluster, DenseTable, TensorSpec
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.transport.links import Links
 from shards.errors import BadInput
 from shards.messages import Message, Renew

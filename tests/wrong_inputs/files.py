@@ -8,6 +8,7 @@ import numpy as np
 
 import ps
 from deploy.settings import TrainSettings
+from ps.client import Client
 from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.secure_files import write_private
@@ -17,8 +18,8 @@ from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import write_caffemodel
-from worker.inference import read_weights, write_safetensors
+from worker.caffe.weight_files import write_weights
+from worker.caffe.weights import read_weights
 from worker.sources import open_source
 
 _GARBAGE = np.random.default_rng(1).bytes(4096)
@@ -98,13 +99,14 @@ def _job(folder: Path) -> list[Format]:
     solver = tiny_job.write_job(folder)
     model = CaffeModel(read_solver(solver).train)
     initial = model.initial(1)
-    write_caffemodel(folder / "w.caffemodel", model.net, initial)
-    write_safetensors(folder / "w.safetensors", model.table, initial)
+    names = ("w.caffemodel", "w.h5", "w.safetensors")
+    for name in names:
+        write_weights(folder / name, model.net, initial)
     settings = folder / "settings.json"
     settings.write_bytes(b'{"solver": "solver.prototxt", "data": "data", "workers": 2}')
 
     def weights(name: str) -> Callable[[], object]:
-        return lambda: read_weights(folder / name, model.table, model.initial(1))
+        return lambda: read_weights(folder / name, model.net, model.initial(1))
 
     return [
         Format("solver", solver, lambda: read_solver(solver)),
@@ -114,8 +116,7 @@ def _job(folder: Path) -> list[Format]:
             lambda: CaffeModel(read_solver(solver).train),
             fine=("empty",),  # a net without layers; that it cannot train is found later
         ),
-        Format("caffemodel", folder / "w.caffemodel", weights("w.caffemodel")),
-        Format("safetensors", folder / "w.safetensors", weights("w.safetensors")),
+        *(Format(name[2:], folder / name, weights(name)) for name in names),
         Format("settings", settings, lambda: TrainSettings.load(settings)),
         Format(
             "Parquet",
@@ -158,7 +159,7 @@ def _state(folder: Path, env: Env) -> list[Format]:
     parts = sorted(path for path in snapshot.iterdir() if path.name != "manifest.json")
     return [
         Format("cluster file", cluster, lambda: ps.Cluster.load(cluster)),
-        Format("client's cluster", cluster, lambda: ps.Client(cluster, worker="w")),
+        Format("client's cluster", cluster, lambda: Client(cluster, worker="w")),
         Format("residual", residual, lambda: load_state(residual)),
         Format("restored residual", residual, lambda: env.compressed.restore(residual)),
         Format("manifest", snapshot / "manifest.json", lambda: load_snapshot(snapshot), "1"),

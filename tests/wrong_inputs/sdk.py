@@ -8,15 +8,19 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, get_args, get_origin
 
 import numpy as np
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import ps
 import worker
-from ps.jobs import OwnJob
-from ps.launch.ray_launcher import ray_shards, replicated_ray_shards
+from ps.client import Client
+from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
+from ps.launch.threads import local_shards
+from ps.own_jobs import OwnJob
+from ps.resharding import reshard
+from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
@@ -70,8 +74,8 @@ class Env(NamedTuple):
     table: ps.DenseTable
     specs: list[Any]
     cluster: ps.Cluster
-    client: ps.Client
-    compressed: ps.Client
+    client: Client
+    compressed: Client
     console: ps.AdminClient
     job: ps.Job
     own: OwnJob
@@ -84,13 +88,13 @@ class Env(NamedTuple):
 def environment(folder: Path) -> Iterator[Env]:
     """Shards, clients and a console, all idle; every lazy thread and file is there on entry."""
     table = ps.DenseTable("wrong", [ps.TensorSpec("w", TABLE_SIZE)])  # type: ignore[arg-type]
-    specs = ps.shard_specs(table, shards=2)
+    specs = shard_specs(table, shards=2)
     (folder / "job").mkdir()
     solver = tiny_job.write_job(folder / "job")
     with ExitStack() as stack:
-        cluster = stack.enter_context(ps.local_shards(specs))
-        client = stack.enter_context(ps.Client(cluster, worker="own"))
-        compressed = stack.enter_context(ps.Client(cluster, worker="packed", compression="int8"))
+        cluster = stack.enter_context(local_shards(specs))
+        client = stack.enter_context(Client(cluster, worker="own"))
+        compressed = stack.enter_context(Client(cluster, worker="packed", compression="int8"))
         console = stack.enter_context(ps.AdminClient(cluster))
         job = ps.connect(cluster)
         own = stack.enter_context(ps.local(ps.Dense.zeros({"w": 3}), shards=2))
@@ -135,7 +139,7 @@ def _row(name: str, target: Target, parameter: str, value: Any) -> Row:
     def act() -> Any:
         result = target.call(**{parameter: value})
         if isinstance(result, AbstractContextManager) and not isinstance(
-            result, ps.Client | ps.AdminClient
+            result, Client | ps.AdminClient
         ):
             with result:
                 pass
@@ -207,6 +211,17 @@ _OPTIONS = {
     "snapshot_keep": "1..?",
     "snapshot_keep_for": "time",
 }
+_CONNECTION = {
+    "retry_s": "seconds",
+    "in_flight": "1..?",
+    "compression": "compression|compressions",
+    "keep": "path?",
+    "link": "link",
+    "allocate": "function",
+    "transport": "choice",
+    "stripes": "stripes?",
+}
+_CONNECTION_NAMES = {"compression": "compression|topk|threshold|table"}
 _OPTION_NAMES = {
     "compress": "compress|topk|threshold",
     "compress_pull": "compress_pull|compressed pull",
@@ -367,8 +382,8 @@ def _strategies() -> dict[Any, Any]:
 def _jobs(env: Env) -> dict[str, Target]:
     return {
         "shard_specs": Target(
-            ps.shard_specs,
-            _with(ps.shard_specs, tables=env.table),
+            shard_specs,
+            _with(shard_specs, tables=env.table),
             {
                 "tables": "table specs",
                 "shards": "1..",
@@ -385,19 +400,19 @@ def _jobs(env: Env) -> dict[str, Target]:
             },
         ),
         "expect_compression": Target(
-            ps.expect_compression,
-            _with(ps.expect_compression, specs=env.specs, compression="int8"),
+            expect_compression,
+            _with(expect_compression, specs=env.specs, compression="int8"),
             {"specs": "specs", "compression": "compression|compressions"},
             {"compression": "compression|topk|threshold|table"},
         ),
         "successors": Target(
-            ps.resharded_specs,
-            _with(ps.resharded_specs, specs=env.specs, shards=1),
+            resharded_specs,
+            _with(resharded_specs, specs=env.specs, shards=1),
             {"specs": "specs", "shards": "1.."},
         ),
         "describe": Target(
-            ps.make_cluster,
-            _with(ps.make_cluster, specs=env.specs, endpoints=["a", "b"]),
+            make_cluster,
+            _with(make_cluster, specs=env.specs, endpoints=["a", "b"]),
             {"specs": "specs", "endpoints": "endpoints", "access": ""},
         ),
         "Cluster.load": Target(
@@ -414,22 +429,10 @@ def _jobs(env: Env) -> dict[str, Target]:
 
 
 def _hosts(env: Env) -> dict[str, Target]:
-    shared = {
-        "specs": "specs",
-        "host": "name",
-        "port": "port",
-        "transport": "choice",
-        "device": "choice",
-        "secure": "flag?",
-        "durability": "choice",
-        "logs": "path?",
-        "rollback_s": "0 seconds",
-    }
-    copies = {"specs": "specs", "host": "name", "silence_s": "seconds", "secure": "flag?"}
     return {
         "local_shards": Target(
-            ps.local_shards,
-            _with(ps.local_shards, specs=env.specs),
+            local_shards,
+            _with(local_shards, specs=env.specs),
             {
                 "specs": "specs",
                 "weights": "array|weights?",
@@ -438,18 +441,6 @@ def _hosts(env: Env) -> dict[str, Target]:
                 "secure": "flag?",
             },
             {"weights": "weights"},
-        ),
-        "process_shards": Target(
-            ps.process_shards, _with(ps.process_shards, specs=env.specs), shared
-        ),
-        "ray_shards": Target(
-            ray_shards, _with(ray_shards, specs=env.specs), shared | {"logs_apart": "flag"}
-        ),
-        "replicated_shards": Target(
-            ps.replicated_shards, _with(ps.replicated_shards, specs=env.specs), copies
-        ),
-        "replicated_ray_shards": Target(
-            replicated_ray_shards, _with(replicated_ray_shards, specs=env.specs), copies
         ),
     }
 
@@ -462,12 +453,22 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "staleness": "bound",
         "workers": "1..",
         "start": "values?",
+        "resume": "path?",
+        "server": "object?",
+        "strategy": "",
+        "name": "name",
+        "host": "host",
+        "port": "port",
+        "transport": "choice",
+        "device": "choice",
+        "secure": "flag?",
         "durability": "choice",
         "logs": "path?",
-        "host": "host",
-        "device": "choice",
-        "server": "object?",
-        "name": "name",
+        "logs_apart": "flag",
+        "rollback_s": "0 seconds",
+        "silence_s": "seconds",
+        "lease_s": "seconds",
+        "warm_steps": "0..",
     }
     settings = {
         "rule": "rule",
@@ -497,8 +498,8 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         ),
         "Tables": Target(ps.Tables, _first(ps.Tables), {"tables": "tables", "named": ""}),
         "TableSpec": Target(
-            ps.TableSpec,
-            _with(ps.TableSpec, table=env.table),
+            TableSpec,
+            _with(TableSpec, table=env.table),
             {
                 "table": "object",
                 "rule": "rule",
@@ -528,9 +529,9 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         ),
         "connect": Target(
             ps.connect,
-            _with(ps.connect, cluster=env.cluster),
-            {"cluster": "cluster", "tables": "params?"},
-            {"tables": f"tables|{structure}"},
+            _with(ps.connect, where=env.cluster),
+            {"where": "cluster", "token": "text?", "tables": "params?", "patience_s": "seconds"},
+            {"where": "connect|cluster", "tables": f"tables|{structure}"},
         ),
         "reader": Target(
             ps.reader,
@@ -552,9 +553,9 @@ def _started_jobs(env: Env) -> dict[str, Target]:
                 "incarnation": "0..",
                 "prefetch": "0..",
                 "patience_s": "patience",
-                "options": "",
+                **_CONNECTION,
             },
-            {"name": "worker"},
+            {"name": "worker", **_CONNECTION_NAMES},
         ),
         "Job.save": Target(job.save, _with(job.save), {"path": "path"}),
         "Job.reshard": Target(env.own.reshard, _with(env.own.reshard), {"shards": "1.."}),
@@ -592,7 +593,9 @@ def _workers(env: Env) -> dict[str, Target]:
             {"gradient": "table wrong"},
         ),
         "AckFuture.result": Target(ps.AckFuture.result, result, {"timeout_s": "0 seconds"}),
-        "Reader.pull": Target(env.reader.pull, _with(env.reader.pull), table),
+        "Reader.pull": Target(
+            env.reader.pull, _with(env.reader.pull), table | {"consistent": "flag"}
+        ),
     }
 
 
@@ -602,23 +605,16 @@ def _connections(env: Env) -> dict[str, Target]:
     gradient = np.zeros(TABLE_SIZE, np.float32)
     return {
         "Client": Target(
-            ps.Client,
-            _with(ps.Client, cluster=env.cluster, worker="w"),
+            Client,
+            _with(Client, cluster=env.cluster, worker="w"),
             {
                 "cluster": "cluster",
                 "worker": "name",
                 "incarnation": "0..",
-                "retry_s": "seconds",
                 "patience_s": "patience",
-                "in_flight": "1..?",
-                "compression": "compression|compressions",
-                "keep": "path?",
-                "link": "link",
-                "allocate": "function",
-                "transport": "choice",
-                "stripes": "stripes?",
+                **_CONNECTION,
             },
-            {"compression": "compression|topk|threshold|table"},
+            _CONNECTION_NAMES,
         ),
         "Client.pull": Target(
             client.pull,
@@ -695,8 +691,8 @@ def _connections(env: Env) -> dict[str, Target]:
             {"successors": "cluster"},
         ),
         "move": Target(
-            ps.reshard,
-            _with(ps.reshard, old=console, new=console),
+            reshard,
+            _with(reshard, old=console, new=console),
             {"old": "object", "new": "object"},
         ),
     }
@@ -719,6 +715,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "clip": "0.. number",
                 "prefetch": "flag",
                 "decay": "decay",
+                "workers": "1..",
             },
         ),
         "Job": Target(
@@ -827,10 +824,19 @@ def _training(env: Env) -> dict[str, Target]:
     }
 
 
+def _parameters(function: Callable[..., Any]) -> Iterator[str]:
+    """The names of parameters; options that are declared in a TypedDict, one by one."""
+    for name, one in inspect.signature(function).parameters.items():
+        if get_origin(one.annotation) is Unpack:
+            yield from get_args(one.annotation)[0].__annotations__
+        else:
+            yield name
+
+
 def unlisted(env: Env) -> list[str]:
     """Parameters of a target that TARGETS does not say anything of, and the other way round."""
     apart = []
     for name, target in targets(env).items():
-        parameters = set(inspect.signature(target.of).parameters) - {"self"}
+        parameters = set(_parameters(target.of)) - {"self"}
         apart += [f"{name}: {one}" for one in sorted(parameters ^ set(target.kinds))]
     return apart

@@ -1,9 +1,11 @@
 """Caffe's arrays in files: the blobs of a .caffemodel, and files of one blob (.binaryproto)."""
 
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
@@ -27,14 +29,57 @@ def read_limited(path: Path) -> bytes:
     return data
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file atomically; after an error the old file is unchanged. Raises BadInput."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()  # frees the space: the disk may be full
+        if not isinstance(error, OSError):
+            raise
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def read_blob(path: Path) -> Floats:
     """The array in a file of one blob; raises BadInput."""
-    data, blob = read_limited(path), BlobProto()
+    return parse_blob(read_limited(path), str(path))
+
+
+def parse_blob(data: bytes, where: str) -> Floats:
+    """The array in the bytes of one blob; `where` names them in errors."""
+    blob = BlobProto()
     try:
         blob.ParseFromString(data)
     except DecodeError:
-        raise BadInput(f"{path}: expected one blob, got {len(data)} other bytes") from None
-    return array_of(blob, str(path))
+        raise BadInput(f"{where}: expected one blob, got {len(data)} other bytes") from None
+    return array_of(blob, where)
+
+
+def write_blob(path: Path, array: Floats) -> None:
+    """Write a file of one blob with the older shape of four axes, as Caffe's tools do.
+
+    `array` has at most four axes; raises BadInput.
+    """
+    shape = (1,) * (4 - array.ndim) + array.shape
+    num, channels, height, width = shape
+    blob = BlobProto(num=num, channels=channels, height=height, width=width)
+    blob.data.extend(array.reshape(-1).tolist())
+    try:
+        path.write_bytes(blob.SerializeToString())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def beside(name: str, file: str) -> Path:
+    """The file that `file` calls `name`: in its own folder, or, as in Caffe, the working one."""
+    near = Path(file).parent / name
+    with suppress(OSError):  # the name may be too long for a file name
+        if near.exists():
+            return near
+    return Path(name)
 
 
 def array_of(blob: BlobProto, where: str) -> Floats:
@@ -45,3 +90,21 @@ def array_of(blob: BlobProto, where: str) -> Floats:
     if min(shape, default=1) < 0 or prod(shape) != values.size:
         raise BadInput(f"{where}: a blob states shape {shape} and holds {values.size} numbers")
     return values.reshape(shape)
+
+
+def add_blob(blobs: RepeatedCompositeFieldContainer[BlobProto], array: Floats) -> None:
+    """Append an array to a message's blobs."""
+    blob = blobs.add()
+    blob.shape.dim.extend(array.shape)
+    blob.MergeFromString(_packed(array))
+
+
+def _packed(tensor: Floats) -> bytes:
+    """The field `data` of a blob as bytes; many times faster than a list of Python floats."""
+    content = np.ascontiguousarray(tensor, "<f4").tobytes()
+    number, length = BlobProto.DESCRIPTOR.fields_by_name["data"].number, len(content)
+    header = bytearray([number << 3 | 2])  # a field of bytes: tag, length, content
+    while length > 127:
+        header.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*header, length]) + content

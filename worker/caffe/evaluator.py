@@ -1,6 +1,6 @@
 """Evaluates the test nets of a solver on test data."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -8,12 +8,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.caffe.layers.losses import ClassifiedLoss
-from worker.caffe.layers.softmax import SoftmaxWithLoss
+from worker.caffe.layers.losses import ClassLoss
+from worker.caffe.layers.softmax import Labelled
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.caffe.weights import moved
+from worker.columns import ColumnKind
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -35,6 +36,13 @@ class Evaluator:
         self._nets = [(CaffeModel(test.net), test.iterations) for test in solver.tests]
         self._trained = trained
         self._rows = rows
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Raise BadInput unless the images that the test nets read are among these columns."""
+        for model, _ in self._nets:
+            for column in model.net.column_specs:
+                if column.kind is ColumnKind.IMAGE:
+                    column.find(names, where)
 
     @property
     def most_rows(self) -> int:
@@ -99,7 +107,7 @@ def needs_test_net(solver: Solver, what: str, data: object) -> None:
 def classes_of(net: Network) -> int | None:
     """The number of classes that the net's losses expect in the labels; None if unknown."""
     layers = [node.layer for node in net.nodes]
-    losses = [layer for layer in layers if isinstance(layer, SoftmaxWithLoss | ClassifiedLoss)]
+    losses = [layer for layer in layers if layer.LOSS and isinstance(layer, Labelled | ClassLoss)]
     expected = [
         loss.classes
         for loss in losses

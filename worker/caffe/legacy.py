@@ -1,14 +1,22 @@
 """Converts nets in older forms into the present one, before anything else reads them.
 
-Two forms are common in published files: `layers { type: CONVOLUTION }` (version 1), and inputs
-declared by `input` and `input_dim` or `input_shape` at the top of the net. Version 0, older still,
-is refused.
+Three forms are found in published files: `layers { type: CONVOLUTION }` (version 1); `layers {
+layer { type: "conv" } }` (version 0, legacy_v0.py); and inputs declared by `input` and `input_dim`
+or `input_shape` at the top of the net.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from shards.errors import BadInput
-from worker.caffe.caffe_pb2 import LayerParameter, NetParameter, V1LayerParameter
+from worker.caffe.caffe_pb2 import (
+    BlobProto,
+    LayerParameter,
+    NetParameter,
+    ParamSpec,
+    V1LayerParameter,
+)
+from worker.caffe.legacy_v0 import from_version_0, without_padding_layers
 
 # Where the new name is not the old one in camel case.
 _RENAMED = {
@@ -38,8 +46,16 @@ def upgrade(net: NetParameter, file: str) -> NetParameter:
         new.ClearField(field)
     new.layer.extend(_inputs(net, file))
     new.layer.extend(net.layer)
-    new.layer.extend(_layer(old, file) for old in net.layers)
+    new.layer.extend(_layer(old, file) for old in without_padding_layers(net.layers, file))
     return new
+
+
+def layers_of_any_version(net: NetParameter) -> Iterator[tuple[str, Sequence[BlobProto]]]:
+    """The name and the blobs of each layer, without converting or copying them."""
+    for layer in net.layer:
+        yield layer.name, layer.blobs
+    for old in net.layers:
+        yield (old.layer.name, old.layer.blobs) if old.HasField("layer") else (old.name, old.blobs)
 
 
 def type_name(kind: int) -> str:
@@ -67,16 +83,15 @@ def _inputs(net: NetParameter, file: str) -> list[LayerParameter]:
 
 
 def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
+    if old.HasField("layer"):
+        return from_version_0(old, file)
     if not old.HasField("type") or old.type == V1LayerParameter.NONE:
-        raise BadInput(
-            f"{file}: layer {old.name or '(unnamed)'}: has no type; version-0 nets are"
-            f" not supported"
-        )
+        raise BadInput(f"{file}: layer {old.name or '(unnamed)'}: expected a type, got none")
     new = LayerParameter(name=old.name, type=type_name(old.type))
     for field in ("bottom", "top", "loss_weight", "blobs", "include", "exclude"):
         getattr(new, field).extend(getattr(old, field))
-    multipliers = zip_longest(old.param, old.blobs_lr, old.weight_decay)
-    for name, lr_mult, decay_mult in multipliers:
+    multipliers = zip_longest(old.param, old.blobs_lr, old.weight_decay, old.blob_share_mode)
+    for name, lr_mult, decay_mult, mode in multipliers:
         param = new.param.add()
         if name:
             param.name = name
@@ -84,7 +99,23 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
             param.lr_mult = lr_mult
         if decay_mult is not None:
             param.decay_mult = decay_mult
+        if mode is not None:
+            loose = mode == V1LayerParameter.PERMISSIVE
+            param.share_mode = ParamSpec.PERMISSIVE if loose else ParamSpec.STRICT
     for setting, value in old.ListFields():
         if setting.name.endswith("_param"):
             getattr(new, setting.name).CopyFrom(value)
+    _move_transform(new)
     return new
+
+
+def _move_transform(layer: LayerParameter) -> None:
+    """Move the transform that older data layers have among their own fields to where it is now."""
+    for name in ("data_param", "image_data_param", "window_data_param"):
+        if not layer.HasField(name):
+            continue
+        param = getattr(layer, name)
+        for field in ("scale", "mean_file", "crop_size", "mirror"):
+            if param.HasField(field):
+                setattr(layer.transform_param, field, getattr(param, field))
+                param.ClearField(field)

@@ -54,6 +54,7 @@ HONOURED = {
 
 NOTED = {
     "snapshot_prefix": "snapshots go into the run folder, or where `--snapshots` says",
+    "snapshot_format": "snapshots have a format of their own; `downpour convert` writes HDF5",
     "device_id": "`--device gpu:N` chooses a GPU",
     "test_compute_loss": "a test reports every loss of its net in any case",
     "debug_info": "nothing more is logged than without it",
@@ -62,7 +63,6 @@ NOTED = {
 """Fields that have no effect here. A solver that sets one is accepted, and a notice says why."""
 
 REFUSED = {
-    "snapshot_format": "snapshots have a format of their own, and a `.caffemodel` is BINARYPROTO",
     "snapshot_diff": "gradients are not saved",
 }
 """Fields that accept only their default, and why."""

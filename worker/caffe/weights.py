@@ -1,86 +1,73 @@
-"""Weights to and from .caffemodel files: a net in binary protobuf with each layer's blobs in it.
+"""Weights by layer name: from a file into a net's arena, and from one net to another.
 
-Blobs are found by layer name. A layer of the file that the net lacks is ignored; a layer of the net
-that the file lacks keeps its initial weights, as fine-tuning needs. A blob of a different shape is
-an error that names the layer. Files of the older `layers` form, and blobs with the older
-four-dimensional shape, can be read as well.
+A layer of the file that the net lacks is not used; a layer of the net that the file lacks keeps its
+initial weights, as fine-tuning needs. A blob of a different shape is an error that names the layer.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from shards.tables import DenseTable
-from worker.caffe.blobs import array_of, read_limited
-from worker.caffe.caffe_pb2 import BlobProto, LayerParameter, NetParameter, V1LayerParameter
+from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
+from worker.caffe.weight_files import Blobs, read_blobs
 
 Floats = NDArray[np.float32]
-Blobs = Mapping[str, Sequence[Floats]]
+
+_MOST_NAMED = 12
 
 
-def read_caffemodel(path: Path) -> dict[str, list[Floats]]:
-    """The blobs of each layer, by layer name, in the shapes that the file states."""
-    data = read_limited(path)
-    net = NetParameter()
-    try:
-        net.ParseFromString(data)
-    except DecodeError:
-        raise BadInput(
-            f"{path}: expected a .caffemodel, got {len(data)} bytes of something else"
-        ) from None
-    layers: list[LayerParameter | V1LayerParameter] = [*net.layer, *net.layers]
-    if not layers:
-        raise BadInput(f"{path}: expected a .caffemodel, got a file with no layers")
-    return {
-        layer.name: [array_of(blob, f"{path}: layer {layer.name}") for blob in layer.blobs]
-        for layer in layers
-        if layer.blobs
-    }
+class Copied(msgspec.Struct, frozen=True):
+    """Which layers were copied into a net, by name; `source` is the file.
 
-
-def into_arena(blobs: Blobs, table: DenseTable, arena: Floats, source: str) -> tuple[str, ...]:
-    """Copy the blobs of the table's layers into `arena`; returns the tensors that were missing.
-
-    `source` names the blobs' origin in errors.
+    `left` are layers of the net that keep their initial weights. `unused` are layers of the file
+    that the net lacks.
     """
-    views = table.views(arena)
-    counts: dict[str, int] = {}
-    for name in views:
-        # The highest index: the tensors before it may be shared with another layer.
+
+    source: str
+    copied: tuple[str, ...]
+    left: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: copied {_listed(self.copied)}; left at their fillers:"
+            f" {_listed(self.left)}; not used: {_listed(self.unused)}"
+        )
+
+
+def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied:
+    """Copy the blobs of the net's layers into `arena`; `source` names their origin in errors."""
+    views = net.table.views(arena)
+    held: dict[str, dict[str, Floats]] = {}
+    for name, blob in blobs.items():
         layer, _, index = name.rpartition("/")
-        counts[layer] = int(index) + 1
-    for layer, count in counts.items():
-        found = blobs.get(layer)
-        if found is not None and len(found) != count:
-            raise BadInput(f"{source}: layer {layer}: expected {count} blobs, got {len(found)}")
-    missing = []
-    for name, view in views.items():
-        layer, _, index = name.rpartition("/")
-        if layer not in blobs:
-            missing.append(name)
+        held.setdefault(layer, {})[index] = blob
+    copied: list[str] = []
+    filled: set[str] = set()
+    for layer, tensors in net.layer_tensors.items():
+        # A shared tensor may be stored for the first of its layers only.
+        own = {str(at) for at, name in enumerate(tensors) if name == f"{layer}/{at}"}
+        every = {str(at): name for at, name in enumerate(tensors)}
+        found = held.get(layer)
+        if found is None:
             continue
-        blob = blobs[layer][int(index)]
-        if not _same_shape(blob.shape, view.shape):
+        if not own <= found.keys() <= every.keys():
             raise BadInput(
-                f"{source}: layer {layer}: blob {index}: expected shape {view.shape},"
-                f" got {blob.shape}"
+                f"{source}: layer {layer}: expected {len(tensors)} blobs, got {len(found)}"
             )
-        view[...] = blob.reshape(view.shape)
-    return tuple(missing)
-
-
-def from_arena(table: DenseTable, arena: Floats) -> dict[str, list[Floats]]:
-    """The arena's tensors as blobs by layer; views, not copies."""
-    blobs: dict[str, list[Floats]] = {}
-    for name, view in table.views(arena).items():
-        blobs.setdefault(name.rpartition("/")[0], []).append(view)
-    return blobs
+        for at, blob in found.items():
+            _copy(blob, views[every[at]], f"{source}: layer {layer}: blob {at}")
+            filled.add(every[at])
+        copied.append(layer)
+    left = [layer for layer, names in net.layer_tensors.items() if not filled.issuperset(names)]
+    unused = [layer for layer in held if layer not in net.layer_tensors]
+    return Copied(source, tuple(copied), tuple(left), tuple(unused))
 
 
 def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Floats:
@@ -91,49 +78,57 @@ def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Flo
     if table == into.table:
         return arena
     laid = into.initial(seed)
-    into_arena(from_arena(table, arena), into.table, laid, f"table {table.name}")
+    into_arena(table.views(arena), into, laid, f"table {table.name}")
     return laid
 
 
-def write_caffemodel(path: Path, net: Network, arena: Floats) -> None:
-    """Write the net's layers with their blobs, whole or not at all."""
-    tensors = list(net.table.views(arena).values())
-    message = NetParameter(name=net.name)
-    for node in net.nodes:
-        layer = message.layer.add()
-        layer.CopyFrom(node.layer.spec)
-        layer.ClearField("blobs")
-        for index in node.tensors:  # a shared tensor is written for each of its layers
-            tensor = tensors[index]
-            blob = layer.blobs.add()
-            blob.shape.dim.extend(tensor.shape)
-            blob.MergeFromString(_packed(tensor))
-    write_whole(path, message.SerializeToString())
+def read_weights(
+    path: str | Path, net: Network, start: Floats, needed: Collection[str] | None = None
+) -> tuple[Floats, Copied]:
+    """`start` with the tensors of a file in their places, and which layers those are.
+
+    Raises BadInput unless the file has the tensors `needed`, or, if this is None, at least one
+    layer of the net.
+    """
+    arena = start.copy()
+    copied = into_arena(read_blobs(Path(path)), net, arena, str(path))
+    lacking: Iterator[str] = iter(()) if copied.copied else iter(copied.left)
+    if needed is not None:
+        lacking = (
+            layer
+            for layer in copied.left
+            if any(name in needed for name in net.layer_tensors[layer])
+        )
+    layer = next(lacking, None)
+    if layer is not None:
+        raise BadInput(f"{path}: expected weights of layer {layer}, got a file without")
+    return arena, copied
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically; after an error the old file is unchanged. Raises BadInput."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            part.unlink()  # frees the space: the disk may be full
-        if not isinstance(error, OSError):
-            raise
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+def starting_weights(
+    model: CaffeModel, files: Sequence[str | Path], seed: int
+) -> tuple[Floats | None, list[Copied]]:
+    """Weights to start from: the fillers' values, overwritten by each file in turn.
+
+    None if there are no files. A report says for each file what was copied from it.
+    """
+    if not files:
+        return None, []
+    arena: Floats = model.initial(seed)
+    reports = []
+    for file in files:
+        arena, copied = read_weights(file, model.net, arena)
+        reports.append(copied)
+    return arena, reports
 
 
-def _packed(tensor: Floats) -> bytes:
-    """The field `data` of a blob as bytes; many times faster than a list of Python floats."""
-    content = np.ascontiguousarray(tensor, "<f4").tobytes()
-    number, length = BlobProto.DESCRIPTOR.fields_by_name["data"].number, len(content)
-    header = bytearray([number << 3 | 2])  # a field of bytes: tag, length, content
-    while length > 127:
-        header.append(length & 127 | 128)
-        length >>= 7
-    return bytes([*header, length]) + content
+def _copy(blob: Floats, view: Floats, where: str) -> None:
+    if not _same_shape(blob.shape, view.shape):
+        raise BadInput(
+            f"{where}: expected shape {view.shape}, got {blob.shape}; to start the layer from its"
+            " filler, give it another name"
+        )
+    view[...] = blob.reshape(view.shape)
 
 
 def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -141,3 +136,10 @@ def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return stored == wanted or (
         len(stored) == 4 and len(wanted) < 4 and stored == (1,) * (4 - len(wanted)) + wanted
     )
+
+
+def _listed(layers: tuple[str, ...]) -> str:
+    if not layers:
+        return "none"
+    more = len(layers) - _MOST_NAMED
+    return ", ".join(layers[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Accumulated gradient normalisation, ADAG (Hermans et al. 2017, arXiv 1710.02368, section 3).
+"""Accumulated gradient normalisation, ADAG (Hermans et al. 2017, arXiv 1710.02368).
 
     at first:   pull w;  x = w
     each step:  x -= rate * gradient at x

@@ -2,7 +2,7 @@
 
     each step:  pull w;  g = gradient at w;  push g          the shards: w -= scale * rate * g
 
-This is Downpour SGD (Dean et al. 2012, section 4.1) with a fetch and a push at every step. Nothing
+This is Downpour SGD (Dean et al. 2012) with a fetch and a push at every step. Nothing
 bounds the staleness of a push, so one slow worker's gradients may be very old.
 """
 

@@ -1,4 +1,4 @@
-"""Asynchronous DiLoCo with delayed Nesterov (Liu et al. 2024, arXiv 2401.09135, algorithms 2 to 4).
+"""Asynchronous DiLoCo with delayed Nesterov (Liu et al. 2024, arXiv 2401.09135).
 
     at first:   pull w;  x = w
     each step:  x by AdamW, whose moments stay with their worker

@@ -13,7 +13,7 @@ An array that a worker pushes is a *contribution*: a gradient, or the difference
 that a window started from and those that it ended with. Both point uphill: the shard subtracts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import gcd
 from typing import Any, ClassVar, Self
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards import arguments
-from shards.aggregation import ServerHalf
+from shards.aggregation import Buffer, Each, ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
 from shards.tables import RateRun
@@ -98,10 +98,15 @@ class Local(msgspec.Struct):
         """Add the weight decay at `weights` to a gradient, in place."""
         if self.decay.weight:
             for run in self.segments:
-                part = slice(run.start, run.stop)
-                w = self.weights[part]
-                penalty = np.sign(w) if self.decay.kind is DecayKind.L1 else w
-                gradient[part] += np.float32(self.decay.weight * run.decay_mult) * penalty
+                if not run.buffer:
+                    w = self.weights[run.keys]
+                    penalty = np.sign(w) if self.decay.kind is DecayKind.L1 else w
+                    gradient[run.keys] += np.float32(self.decay.weight * run.decay_mult) * penalty
+
+    @property
+    def buffers(self) -> list[slice]:
+        """The places of the tensors that are not trained: a gradient has what to subtract."""
+        return [run.keys for run in self.segments if run.buffer]
 
     # --- saving -----------------------------------------------------------------------------------
 
@@ -116,6 +121,14 @@ class Local(msgspec.Struct):
         """The state that `save` returned."""
         slots = {name: array for name, array in arrays.items() if name not in _ARRAYS}
         return cls(arrays["weights"], arrays["pulled"], slots=slots, **counters)
+
+    def between_windows(self, keeps: Collection[str]) -> "Local":
+        """This state without the window under way: only the slots that outlive a push.
+
+        Nothing counts as fetched, so a strategy that steps from the shards' weights pulls first.
+        """
+        slots = {name: array for name, array in self.slots.items() if name in keeps}
+        return Local(self.weights, self.pulled, (), slots=slots, count=self.count)
 
 
 _ARRAYS = ("weights", "pulled")
@@ -211,6 +224,22 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
         """The name by which the registry and the command line know it."""
         return str(self.__struct_config__.tag)
 
+    def buffer_share(self, workers: int) -> float:
+        """The share of its own changes to buffers, such as running means, that a worker pushes.
+
+        In a window each worker takes a buffer nearly all the way to the present batches' value. So
+        where the shards add up the pushes of several workers, each counts for a part of the way:
+        all of them would go W times as far, and diverge.
+        """
+        if self.exchanges or max(self.push_period, self.fetch_period) == 1:
+            return 1.0
+        match self.server(workers).merge:
+            case Each():
+                return 1 / workers
+            case Buffer(size=size):
+                return min(1.0, size / workers)
+        return 1.0
+
     @property
     def warm_up(self) -> int:
         """Steps that one worker takes alone before the others join."""
@@ -248,8 +277,9 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
     def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         """Learn from a gradient at `local.weights`; `local` may keep or change the array.
 
-        `rate` times `multipliers` is the learning rate of each float of the table. By default the
-        gradients since the last push are added up.
+        `rate` times `multipliers` is the learning rate of each float of the table; 0 in buffers,
+        from which the gradient is subtracted as it is. By default the gradients since the last push
+        are added up.
         """
         total = local.slots.get("sum") if local.steps else None
         local.slots["sum"] = gradient if total is None else np.add(total, gradient, total)

@@ -4,10 +4,10 @@ With bound 0 a pull waits until every registered worker's push of the previous s
 round is then one update with the mean gradient. It equals one worker with a batch as large as all
 batches together, and is the baseline that asynchrony is measured against.
 
-With b backup workers the shards do not wait for the slowest (Chen et al. 2016, arXiv 1604.00981,
-algorithms 3 and 4): a round of W workers is the mean of its first W - b pushes. Later pushes of
-that round are acknowledged, counted and dropped, and their workers continue from the new weights.
-So the same slow workers' data is dropped again and again.
+With b backup workers the shards do not wait for the slowest (Chen et al. 2016, arXiv 1604.00981):
+a round of W workers is the mean of its first W - b pushes. Later pushes of that round are
+acknowledged, counted and dropped, and their workers continue from the new weights. So the same slow
+workers' data is dropped again and again.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Delay-compensated asynchronous SGD (Zheng et al. 2017, arXiv 1609.08326, algorithms 1 and 2).
+"""Delay-compensated asynchronous SGD (Zheng et al. 2017, arXiv 1609.08326).
 
     each step:  pull w_read;  g = gradient at w_read;  push g
     the shards: w -= scale * rate * (g + L * g * g * (w - w_read))

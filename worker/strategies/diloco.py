@@ -1,12 +1,11 @@
-"""DiLoCo (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
+"""DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
 
     at first:   pull w;  x = w
     each step:  x by AdamW, whose moments stay with their worker
     each h steps:  push w - x          the shards: Nesterov momentum with the mean of all w - x
 
-The outer rate and momentum are those of the paper's figure on outer optimisers, 0.7 and 0.9. They
-go with hundreds of local steps; for a few, w moves too far, because each delta is small and always
-points the same way.
+The outer rate and momentum are 0.7 and 0.9 unless given. They suit hundreds of local steps; after
+only a few, w moves too far, because each delta is small and always points the same way.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Downpour SGD (Dean et al. 2012, section 4.1 and algorithm 1).
+"""Downpour SGD (Dean et al. 2012).
 
 A worker fetches the weights every `n_fetch` steps and pushes its accumulated gradients every
 `n_push` steps; between fetches it also applies each gradient to its own copy of the weights:
@@ -51,5 +51,7 @@ class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
     def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
         if self.n_fetch > 1:
             step = np.float32(rate) * multipliers * gradient
+            for buffer in local.buffers:
+                step[buffer] = gradient[buffer]
             local.weights = np.subtract(local.weights, step, step)  # never into the pulled array
         super().local_step(local, gradient, rate, multipliers)

@@ -1,4 +1,4 @@
-"""DynSGD (Jiang et al. 2017, SIGMOD, section 5).
+"""DynSGD (Jiang et al. 2017).
 
     at first:   pull w;  x = w
     each step:  x -= rate * gradient at x

@@ -1,4 +1,4 @@
-"""Elastic averaging momentum SGD (Zhang, Choromanska and LeCun 2015, algorithm 2).
+"""Elastic averaging momentum SGD (Zhang, Choromanska and LeCun 2015).
 
     each step:  v = momentum * v - rate * gradient at x + momentum * v;  x += v
     each tau steps:  pull c;  e = alpha * (x - c);  x -= e;  push -e          the shards: c += e
@@ -31,6 +31,8 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
             local.slots["x"] = local.pulled.copy()
         x = local.slots["x"]
         local.decayed(gradient)
+        for buffer in local.buffers:
+            x[buffer] -= gradient[buffer]
         gradient *= np.float32(rate) * multipliers
         v *= momentum
         v -= gradient

@@ -1,10 +1,10 @@
-"""Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, algorithm 1).
+"""Elastic averaging SGD (Zhang, Choromanska and LeCun 2015).
 
     each step:  x -= rate * gradient at x
     each tau steps:  pull c;  e = alpha * (x - c);  x -= e;  push -e          the shards: c += e
 
 Each worker explores on weights x of its own, which an elastic force ties to the shards' centre c.
-The exchange uses x as it is before the step that follows it, as in the paper. The workers' pulls on
+The exchange uses x as it is before the step that follows it. The workers' pulls on
 the centre add up: with W workers it moves by W * alpha of its distance to their mean. With W *
 alpha = beta above 1 it overshoots, so that is refused; the default is alpha = 0.9 / W.
 """

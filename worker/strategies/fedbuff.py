@@ -1,4 +1,4 @@
-"""FedBuff (Nguyen et al. 2022, arXiv 2106.06639, algorithm 1).
+"""FedBuff (Nguyen et al. 2022, arXiv 2106.06639).
 
     at first:   pull w;  x = w
     each step:  x -= rate * gradient at x

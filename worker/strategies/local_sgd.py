@@ -1,4 +1,4 @@
-"""Local SGD (Stich 2019, arXiv 1805.09767, algorithm 1): parallel runs, averaged now and then.
+"""Local SGD (Stich 2019, arXiv 1805.09767): parallel runs, averaged now and then.
 
     at first:   pull w;  x = w
     each step:  x -= rate * gradient at x

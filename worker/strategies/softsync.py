@@ -1,4 +1,4 @@
-"""n-softsync (Zhang et al. 2016, arXiv 1511.05950, section 3).
+"""n-softsync (Zhang et al. 2016, arXiv 1511.05950).
 
     each step:  pull w;  g = gradient at w;  push g
 

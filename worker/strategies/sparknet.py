@@ -1,12 +1,12 @@
-"""SparkNet (Moritz et al. 2015, arXiv 1511.06051, section 2): local SGD with Caffe's solver.
+"""SparkNet (Moritz et al. 2015, arXiv 1511.06051): local SGD with Caffe's solver.
 
     at first:   pull w;  x = w
     each step:  v = momentum * v + rate * gradient at x;  x -= v
     each tau steps:  push w - x          the shards: w -= mean of all workers' w - x
 
 The momentum v stays with its worker from window to window, and is never averaged. The paper reads
-each window from a random place of the worker's data, because it does not shuffle; here the worker's
-rows are shuffled, so tau consecutive batches are such a window.
+each window from a random place of the worker's data; here the worker's rows are shuffled, so tau
+consecutive batches are such a window.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Stale-synchronous parallel training (Ho et al. 2013, section 3).
+"""Stale-synchronous parallel training (Ho et al. 2013).
 
     each step:  pull w;  g = gradient at w;  push g          the shards: w -= scale * rate * g
 

@@ -1,4 +1,4 @@
-"""The staleness-aware learning rate (Zhang et al. 2016, arXiv 1511.05950, section 3).
+"""The staleness-aware learning rate (Zhang et al. 2016, arXiv 1511.05950).
 
     each step:  pull w;  g = gradient at w;  push g       the shards: w -= rate / max(1, t) * g
 

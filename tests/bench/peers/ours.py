@@ -5,8 +5,9 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from ps import Client, Cluster
+from ps import Cluster
 from ps.admin_client import AdminClient
+from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
 from ps.transport.local_sockets import Transport

@@ -60,8 +60,8 @@ def three_ways(shape_of: Any, seed: int, *, label: str, side: int) -> Iterator[C
     for kind in ("fp32", "tf32", "bf16"):
         relu = {"relu": seed % 2}
         yield Case(f"conv_forward_{kind}", {**forward, **shape, **relu}, label=label)
-        yield Case(f"conv_data_{kind}", {**data, **shape}, label=label)
-        yield Case(f"conv_weight_{kind}", {**weights, **shape}, label=label)
+        yield Case(f"conv_backward_data_{kind}", {**data, **shape}, label=label)
+        yield Case(f"conv_backward_weight_{kind}", {**weights, **shape}, label=label)
 
 
 def sizes(n: int, size: tuple[int, int], channels: tuple[int, int], rule: Convolution) -> Any:
@@ -85,8 +85,3 @@ def sums() -> Iterator[Case]:
         order = {"n": n, "channels": channels, "window": window}
         yield Case("sum_splits", {"parts": x, "y": x[0].copy(), "splits": splits, **order})
         yield Case("pack_weights", {"weight": x[0], "packed": x[0].copy(), **order})
-    for rows, columns, splits in ((1, 1, 1), (7, 259, 3), (2, 5, 3), (100, 10, 4)):
-        x = generator.standard_normal((rows, columns), np.float32)
-        parts = np.empty((splits, columns), np.float32)
-        shape = {"rows": rows, "columns": columns, "splits": splits}
-        yield Case("column_sums", {"x": x, "parts": parts, **shape})

@@ -17,8 +17,8 @@ def cases() -> Iterator[Case]:
         count = n * shape["oh"] * shape["ow"]
         windows = (count, shape["c"], *rule.kernel)
         columns = generator.standard_normal(windows, np.float32)
-        yield Case("unroll", {"x": x, "columns": columns, **shape}, label=label)
-        yield Case("fold", {"columns": columns, "dx": x, **shape}, label=label)
+        yield Case("im2col", {"x": x, "columns": columns, **shape}, label=label)
+        yield Case("col2im", {"columns": columns, "dx": x, **shape}, label=label)
     yield from products()
 
 

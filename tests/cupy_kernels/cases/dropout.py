@@ -22,4 +22,3 @@ def cases() -> Iterator[Case]:
             for ratio in (0.5, 0.1):
                 kept = {"limit": limit(ratio), "scale": 1 / (1 - ratio)}
                 yield Case("dropout_apply", {"x": x, "y": x, **moment, **kept})
-    yield Case("count_step", {"step": np.array([2**32 - 1], np.uint64)})

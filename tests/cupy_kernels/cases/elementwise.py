@@ -75,6 +75,7 @@ def blobs(generator: np.random.Generator, n: int) -> Iterator[Case]:
     fresh = np.full(n, np.nan, np.float32)
     yield Case("add_scaled", {"x": x, "y": fresh, "a": 2.0, "b": 0.0, "n": n}, label="fresh")
     yield Case("multiply", {"a": x, "b": y, "y": x, "n": n})
+    yield Case("quotient", {"a": y, "b": x, "y": y, "n": n})
     came = generator.integers(0, 3, n).astype(np.uint8)
     yield Case("keep_larger", {"x": x, "y": y, "from": came, "number": 3, "n": n})
     holes, others = x.copy(), y.copy()

@@ -17,10 +17,10 @@ def cases() -> Iterator[Case]:
         floats = generator.standard_normal(size, np.float32)
         pixels = generator.integers(0, 256, size, np.uint8)
         mean = 100 * generator.random(rows, np.float32)
-        for kernel, x in (("turn_floats", floats), ("turn_bytes", pixels)):
+        for kernel, x in (("transpose_floats", floats), ("transpose_bytes", pixels)):
             for given, scale in ((None, 1.0), (mean, 0.25)):
                 numbers = {"mean": given, "scale": scale, **shape}
                 yield Case(kernel, {"x": x, "y": np.empty(size, np.float32), **numbers})
     more = {"mean": None, "scale": 1.0, "n": 3, "rows": 33, "columns": 32}
     x = generator.standard_normal(3 * 33 * 32, np.float32)
-    yield Case("turn_floats", {"x": x, "y": np.empty_like(x), **more}, grid=(1, 2, 1))
+    yield Case("transpose_floats", {"x": x, "y": np.empty_like(x), **more}, grid=(1, 2, 1))

@@ -1,4 +1,4 @@
-"""Cases of `lrn.cu` and `batch_norm.cu`."""
+"""Cases of `lrn.cu`, `batch_norm.cu` and `mvn.cu`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +22,7 @@ def cases() -> Iterator[Case]:
         yield from within(generator, n, h, w, channels, size)
     for rows, channels in MATRICES:
         yield from batch_norm(generator, rows, channels)
+        yield from mvn(generator, rows, channels)
 
 
 def across(generator: Any, pixels: int, channels: int, *numbers: Any) -> Iterator[Case]:
@@ -78,3 +79,15 @@ def statistics(generator: Any, rows: int, channels: int) -> Iterator[Case]:
         yield Case("batch_norm_running", {**running, **test})
     nothing = dict.fromkeys(("running_mean", "running_variance", "running_factor"))
     yield Case("batch_norm_statistics", {**given, **nothing, **numbers}, label="no blobs")
+
+
+def mvn(generator: Any, rows: int, width: int) -> Iterator[Case]:
+    """With and without a mean and a variance; a row without variance."""
+    x, dy = generator.standard_normal((2, rows * width), np.float32)
+    mean, inner, variance = generator.random((3, rows), np.float32)
+    variance[0], x[:width] = 0, 0
+    shape = {"epsilon": 0.01, "rows": rows, "width": width}
+    for a, b in ((mean, None), (None, variance), (mean, variance)):
+        yield Case("mvn_forward", {"x": x, "mean": a, "variance": b, "y": x, **shape})
+    known = {"mean": mean, "inner": inner, "variance": variance}
+    yield Case("mvn_backward", {"dy": dy, "y": x, **known, "dx": dy, **shape}, grid=(1, 1, 1))

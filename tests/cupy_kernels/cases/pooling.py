@@ -14,6 +14,7 @@ SHAPES = (
     (1, 7, 9, 3, Pooling((3, 3), (2, 2))),
     (2, 5, 4, 8, Pooling((3, 2), (1, 2), (1, 0))),
     (1, 5, 5, 5, Pooling((2, 2), (3, 3))),
+    (1, 6, 8, 2, Pooling((3, 3), (2, 2))),
     (1, 7, 7, 2, Pooling((3, 3), (2, 2), (1, 1), round_up=False)),
     (1, 5, 5, 1, Pooling((4, 4), (4, 4), (2, 2))),
     (3, 1, 1, 4, Pooling((1, 1))),
@@ -34,9 +35,18 @@ def cases() -> Iterator[Case]:
         numbers: dict[str, Any] = {**sizes, **pairs(pooling)}
         yield Case("average_pool_forward", {"x": x, "y": dy, **numbers})
         yield Case("average_pool_backward", {"dy": dy, "dx": x, **numbers}, grid=(3, 1, 1))
+        if not any(pooling.pad):
+            yield stochastic(np.abs(x), dy, numbers)
         for suffix, kind in (("", np.uint8), ("_wide", np.uint16)):
             if suffix or pooling.kernel != (17, 17):
                 yield from maxima(suffix, x, dy, np.empty(dy.size, kind), numbers)
+
+
+def stochastic(x: Any, dy: Any, numbers: dict[str, Any]) -> Case:
+    """Of small whole numbers, whose sums are exact in any order; some windows hold only zeros."""
+    where = np.empty(dy.size, np.uint16)
+    key = {"step": np.array([2**33], np.uint64), "seed": 2**50 + 1, "layer": 7}
+    return Case("stochastic_pool_forward", {"x": x, "y": dy, "where": where, **key, **numbers})
 
 
 def pairs(pooling: Pooling) -> dict[str, int]:

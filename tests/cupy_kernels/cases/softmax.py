@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.kernel_specs.softmax import NOTHING_IGNORED, VALID
+from cupy_kernels.kernel_specs.softmax import NOTHING_IGNORED
 from tests.support.kernel_check import Case
 
 SHAPES = ((0, 3), (1, 1), (9, 10), (17, 33), (3, 700))
@@ -29,7 +29,6 @@ def cases() -> Iterator[Case]:
             hits = np.empty(rows, np.uint8)
             yield Case("top_k_hits", {"scores": scores, "hits": hits, **counted})
     yield from wide_rows(generator)
-    yield from totals(generator)
     yield from shares(generator)
 
 
@@ -46,9 +45,8 @@ def losses(x: Any, labels: Any, ignored: int, rows: int, k: int) -> Iterator[Cas
     for kernel in ("softmax_loss", "softmax_loss_wide"):
         yield Case(kernel, {**given, **written, "rows": rows, "k": k}, grid=(2, 1, 1))
     scale = np.empty(1, np.float32)
-    for mode, fixed in ((VALID, 0.0), (1, 64.0), (1, 0.5)):
-        numbers = {"ignored": ignored, "weight": 0.3, "fixed": fixed, "mode": mode, "rows": rows}
-        yield Case("loss_scale", {"labels": labels, "scale": scale, **numbers})
+    arrays = {"labels": labels, "scale": scale}
+    yield Case("loss_scale", {**arrays, "ignored": ignored, "rows": rows})
 
 
 def wide_rows(generator: np.random.Generator) -> Iterator[Case]:
@@ -62,13 +60,6 @@ def wide_rows(generator: np.random.Generator) -> Iterator[Case]:
         arrays = {"x": x, "dx": np.empty_like(x), "losses": np.empty(rows, np.float32)}
         shape = {"labels": labels, "rows": rows, "k": k}
         yield Case("softmax_loss_wide", {**arrays, **numbers, **shape}, label="wide")
-
-
-def totals(generator: np.random.Generator) -> Iterator[Case]:
-    for n in (0, 1, 255, 1000):
-        values, scale = generator.random(n, np.float32), np.array([0.25], np.float32)
-        total = np.empty(1, np.float32)
-        yield Case("scaled_total", {"values": values, "scale": scale, "total": total, "n": n})
 
 
 def shares(generator: np.random.Generator) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Cases of `updates.cu` and `norm.cu`."""
+"""Cases of `updates.cu` and `gradient_guard.cu`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -109,4 +109,4 @@ def other_cases() -> Iterator[Case]:
 
 def judged(partials: Any, numbers: Any) -> Case:
     arguments = {"partials": partials, "hyper": numbers, "verdict": verdict(skips=3)}
-    return Case("judge", {**arguments, "count": len(partials)})
+    return Case("check_norm", {**arguments, "count": len(partials)})

@@ -169,6 +169,7 @@ def combine(dice: np.random.Generator) -> Operation:
             "sum_d1": eltwise.weighted_sum_backward(gradient, factors[1], 1, works["sum"]),
             "product": eltwise.product(a, works["product"]),
             "product_d1": eltwise.product_backward(gradient, a, 1, works["product"]),
+            "quotient": eltwise.quotient(gradient, a[1], works["quotient"]),
             "maximum": greatest,
             "maximum_d1": eltwise.maximum_backward(gradient, kept, 1, works["max"]),
             "total": total,
@@ -179,6 +180,7 @@ def combine(dice: np.random.Generator) -> Operation:
         "sum_d1": -0.5 * dy,
         "product": stack.prod(axis=0),
         "product_d1": dy * stack[0] * stack[2],
+        "quotient": np.divide(dy, stack[1], where=stack[1] != 0, out=0 * stack[1]),
         "maximum": stack.max(axis=0),
         "maximum_d1": np.where(stack.argmax(axis=0) == 1, dy, 0),
         "total": stack[0] + 3 * stack[1],
@@ -188,18 +190,16 @@ def combine(dice: np.random.Generator) -> Operation:
 
 def look_up(dice: np.random.Generator) -> Operation:
     table, ids, dy = draw(dice, 9, 5), dice.integers(-1, 10, 40), draw(dice, 40, 5)
-    found = embedding.segments(ids)
 
     def run(there: There, works: Works) -> Results:
-        order, starts = there(found.order), there(found.starts)
-        return {
-            "y": embedding.gather(there(table), there(ids), works["a"]),
-            "sums": embedding.segment_sums(there(dy), order, starts, works["a"]),
-        }
+        rows, gradient = there(ids), there(unwritten(table))
+        y = embedding.gather(there(table), rows, works["a"])
+        embedding.gather_backward(there(dy), rows, gradient, works["a"])
+        return {"y": y, "dtable": gradient}
 
     expected = {
         "y": [table[i] if 0 <= i < 9 else np.zeros(5) for i in ids],
-        "sums": [wide(dy)[ids == i].sum(axis=0) for i in found.ids],
+        "dtable": [wide(dy)[ids == row].sum(axis=0) for row in range(9)],
     }
     return Operation("embedding", run, expected)
 

@@ -7,6 +7,8 @@ import numpy as np
 from cupy_kernels import convolution, layout, lrn, pooling, reference
 from cupy_kernels.conv_shapes import Convolution, Lrn, Pooling
 from cupy_kernels.registry import KERNELS
+from cupy_kernels.rng_keys import RngKey
+from tests.cupy_kernels.cases.pooling import pairs
 from tests.cupy_kernels.operations import (
     Operation,
     Results,
@@ -37,6 +39,7 @@ def operations(dice: np.random.Generator) -> list[Operation]:
         *(convolve(dice, *numbers) for numbers in CONVOLUTIONS),
         *(pool_max(dice, *numbers) for numbers in POOLINGS),
         *(pool_average(dice, *numbers) for numbers in POOLINGS),
+        *(pool_stochastic(dice, *numbers) for numbers in POOLINGS if not any(numbers[0].pad)),
         *(normalise(dice, rule) for rule in (Lrn(5, 0.3), Lrn(3, 0.5, 0.6, 2.0))),
         turn(dice),
     ]
@@ -87,6 +90,23 @@ def pool_average(dice: np.random.Generator, shape: Pooling, size: tuple[int, ...
         return {"y": y, "dx": pooling.average_backward(there(dy), size, shape, works["a"])}
 
     return Operation(f"average pooling {shape.kernel}", run, {"y": y, "dx": dx})
+
+
+def pool_stochastic(dice: np.random.Generator, shape: Pooling, size: tuple[int, ...]) -> Operation:
+    x, key = dice.integers(0, 4, size).astype(np.float32), RngKey(2**40 + 3, 2**35, 77)
+    n, h, w, c = size
+    oh, ow = shape.output(h, w)
+    numbers = {"n": n, "h": h, "w": w, "c": c, "oh": oh, "ow": ow, **pairs(shape)}
+    moment: dict[str, Any] = {"step": [key.step], "seed": key.seed, "layer": key.layer}
+    drawn = KERNELS["stochastic_pool_forward"].reference(x=wide(x), **moment, **numbers)
+    dy = draw(dice, n, oh, ow, c)
+    back = KERNELS["max_pool_backward_wide"].reference(dy=wide(dy), where=drawn["where"], **numbers)
+
+    def run(there: There, works: Works) -> Results:
+        y, kept = pooling.stochastic_forward(there(x), shape, key, works["a"])
+        return {"y": y, "dx": pooling.stochastic_backward(there(dy), kept, size, shape, works["a"])}
+
+    return Operation(f"stochastic pooling {shape.kernel}", run, {"y": drawn["y"], "dx": back["dx"]})
 
 
 def _pooled(dice: np.random.Generator, mode: str, shape: Pooling, size: tuple[int, ...]) -> Any:

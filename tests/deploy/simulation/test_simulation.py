@@ -235,6 +235,19 @@ def test_parts_of_a_read_may_be_older_than_the_shards() -> None:
     assert play(scenario).violation == ""
 
 
+def test_a_dropped_push_is_lost_although_its_version_is_not() -> None:
+    """A push that came too late for its round makes no version. A shard that returns at the version
+    before which it came has lost it."""
+    setting = SimulationConfig(
+        bound=0, steps=4, in_flight=1, merge="round", backups=1, lease_s=2.0, delay_s=0.02
+    )
+    faults = (Delay(at=1.5, for_s=1.2, by_s=2.5), Restart(at=2.9, shard=0, lost_s=1.24))
+    world = Simulation(Scenario(seed=21447, setting=setting, faults=faults))
+    world.run()
+    (host,) = world.hosts
+    assert host._forgotten
+
+
 # --- scenarios ------------------------------------------------------------------------------------
 
 

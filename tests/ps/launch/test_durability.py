@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 import ps
-from ps import AdminClient, Client, Cluster, Durability, process_shards
+from ps import AdminClient, Cluster, Durability
+from ps.client import Client
 from ps.launch import launcher, restart
 from ps.launch.launch_plan import LaunchPlan
+from ps.launch.processes import process_shards
 from ps.wal.recovery import logged_spec, recovered
 from shards.errors import BadInput, GiveUp
 from shards.repartition import whole_weights
@@ -28,8 +30,10 @@ from tests.support.pushers import PATIENCE_S, TABLE, more, pushing, specs_of
 PARENT = """
 import sys, time
 from pathlib import Path
-from ps import Durability, process_shards
+from ps import Durability
 from tests.support.pushers import specs_of
+from ps.client import Client
+from ps.launch.processes import process_shards
 
 folder = Path(sys.argv[1])
 with process_shards(specs_of(1), durability=Durability.LOGGED, logs=folder) as hosts:

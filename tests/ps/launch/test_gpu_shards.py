@@ -8,7 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
 from ps.launch import launch_plan
+from ps.launch.threads import local_shards
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.errors import BadInput
 from shards.rules import Momentum
@@ -20,7 +23,7 @@ TABLE = ps.DenseTable("net", (ps.TensorSpec("a", (700,)), ps.TensorSpec("b", (3,
 SEED = 77
 
 
-def train(client: ps.Client, steps: int, seed: int) -> NDArray[np.float32]:
+def train(client: Client, steps: int, seed: int) -> NDArray[np.float32]:
     """Push random gradients of the tensors; returns the weights after the last."""
     dice = np.random.default_rng(seed)
     for _ in range(steps):
@@ -34,19 +37,19 @@ def train(client: ps.Client, steps: int, seed: int) -> NDArray[np.float32]:
 
 
 def specs() -> list[Any]:
-    return ps.shard_specs(TABLE, shards=2, rule=Momentum(), schedule=Fixed(base_rate=0.1))
+    return shard_specs(TABLE, shards=2, rule=Momentum(), schedule=Fixed(base_rate=0.1))
 
 
 def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> None:
     """A job that starts on the GPU and resumes on the host ends as one that never moved."""
-    with ps.local_shards(specs()) as cluster, ps.Client(cluster, worker="w") as client:
+    with local_shards(specs()) as cluster, Client(cluster, worker="w") as client:
         first, second = train(client, 5, SEED), train(client, 5, SEED + 1)
     ours = specs()
     with (
-        ps.local_shards(ours, device=ps.ShardDevice.GPU) as cluster,
+        local_shards(ours, device=ps.ShardDevice.GPU) as cluster,
         ps.AdminClient(cluster) as console,
     ):
-        with ps.Client(cluster, worker="w") as client:
+        with Client(cluster, worker="w") as client:
             assert train(client, 5, SEED).tobytes() == first.tobytes()
         save_snapshot(
             tmp_path / "5",
@@ -58,10 +61,10 @@ def test_a_job_moves_between_a_gpu_and_the_host(cupy: Any, tmp_path: Path) -> No
         )
     assert sum(name == "update_momentum" for name, *_ in cupy.calls) == 2 * (1 + 5)
     _, states = load_snapshot(tmp_path / "5")
-    with ps.local_shards(ours) as cluster, ps.AdminClient(cluster) as console:
+    with local_shards(ours) as cluster, ps.AdminClient(cluster) as console:
         for shard, state in enumerate(states):
             console.restore(shard, state)
-        with ps.Client(cluster, worker="w", incarnation=1) as client:
+        with Client(cluster, worker="w", incarnation=1) as client:
             assert train(client, 5, SEED + 1).tobytes() == second.tobytes()
 
 
@@ -69,4 +72,4 @@ def test_where_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing GPU is reported before a shard is made."""
     monkeypatch.setattr(launch_plan, "gpu", lambda: None)
     with pytest.raises(BadInput, match=r"^shard device gpu: expected a GPU that answers"):
-        ps.local_shards(specs(), device=ps.ShardDevice.GPU).__enter__()
+        local_shards(specs(), device=ps.ShardDevice.GPU).__enter__()

@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 import ps
-from ps import AdminClient, ShardDevice, process_shards
+from ps import AdminClient, ShardDevice
 from ps.launch import process_handle, processes, single_copies
 from ps.launch.child_protocol import ShardLaunch
+from ps.launch.processes import process_shards
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.support.eventually import eventually
@@ -28,7 +29,7 @@ from tests.support.sample_job import specs_of, train
 PARENT = """
 import sys, time
 from tests.support.sample_job import specs_of
-from ps import process_shards
+from ps.launch.processes import process_shards
 
 with process_shards(specs_of()) as hosts:
     print(*hosts.pids, flush=True)

@@ -8,10 +8,12 @@ import ray
 
 import ps
 from ps import AdminClient
+from ps.job_spec import resharded_specs, shard_specs
 from ps.launch import process_handle
 from ps.launch.ray_actors import Actor
 from ps.launch.ray_launcher import ray_shards
 from ps.launch.restart import RestartingProcess
+from ps.resharding import reshard
 from ps.security.keys import address_of
 from shards.errors import BadInput, GiveUp, WrongBuild
 from shards.schedules import Fixed
@@ -60,17 +62,17 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
 
 def test_a_job_moves_to_more_actors(ray_local: str) -> None:
     """Resharding from one to two while a worker pushes: the sum proves that each counts once."""
-    specs = ps.shard_specs(TABLE, shards=1, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
+    specs = shard_specs(TABLE, shards=1, schedule=Fixed(base_rate=1.0), lease_s=60.0, workers=1)
     with (
         ray_shards(specs) as old,
-        ray_shards(ps.resharded_specs(specs, 2)) as new,
+        ray_shards(resharded_specs(specs, 2)) as new,
         AdminClient(old.cluster) as console,
         AdminClient(new.cluster) as successor,
     ):
         console.install(TABLE.empty())
         worker = Worker(old.cluster, "w")
         worker.goes_on()
-        ps.reshard(console, successor)
+        reshard(console, successor)
         (moved_at,) = {status.version for status in console.status()}  # where nothing moves now
         worker.goes_on()
         check_applied_once(new.cluster, [worker])

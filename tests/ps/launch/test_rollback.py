@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import AdminClient, Client, Cluster, Durability, process_shards
+from ps import AdminClient, Cluster, Durability
+from ps.client import Client
 from ps.launch import launcher, restart
 from ps.launch.launch_plan import LaunchPlan
+from ps.launch.processes import process_shards
 from ps.launch.single_copies import SingleCopies
 from ps.transport.local_sockets import Transport
 from shards.errors import BadInput, GiveUp
@@ -26,8 +28,9 @@ from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, spec
 
 PARENT = """
 import time
-from ps import process_shards
 from tests.support.pushers import specs_of
+from ps.client import Client
+from ps.launch.processes import process_shards
 
 with process_shards(specs_of(1), rollback_s=600.0) as hosts:
     print(*hosts.pids, flush=True)

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from ps import DenseTable, TensorSpec, shard_specs
+from ps import DenseTable, TensorSpec
 from ps.durability import Durability
+from ps.job_spec import shard_specs
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice, recovery_s
 from ps.launch.process_handle import ExitReason, ProcessHandle

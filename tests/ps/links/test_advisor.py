@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from ps.links.advisor import CODECS, Advice, advise, remarks
 from ps.links.benchmark import LinkFigures
 from ps.session.compression import Compression
+from shards.messages import PROTOCOL
+from shards.wire_schema import SCHEMA
 
 _MB = 1_000_000
 
@@ -28,8 +30,8 @@ def link(rtt_s: float, rate: float, **other: float) -> LinkFigures:
         striped_up=rate,
         striped_down=rate,
         skew_s=0.0,
-        protocol=1,
-        build="b",
+        protocol=PROTOCOL,
+        schema=SCHEMA,
         own_cpu_s_per_gb=1.0,
         shard_cpu_s_per_gb=1.0,
     )
@@ -170,11 +172,14 @@ def test_shards_share_the_line() -> None:
 
 
 def test_what_is_amiss_is_told() -> None:
-    """Another build and a wrong clock are reported with their shard; small skews are not."""
+    """Another schema and a wrong clock are reported with their shard; small skews are not."""
     fine = link(0.1, 1e6, skew_s=0.9)
-    odd = replace(link(0.1, 1e6, skew_s=-90.0), shard=1, build="x")
-    build, clock = remarks([fine, odd], "b")
-    assert build == "shard 1 runs build x, this is b: it will refuse workers from here"
+    odd = replace(link(0.1, 1e6, skew_s=-90.0), shard=1, schema="x")
+    other, clock = remarks([fine, odd])
+    assert other == (
+        f"shard 1: expected schema {SCHEMA} of protocol {PROTOCOL}, got schema x: it will refuse"
+        " workers from here"
+    )
     assert clock.startswith("shard 1's clock is 90.0 s behind of ours")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import ps
-from ps.compatibility import build_id
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.links.benchmark import LinkFigures, measure_link
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel, parse_link
@@ -17,6 +18,7 @@ from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import MAX_PROBE_BYTES, PROTOCOL, Probe, Probed, Refusal
 from shards.shard import Shard
+from shards.wire_schema import SCHEMA
 from tests.support.eventually import eventually
 
 _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (1000,)),))
@@ -24,7 +26,7 @@ _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (1000,)),))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ps.Cluster]:
-    with ps.local_shards(ps.shard_specs(_TABLE, shards=2)) as cluster:
+    with local_shards(shard_specs(_TABLE, shards=2)) as cluster:
         yield cluster
 
 
@@ -57,7 +59,7 @@ def test_a_link_is_found_as_it_is(cluster: ps.Cluster, text: str) -> None:
 
     eventually(met, because=lambda: f"{sorted(far)} of {tries} for {model}", within_s=TRIES_S)
     found = tries[-1]
-    assert (found.shard, found.protocol, found.build) == (1, PROTOCOL, build_id())
+    assert (found.shard, found.protocol, found.schema) == (1, PROTOCOL, SCHEMA)
     assert min(found.own_cpu_s_per_gb, found.shard_cpu_s_per_gb) > 0
 
 
@@ -107,18 +109,18 @@ def probe(job: str, payload_bytes: int = 5) -> Probe:
 
 def test_a_probe_is_answered_with_what_it_asks() -> None:
     """The answer has as many bytes as requested, and counts those received."""
-    (spec,) = ps.shard_specs(_TABLE)
+    (spec,) = shard_specs(_TABLE)
     shard = Shard(spec, boot=3)
     asked = probe(spec.job)
     out = shard.probed(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
-    assert out.message == Probed(7, 0, 3, PROTOCOL, spec.build, 12.5, 0.25, 5)
+    assert out.message == Probed(7, 0, 3, PROTOCOL, SCHEMA, 12.5, 0.25, 5)
     assert (out.to, out.frames) == (b"me", (bytes(5),))
     assert (shard.version, shard.journal.bytes_in) == (0, 0), "nothing has changed"
 
 
 def test_a_stranger_is_told_nothing() -> None:
     """Without the job's id a client gets no build, no clock and no bytes."""
-    (spec,) = ps.shard_specs(_TABLE)
+    (spec,) = shard_specs(_TABLE)
     out = Shard(spec, boot=3).probed(b"me", probe("other"), [], unix_s=12.5, cpu_s=0.25)
     assert isinstance(out.message, Refusal)
     assert spec.job not in out.message.text

@@ -16,9 +16,11 @@ import zmq
 
 import ps
 from ps import admin_client
-from ps.job_spec import make_cluster
+from ps.client import Client
+from ps.job_spec import make_cluster, resharded_specs, shard_specs
 from ps.replication import replica_server
 from ps.replication.coordinator_server import CoordinatorServer
+from ps.resharding import reshard
 from ps.session import admin_plans
 from ps.transport.coordinator_messages import (
     Heartbeat,
@@ -47,7 +49,7 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
     """
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
-        client = ps.Client(group.cluster, worker="w")
+        client = Client(group.cluster, worker="w")
         client.pull()
         push(client, 10)
         assert len(admin_client.records()[0]) == 10
@@ -72,7 +74,7 @@ def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
     """
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
-    with ps.Client(group.cluster, worker="w") as client:
+    with Client(group.cluster, worker="w") as client:
         client.pull()
         group.coordinator.stop()
         push(client, 10)
@@ -90,7 +92,7 @@ def test_a_client_that_is_told_an_old_address(group: Group) -> None:
         cluster = group.cluster
         group.coordinator.stop()
         known = msgspec.structs.replace(cluster, endpoints=(group.copies[0].endpoint,))
-        with ps.Client(known, worker="w") as client:
+        with Client(known, worker="w") as client:
             assert client.pull().versions == (0,)
 
 
@@ -217,16 +219,16 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
     """The error names it as it was given."""
     with pytest.raises(BadInput, match=r"^coordinator cannot listen on 'tcp://nowhere:x'"):
         CoordinatorServer("job", 1, tmp_path / "record", bind="tcp://nowhere:x")
-    cluster = make_cluster(ps.shard_specs(TABLE), ["tcp://127.0.0.1:1"])
+    cluster = make_cluster(shard_specs(TABLE), ["tcp://127.0.0.1:1"])
     cluster = msgspec.structs.replace(cluster, coordinator="nonsense")
     with pytest.raises(BadInput, match=r"^coordinator: expected tcp://HOST:PORT, got 'nonsense'"):
-        ps.Client(cluster, worker="w")
+        Client(cluster, worker="w")
 
 
 def test_what_replicated_shards_cannot_do_yet(group: Group) -> None:
     """A modelled link leads to one place, and these move."""
     with pytest.raises(BadInput, match="expected shards with one copy each, got replicated ones"):
-        ps.Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
+        Client(group.cluster, worker="w", link=parse_link("rtt=10ms"))
 
 
 def test_a_copy_is_prepared_before_it_is_reached(
@@ -251,7 +253,7 @@ def test_a_stall_is_nobodys_silence(group: Group) -> None:
     """A push of a primary takes many leases, and all workers count as before."""
     with ps.AdminClient(group.cluster) as admin_client:
         admin_client.install(TABLE.empty())
-        with ps.Client(group.cluster, worker="a") as client, ps.Client(group.cluster, worker="b"):
+        with Client(group.cluster, worker="a") as client, Client(group.cluster, worker="b"):
             client.pull()
             with held_up(replica_server, 1000.0) as spent:
                 push(client, 1)
@@ -267,16 +269,16 @@ def test_a_group_moves_to_another(group: Group, tmp_path: Path) -> None:
     resharding.
     """
     (tmp_path / "next").mkdir()
-    following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
+    following = Group(tmp_path / "next", specs=resharded_specs(group.specs, 1))
     try:
         following.join()
         following.await_holders(1)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
-            with ps.Client(group.cluster, worker="w") as client:
+            with Client(group.cluster, worker="w") as client:
                 client.pull()
                 push(client, 5)
-                ps.reshard(old, new)
+                reshard(old, new)
                 push(client, 5)
                 assert client.cluster == following.cluster
             assert set(new.read()) == {-10.0}
@@ -301,7 +303,7 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     continues the resharding, and each push counts once.
     """
     (tmp_path / "next").mkdir()
-    following = Group(tmp_path / "next", specs=ps.resharded_specs(group.specs, 1))
+    following = Group(tmp_path / "next", specs=resharded_specs(group.specs, 1))
     dies = following if question == "Install" else group
     asked: list[str] = []
 
@@ -321,13 +323,13 @@ def test_a_primary_dies_in_the_midst_of_a_move(
         following.await_holders(1, 2)
         with ps.AdminClient(group.cluster) as old, ps.AdminClient(following.cluster) as new:
             old.install(TABLE.empty())
-            with ps.Client(group.cluster, worker="w", in_flight=4) as client:
+            with Client(group.cluster, worker="w", in_flight=4) as client:
                 client.pull()
                 push(client, 5)
                 old.quiesce(60.0)
                 for _ in range(3):
                     client.push(ONE)
-                ps.reshard(old, new)
+                reshard(old, new)
                 push(client, 5)
                 assert client.cluster == following.cluster
             assert asked == [question]
@@ -337,14 +339,14 @@ def test_a_primary_dies_in_the_midst_of_a_move(
 
 
 def check_sent_on(group: Group, following: Group, worker: str) -> None:
-    with ps.Client(group.cluster, worker=worker) as late:
+    with Client(group.cluster, worker=worker) as late:
         assert late.cluster == following.cluster
         assert set(late.pull().weights) == {-10.0}
 
 
 def test_copies_use_free_moments(tmp_path: Path) -> None:
     """The primary and its backup copy slots that are being read while no message comes."""
-    group = Group(tmp_path, specs=ps.shard_specs(TABLE, rule=Adam(), lease_s=60.0))
+    group = Group(tmp_path, specs=shard_specs(TABLE, rule=Adam(), lease_s=60.0))
     try:
         group.join()
         group.await_holders(1)

@@ -10,8 +10,10 @@ import pytest
 import zmq
 
 import ps
+from ps.client import Client
 from ps.cluster import Access, Cluster
-from ps.job_spec import resharded_specs
+from ps.job_spec import make_cluster, resharded_specs, shard_specs
+from ps.launch.threads import local_shards
 from ps.links.benchmark import measure_link
 from ps.resharding import reshard
 from ps.security import handshake_diagnostics
@@ -24,6 +26,7 @@ from ps.transport.local_sockets import Transport
 from shards import wire_format
 from shards.errors import BadInput, Fenced, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
+from shards.wire_schema import SCHEMA
 from tests.support.curve_clients import as_worker, say, text
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))
@@ -33,8 +36,8 @@ ONES = np.ones(512, np.float32)
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two shards with CURVE on TCP, and the access of an operator and a worker."""
-    specs = ps.shard_specs(TABLE, shards=2)
-    with ps.local_shards(specs, transport=Transport.TCP, secure=True) as running:
+    specs = shard_specs(TABLE, shards=2)
+    with local_shards(specs, transport=Transport.TCP, secure=True) as running:
         yield running
 
 
@@ -53,7 +56,7 @@ AWAY = r"shard [01] at tcp://127\.0\.0\.1:\d+: turned away: it does not know our
 
 def test_training_over_curve(cluster: Cluster) -> None:
     """Workers with only the token push and pull; the operator, with both keys, reads."""
-    with ps.Client(cluster.for_workers(), worker="w0") as client:
+    with Client(cluster.for_workers(), worker="w0") as client:
         client.pull()
         client.push(ONES)
         assert client.pull().versions == (1, 1)
@@ -65,10 +68,10 @@ def test_training_over_curve(cluster: Cluster) -> None:
 def test_large_messages_over_several_connections() -> None:
     """Each connection shows the same key, and a message cut in stripes is one message."""
     table = ps.DenseTable("large", (ps.TensorSpec("w", (300_000,)),))
-    specs = ps.shard_specs(table)
+    specs = shard_specs(table)
     with (
-        ps.local_shards(specs, transport=Transport.TCP, secure=True) as cluster,
-        ps.Client(cluster, worker="w0", stripes=3) as client,
+        local_shards(specs, transport=Transport.TCP, secure=True) as cluster,
+        Client(cluster, worker="w0", stripes=3) as client,
     ):
         client.pull()
         client.push(np.ones(table.size, np.float32))
@@ -77,7 +80,7 @@ def test_large_messages_over_several_connections() -> None:
 
 def test_behind_a_slow_link(cluster: Cluster) -> None:
     """A link in between has no key: the far end's key is the one expected."""
-    with ps.Client(
+    with Client(
         cluster, worker="w0", link=ps.transport.link_model.parse_link("rtt=10ms")
     ) as client:
         assert client.pull().versions == (0, 0)
@@ -85,9 +88,9 @@ def test_behind_a_slow_link(cluster: Cluster) -> None:
 
 def test_a_worker_on_the_shards_own_host_needs_no_key() -> None:
     """The Unix socket in a folder of its user stays plain, and memory is shared."""
-    with ps.local_shards(ps.shard_specs(TABLE), secure=True) as cluster:
+    with local_shards(shard_specs(TABLE), secure=True) as cluster:
         anybody = msgspec.structs.replace(cluster, access=None)
-        with ps.Client(anybody, worker="w0") as client:
+        with Client(anybody, worker="w0") as client:
             client.pull()
             client.push(ONES)
             assert client.pull().versions == (1,)
@@ -131,20 +134,20 @@ def test_admitted_key_but_another_name(cluster: Cluster) -> None:
     own = join(cluster, "w0", cluster.endpoints, 60)
     assert own is not None
     (endpoint, _) = cluster.endpoints
-    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, SCHEMA)
     assert text(say(endpoint, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )
     assert text(say(endpoint, own, AskStatus(1, cluster.job))) == (
         "askstatus: expected the operator's key, got that of worker w0"
     )
-    as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, cluster.build)
+    as_itself = Hello(1, cluster.job, "w0", 0, PROTOCOL, SCHEMA)
     assert "welcome" in str(say(endpoint, own, as_itself)).lower()
 
 
 def test_expired_and_used_up_tokens() -> None:
     """Both are explained in words, because the holder of the token may know why."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     token, operator = KeyPair.new(), KeyPair.new()
     for invitation, reason in (
         (Invitation(token.public, 5, lasts_s=0.0), "shard 0: worker w1: .* token has expired"),
@@ -156,20 +159,20 @@ def test_expired_and_used_up_tokens() -> None:
         admission = Admission(operator.public, invitation)
         with ShardServer(spec, 1, transport=Transport.TCP, admission=admission) as server:
             access = Access(token.secret, operator.secret)
-            told = ps.make_cluster([spec], [server.endpoint], access)
+            told = make_cluster([spec], [server.endpoint], access)
             if invitation.lasts_s:
                 join(told, "w0", told.endpoints, 60)
             with pytest.raises(GiveUp, match=reason):
-                ps.Client(told, worker="w1", patience_s=0.5)
+                Client(told, worker="w1", patience_s=0.5)
 
 
 def test_a_worker_waits_for_a_join_to_be_earned() -> None:
     """When all joins are used up, a worker is admitted a moment later, by the token alone."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     token, operator = KeyPair.new(), KeyPair.new()
     admission = Admission(operator.public, Invitation(token.public, 1, joins_a_second=5.0))
     with ShardServer(spec, 1, transport=Transport.TCP, admission=admission) as server:
-        told = ps.make_cluster([spec], [server.endpoint], Access(token.secret, operator.secret))
+        told = make_cluster([spec], [server.endpoint], Access(token.secret, operator.secret))
         for worker in ("w0", "w1", "w2"):
             assert join(told, worker, told.endpoints, 60) is not None
 
@@ -201,9 +204,9 @@ def test_an_invitation_lets_nobody_do_anything_else(cluster: Cluster) -> None:
 
 def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -> None:
     """A retried task joins with a key of its own; messages of its zombie are refused."""
-    zombie = ps.Client(cluster, worker="w0")
+    zombie = Client(cluster, worker="w0")
     try:
-        with ps.Client(cluster, worker="w0", incarnation=1) as client:
+        with Client(cluster, worker="w0", incarnation=1) as client:
             client.pull()
             with pytest.raises(Fenced, match="a later life of this worker has joined"):
                 zombie.pull()
@@ -223,7 +226,7 @@ def test_a_description_without_secrets(cluster: Cluster) -> None:
 
 def test_a_server_is_never_open_by_oversight() -> None:
     """Beyond loopback it needs keys, or an explicit choice of plain text."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     with pytest.raises(BadInput, match=r"shard 0 on tcp://0.0.0.0.*: expected keys to admit there"):
         ShardServer(spec, 1, bind="tcp://0.0.0.0:*")
     with ShardServer(spec, 1, bind="tcp://0.0.0.0:*", plaintext=True) as server:
@@ -247,11 +250,11 @@ def test_nobody_there() -> None:
 
 def test_a_job_moves_with_its_workers() -> None:
     """They join the new shards by the token that the old ones pass on, and learn nothing more."""
-    specs = ps.shard_specs(TABLE, shards=2)
+    specs = shard_specs(TABLE, shards=2)
     with (
-        ps.local_shards(specs, transport=Transport.TCP, secure=True) as old,
-        ps.local_shards(resharded_specs(specs, 1), transport=Transport.TCP, secure=True) as new,
-        ps.Client(old.for_workers(), worker="w0", transport="tcp") as client,
+        local_shards(specs, transport=Transport.TCP, secure=True) as old,
+        local_shards(resharded_specs(specs, 1), transport=Transport.TCP, secure=True) as new,
+        Client(old.for_workers(), worker="w0", transport="tcp") as client,
     ):
         client.pull()
         client.push(ONES)

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ps import AdminClient, Cluster, Durability, process_shards
+from ps import AdminClient, Cluster, Durability
 from ps.cluster import Access
 from ps.launch import restart
+from ps.launch.processes import process_shards
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned

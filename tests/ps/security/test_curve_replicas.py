@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 import ps
+from ps.client import Client
 from ps.cluster import Access
 from ps.launch.processes import replicated_shards
 from ps.replication.coordinator_server import CoordinatorServer
@@ -32,6 +33,7 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
+from shards.wire_schema import SCHEMA
 from tests.support import replicated_job
 from tests.support.curve_clients import say, text
 from tests.support.eventually import eventually
@@ -88,7 +90,7 @@ def test_a_client_follows_the_primary(group: Group) -> None:
     A restarted coordinator proves the same key, and knows the copies once they are registered.
     """
     with ps.AdminClient(group.cluster) as console:
-        client = ps.Client(group.cluster.for_workers(), worker="w")
+        client = Client(group.cluster.for_workers(), worker="w")
         client.pull()
         push(client, 10)
         group.copies[0].stop()
@@ -123,10 +125,10 @@ def test_a_copy_that_comes_too_early_is_let_in_later(tmp_path: Path) -> None:
 
 def test_a_later_life_takes_over(group: Group) -> None:
     """A retried task joins again, and a successor fences its zombie, too."""
-    zombie = ps.Client(group.cluster, worker="w")
+    zombie = Client(group.cluster, worker="w")
     zombie.pull()
     push(zombie, 1)
-    with ps.Client(group.cluster, worker="w", incarnation=1) as client:
+    with Client(group.cluster, worker="w", incarnation=1) as client:
         client.pull()
         push(client, 1)
         group.copies[0].stop()
@@ -154,7 +156,7 @@ def test_no_key(group: Group) -> None:
     assert [fault_at(address_of(at).plain, None) for at in sockets(group)] == [PLAIN] * 3
     plain = address_of(group.coordinator.endpoint).plain
     with pytest.raises(GiveUp, match=rf"^coordinator at {plain}: {PLAIN}"):
-        ps.Client(msgspec.structs.replace(group.cluster, coordinator=plain), worker="w")
+        Client(msgspec.structs.replace(group.cluster, coordinator=plain), worker="w")
 
 
 def test_another_servers_key(group: Group) -> None:
@@ -172,7 +174,7 @@ def test_an_unknown_key(group: Group) -> None:
     others = Access(KeyPair.new().secret, KeyPair.new().secret)
     told = msgspec.structs.replace(group.cluster, access=others)
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
-        ps.Client(told, worker="w")
+        Client(told, worker="w")
     with pytest.raises(GiveUp, match=rf"^coordinator at tcp:.*: {AWAY}"):
         ps.AdminClient(told)
 
@@ -222,7 +224,7 @@ def test_a_right_key_under_anothers_name_at_a_copy(group: Group) -> None:
     cluster, at = group.cluster, group.copies[0].endpoint
     own = join(cluster, "w0", [at], LONG_S)
     assert own is not None
-    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, cluster.build)
+    as_another = Hello(1, cluster.job, "w1", 0, PROTOCOL, SCHEMA)
     assert text(say(at, own, as_another)) == (
         "hello: expected worker w0, whose key this is, got worker w1"
     )
@@ -237,7 +239,7 @@ def test_a_token_that_has_run_out(tmp_path: Path) -> None:
     admission = Admission(operator.public, Invitation(token.public, 1, 0.0))
     group = pair(tmp_path, (Access(token.secret, operator.secret), admission))
     with pytest.raises(GiveUp, match="shard 0: worker w: the job's join token has expired"):
-        ps.Client(group.cluster, worker="w", patience_s=LONG_S)
+        Client(group.cluster, worker="w", patience_s=LONG_S)
     group.stop()
 
 

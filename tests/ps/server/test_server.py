@@ -18,8 +18,9 @@ import zmq
 
 import ps
 from cupy_kernels.backends import HOST
-from ps import AdminClient, Client
-from ps.job_spec import make_cluster
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import expect_compression, make_cluster, shard_specs
 from ps.server import server as server_module
 from ps.server.server import ShardServer
 from ps.transport import unfinished_messages
@@ -51,7 +52,7 @@ SEED = 20
 
 
 def spec_of(**options: Any) -> ShardSpec:
-    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), **options)
+    (spec,) = shard_specs(TABLE, schedule=Fixed(base_rate=1.0), **options)
     return spec
 
 
@@ -108,7 +109,7 @@ def test_a_shard_is_prepared_before_it_is_reached(monkeypatch: pytest.MonkeyPatc
     prepared: list[Any] = []
     monkeypatch.setattr(ShardSpec, "prepare", lambda *told: prepared.append(told))
     compression = ps.Compression.parse("topk:0.1", "int8")
-    (spec,) = ps.expect_compression([spec_of()], compression)
+    (spec,) = expect_compression([spec_of()], compression)
     assert (spec.tables[0].pushed, spec.tables[0].pulled) == (Kind.SPARSE, Kind.INT8)
     with ShardServer(spec, boot=1):
         assert prepared == [(spec, HOST)]

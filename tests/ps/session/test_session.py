@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ps.session.events import Departed, Pulled, Pushed, Ready, Unreachable
-from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, WrongBuild
+from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, Mismatch
 from shards.messages import (
     PROTOCOL,
     AskedPart,
@@ -20,6 +20,7 @@ from shards.messages import (
     Push,
     Remedy,
 )
+from shards.wire_schema import SCHEMA
 from tests.support.session_replies import (
     Array,
     a_session,
@@ -45,8 +46,8 @@ def test_the_greeting() -> None:
     """
     session = a_session()
     assert brief(session.hello(0.0)) == [
-        (0, Hello(1, "job", "w", 2, PROTOCOL, "build")),
-        (1, Hello(2, "job", "w", 2, PROTOCOL, "build")),
+        (0, Hello(1, "job", "w", 2, PROTOCOL, SCHEMA)),
+        (1, Hello(2, "job", "w", 2, PROTOCOL, SCHEMA)),
     ]
     assert deliver(session, welcome(1, 2, seq=3, boot=8)) == ([], [])
     assert deliver(session, welcome(0, 1, seq=5, boot=9)) == (
@@ -102,7 +103,7 @@ def test_a_greeting_whose_lease_ran_out() -> None:
         (1, Join(4, "job", "w", 2, 1, 5))
     ]
     assert deliver(session, refused(1, 4, Remedy.RESYNCHRONISE), now=61.1) == (
-        [(1, Hello(5, "job", "w", 2, PROTOCOL, "build"))],
+        [(1, Hello(5, "job", "w", 2, PROTOCOL, SCHEMA))],
         [],
     )
     assert deliver(session, welcome(1, 5))[0] == [(1, Join(6, "job", "w", 2, 1, 5))]
@@ -113,7 +114,7 @@ def test_a_refused_renewal_makes_a_worker_greet() -> None:
     """A worker with nothing outstanding greets a shard's next life; once, and not while leaving."""
     session = ready_session()
     assert deliver(session, refused(1, 0, Remedy.RESYNCHRONISE))[0] == [
-        (1, Hello(5, "job", "w", 2, PROTOCOL, "build"))
+        (1, Hello(5, "job", "w", 2, PROTOCOL, SCHEMA))
     ]
     assert deliver(session, refused(1, 0, Remedy.RESYNCHRONISE)) == ([], [])
     session = ready_session()
@@ -288,7 +289,7 @@ def test_weights_that_do_not_fit() -> None:
         (Remedy.FENCED, Fenced),
         (Remedy.BAD_INPUT, BadInput),
         (Remedy.BAD_MESSAGE, BadMessage),
-        (Remedy.WRONG_BUILD, WrongBuild),
+        (Remedy.MISMATCH, Mismatch),
         (Remedy.GIVE_UP, GiveUp),
     ],
 )
@@ -305,6 +306,9 @@ def test_a_message_that_a_shard_cannot_read_is_told() -> None:
     session = a_session()
     session.hello(0.0)
     assert deliver(session, refused(0, 0, Remedy.RESYNCHRONISE)) == ([], []), "a renewal's"
+    with pytest.raises(Mismatch, match=f"protocol {PROTOCOL}, got one that cannot read .* because"):
+        deliver(session, refused(0, 0, Remedy.BAD_MESSAGE))
+    session = ready_session()
     with pytest.raises(BadMessage, match="because"):
         deliver(session, refused(0, 0, Remedy.BAD_MESSAGE))
 
@@ -314,7 +318,7 @@ def test_later_is_later() -> None:
     session = a_session(1)
     session.hello(0.0)
     assert deliver(session, refused(0, 1, Remedy.RETRY), now=0.1) == ([], [])
-    assert brief(session.tick(1.0)) == [(0, Hello(1, "job", "w", 2, PROTOCOL, "build"))]
+    assert brief(session.tick(1.0)) == [(0, Hello(1, "job", "w", 2, PROTOCOL, SCHEMA))]
 
 
 def test_what_a_life_says_is_numbered_once() -> None:

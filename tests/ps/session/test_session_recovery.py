@@ -10,6 +10,7 @@ import pytest
 from ps.session.events import Pulled, Pushed, Unreachable, Usurped
 from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, Ack, Hello, Join, Parked, Pull, Push, Remedy
+from shards.wire_schema import SCHEMA
 from tests.support.session_replies import (
     TABLE,
     a_session,
@@ -247,7 +248,7 @@ def test_a_restarted_shard_is_greeted_and_sent_everything_again() -> None:
     session = ready_session()
     send_push(session, clock=1)
     session.pull(1, now=0.0)
-    hello = (1, Hello(8, "job", "w", 2, PROTOCOL, "build"))
+    hello = (1, Hello(8, "job", "w", 2, PROTOCOL, SCHEMA))
     assert deliver(session, refused(1, 5, Remedy.RESYNCHRONISE)) == ([hello], [])
     assert deliver(session, refused(1, 7, Remedy.RESYNCHRONISE)) == ([], [])
     assert send_push(session, clock=2)[0].shard == 0, "nothing goes there before it has joined"

@@ -15,7 +15,10 @@ import pytest
 import zmq
 
 import ps
-from ps import AdminClient, Client, Cluster
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
+from ps.launch.processes import process_shards
 from ps.server.server import ShardServer
 from ps.shared_memory import handshake, shm_files
 from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrames
@@ -331,7 +334,7 @@ def test_no_bytes_harm(pair: Pair) -> None:
 
 def test_a_hostile_peer_over_the_socket() -> None:
     """Forged notes are answered or dropped, and the shard continues to serve all workers."""
-    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
+    (spec,) = shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
     dice = random.Random(SEED)
     context = zmq.Context()
     try:
@@ -372,7 +375,8 @@ _READER = """
 import sys, time
 from pathlib import Path
 import ps
-client = ps.Client(ps.Cluster.load(Path(sys.argv[1])), worker="reader", transport="shm")
+from ps.client import Client
+client = Client(ps.Cluster.load(Path(sys.argv[1])), worker="reader", transport="shm")
 held = [client.pull() for _ in range(3)]
 print("holds", flush=True)
 sys.stdin.readline()
@@ -383,7 +387,7 @@ print(*({float(x) for x in set(one.weights)} == {-float(one.versions[0])} for on
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[tuple[ShardServer, Cluster, "subprocess.Popen[str]"]]:
     """A shard with a short lease, and a process that holds three of its versions."""
-    (spec,) = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=1.0)
+    (spec,) = shard_specs(TABLE, schedule=Fixed(base_rate=1.0), lease_s=1.0)
     with ShardServer(spec, boot=1) as server:
         cluster = installed(server)
         cluster.save(tmp_path / "cluster.json")
@@ -403,7 +407,7 @@ def reader(tmp_path: Path) -> Iterator[tuple[ShardServer, Cluster, "subprocess.P
 
 
 def installed(server: ShardServer) -> Cluster:
-    cluster = ps.make_cluster([server.shard.spec], [server.endpoint])
+    cluster = make_cluster([server.shard.spec], [server.endpoint])
     with AdminClient(cluster) as console:
         console.install(TABLE.empty())
     return cluster
@@ -460,8 +464,8 @@ def test_a_killed_reader_leaves_nothing(
 
 def test_a_killed_shard_leaves_nothing() -> None:
     """Weights pulled from it stay as they were, and its names go with their last user."""
-    specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
-    with ps.process_shards(specs) as hosts:
+    specs = shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
+    with process_shards(specs) as hosts:
         with AdminClient(hosts.cluster) as console:
             console.install(TABLE.empty())
         client = Client(hosts.cluster, worker="w", transport=Transport.SHM)

@@ -14,7 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import ps
-from ps import AdminClient, Client, ShardState
+from ps import AdminClient, ShardState
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshots import checked_json, object_store
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import (
@@ -79,7 +82,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
     def specs() -> list[Any]:
         options: dict[str, Any] = {"shards": 2, "rule": Momentum(0.9), "bound": 0}
-        return ps.shard_specs(TABLE, schedule=Fixed(base_rate=0.1), **options)
+        return shard_specs(TABLE, schedule=Fixed(base_rate=0.1), **options)
 
     def steps(cluster: ps.Cluster, count: int, incarnation: int) -> list[ShardState]:
         with AdminClient(cluster) as console:
@@ -88,11 +91,11 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
                     client.push(scale * np.tanh(client.pull().weights))
             return console.export()
 
-    with ps.local_shards(specs(), start) as cluster:
+    with local_shards(specs(), start) as cluster:
         wanted = steps(cluster, 10, 0)
-    with ps.local_shards(specs(), start) as cluster:
+    with local_shards(specs(), start) as cluster:
         save_snapshot(tmp_path / "5", steps(cluster, 5, 0), **JOB)
-    with ps.local_shards(specs()) as cluster:
+    with local_shards(specs()) as cluster:
         with AdminClient(cluster) as console:
             for shard, state in enumerate(load_snapshot(tmp_path / "5")[1]):
                 console.restore(shard, state)

@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-import ps
-from ps import AdminClient, Client, Cluster, Compression
+from ps import AdminClient, Cluster, Compression
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
@@ -31,10 +33,10 @@ STEPS = 24
 @contextmanager
 def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, AdminClient]]:
     """Two shards of a rule with slots and bound 0: fresh ones, or those of a snapshot."""
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE, shards=MAP.shards, bound=0, rule=Momentum(0.9), schedule=Fixed(base_rate=0.1)
     )
-    with ps.local_shards(specs) as cluster, AdminClient(cluster) as console:
+    with local_shards(specs) as cluster, AdminClient(cluster) as console:
         for shard, state in enumerate(found.states if found is not None else ()):
             console.restore(shard, state)
         yield cluster, console
@@ -72,7 +74,7 @@ def snapshotter(cluster: Cluster, place: Path, told: list[str] | None = None) ->
         SnapshotCatalog(place),
         rules=("momentum",),
         workers=1,
-        residuals=True,
+        worker_states=True,
         report=told.append,
     )
 
@@ -172,7 +174,7 @@ def test_a_residual_that_does_not_come_is_told_of(tmp_path: Path) -> None:
         client.flush()
         client.abort()
         taker.save(console.export())
-    assert told == [f"snapshot {tmp_path / '1'}: without the residuals of w"]
+    assert told == [f"snapshot {tmp_path / '1'}: without the states of workers w"]
     found = SnapshotCatalog(tmp_path).newest_good()
     assert found.manifest.residuals == ()
     assert saved_residual(found.place, "w") is None

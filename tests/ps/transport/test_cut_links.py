@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ps
+from ps.launch.threads import local_shards
 from tests.chaos.namespaces import missing
 from tests.support.numba_hidden import import_path
 from tests.support.one_shard import SIZE, client_of, shards_of_one
@@ -72,7 +73,7 @@ def cutter(cluster: ps.Cluster) -> Iterator[tuple[Cutter, ps.Cluster]]:
 def test_what_was_lost_with_a_connection_is_repeated_when_there_is_another() -> None:
     """A push that vanished is sent again as soon as the link works, before any timeout."""
     with (
-        ps.local_shards(shards_of_one()) as cluster,
+        local_shards(shards_of_one()) as cluster,
         cutter(cluster) as (between, through),
         client_of(through) as client,
     ):

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import parse_link
 from shards.errors import BadInput
@@ -150,12 +153,12 @@ def test_what_is_no_endpoint_is_named(endpoint: str) -> None:
 
 def test_a_client_behind_a_link_learns_the_same() -> None:
     """A client behind a link pays the round trip and computes exactly the same weights."""
-    specs = ps.shard_specs(_TABLE, shards=2)
+    specs = shard_specs(_TABLE, shards=2)
     model = parse_link("rtt=30ms,jitter=2ms,rate=100Mbit")
     gradient = np.zeros(_TABLE.size, np.float32)
     gradient[:3000] = np.arange(3000)
-    with ps.local_shards(specs) as cluster:
-        with ps.Client(cluster, worker="w0", link=model) as shards:
+    with local_shards(specs) as cluster:
+        with Client(cluster, worker="w0", link=model) as shards:
             for _ in range(3):
                 shards.pull()
                 shards.push(gradient)
@@ -175,8 +178,8 @@ def test_weights_are_asked_for_as_early_as_the_link_needs() -> None:
     bound, steps, versions, ahead = 3, 30, [0], 0
     gradient = np.zeros(_TABLE.size, np.float32)
     gradient[:3000] = 1
-    with ps.local_shards(ps.shard_specs(_TABLE, bound=bound)) as cluster:
-        with ps.Client(cluster, worker="w0", link=parse_link("rtt=120ms")) as shards:
+    with local_shards(shard_specs(_TABLE, bound=bound)) as cluster:
+        with Client(cluster, worker="w0", link=parse_link("rtt=120ms")) as shards:
             for step in range(steps):
                 ahead = max(
                     ahead, shards.recommended_prefetch

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.transport.link_model import parse_link
 from ps.transport.send_tracker import LARGE_BYTES, SendTracker
 
@@ -62,9 +65,9 @@ def test_a_slow_link_carries_each_array_once() -> None:
     with copies of pushes nor of pulled weights.
     """
     table = ps.DenseTable("weights", (ps.TensorSpec("all", (10_000_000,)),))
-    with ps.local_shards(ps.shard_specs(table)) as cluster:
+    with local_shards(shard_specs(table)) as cluster:
         link = parse_link("rtt=10ms,rate=200Mbit")
-        with ps.Client(cluster, worker="w", link=link, retry_s=0.1, in_flight=1) as client:
+        with Client(cluster, worker="w", link=link, retry_s=0.1, in_flight=1) as client:
             gradient = np.zeros(table.size, np.float32)
             client.pull()
             client.push(gradient)

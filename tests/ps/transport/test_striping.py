@@ -13,6 +13,9 @@ import zmq
 from numpy.typing import NDArray
 
 import ps
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.transport import links
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import parse_link
@@ -304,7 +307,7 @@ TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (200_000,)),))
 GRADIENT = np.arange(TABLE.size, dtype=np.float32) % 7
 
 
-def trained(client: ps.Client) -> NDArray[np.float32]:
+def trained(client: Client) -> NDArray[np.float32]:
     """The weights after three updates by this client."""
     for _ in range(3):
         client.pull()
@@ -313,7 +316,7 @@ def trained(client: ps.Client) -> NDArray[np.float32]:
     return client.pull().weights
 
 
-def connections(client: ps.Client) -> list[int]:
+def connections(client: Client) -> list[int]:
     return [len(stripes) for stripes in client._current.links._stripes]
 
 
@@ -322,11 +325,9 @@ def test_a_client_over_several_connections_learns_the_same() -> None:
     learned = []
     for stripes in (1, 4, MOST):
         with (
-            ps.local_shards(ps.shard_specs(TABLE, shards=2)) as cluster,
+            local_shards(shard_specs(TABLE, shards=2)) as cluster,
             # Nothing is repeated because the machine was busy.
-            ps.Client(
-                cluster, worker="w", transport="tcp", stripes=stripes, retry_s=10.0
-            ) as client,
+            Client(cluster, worker="w", transport="tcp", stripes=stripes, retry_s=10.0) as client,
         ):
             assert connections(client) == [stripes] * 2
             learned.append(trained(client))
@@ -339,8 +340,8 @@ def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.Monk
     """The limit for unfinished answers follows the shard's part, so the largest ones arrive."""
     monkeypatch.setattr(links, "_UNFINISHED_BYTES", 1000)
     with (
-        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
-        ps.Client(cluster, worker="w", transport="tcp", stripes=4, patience_s=20.0) as client,
+        local_shards(shard_specs(TABLE)) as cluster,
+        Client(cluster, worker="w", transport="tcp", stripes=4, patience_s=20.0) as client,
     ):
         assert connections(client) == [4]
         assert client.pull().weights.size == TABLE.size
@@ -352,8 +353,8 @@ def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
     found = []
     for table in (TABLE, small):
         with (
-            ps.local_shards(ps.shard_specs(table)) as cluster,
-            ps.Client(cluster, worker="w", link=parse_link("rtt=40ms")) as client,
+            local_shards(shard_specs(table)) as cluster,
+            Client(cluster, worker="w", link=parse_link("rtt=40ms")) as client,
         ):
             found += connections(client)
     assert found[0] >= stripes_for(0.04, PLENTY), "more, where a busy machine adds to it"
@@ -363,8 +364,8 @@ def test_a_long_link_gets_as_many_as_its_round_trip_wants() -> None:
 def test_memory_that_is_shared_needs_no_stripes() -> None:
     """Only TCP traffic is cut."""
     with (
-        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
-        ps.Client(cluster, worker="w", stripes=4) as client,
+        local_shards(shard_specs(TABLE)) as cluster,
+        Client(cluster, worker="w", stripes=4) as client,
     ):
         assert client.transports == ("shm",)
         assert connections(client) == [1]
@@ -374,19 +375,19 @@ def test_memory_that_is_shared_needs_no_stripes() -> None:
 def test_a_number_that_cannot_be_is_refused(stripes: int) -> None:
     """The valid numbers are one to the maximum."""
     with (
-        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        local_shards(shard_specs(TABLE)) as cluster,
         pytest.raises(BadInput, match=f"stripes: expected 1 to {MOST}, got {stripes}"),
     ):
-        ps.Client(cluster, worker="w", stripes=stripes)
+        Client(cluster, worker="w", stripes=stripes)
 
 
 def test_connections_that_are_cut_cost_a_repetition() -> None:
     """Some break during training: they come back, and each push counts once."""
-    specs = ps.shard_specs(TABLE, lease_s=60)
-    with ps.local_shards(specs) as cluster:
+    specs = shard_specs(TABLE, lease_s=60)
+    with local_shards(specs) as cluster:
         with closing(LinkEmulator(cluster.endpoints, parse_link("rtt=10ms"))) as slow:
             behind = msgspec.structs.replace(cluster, endpoints=slow.endpoints)
-            with ps.Client(behind, worker="w", transport="tcp", stripes=4, retry_s=0.3) as client:
+            with Client(behind, worker="w", transport="tcp", stripes=4, retry_s=0.3) as client:
                 for step in range(6):
                     client.pull()
                     client.push(GRADIENT)
@@ -405,12 +406,12 @@ def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
     """A parked pull is answered after strangers have evicted its worker: the shard continues, and
     the worker gets its weights by asking once more.
     """
-    spec = msgspec.structs.replace(ps.shard_specs(TABLE)[0], bound=0)
+    spec = msgspec.structs.replace(shard_specs(TABLE)[0], bound=0)
     with (
-        ps.local_shards([spec]) as cluster,
+        local_shards([spec]) as cluster,
         ps.AdminClient(cluster) as console,
-        ps.Client(cluster, worker="a", transport="tcp", stripes=2, retry_s=0.3) as client,
-        ps.Client(cluster, worker="b", transport="tcp") as slowest,
+        Client(cluster, worker="a", transport="tcp", stripes=2, retry_s=0.3) as client,
+        Client(cluster, worker="b", transport="tcp") as slowest,
     ):
         client.pull()
         client.push(GRADIENT)

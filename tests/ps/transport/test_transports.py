@@ -11,7 +11,10 @@ import pytest
 import zmq
 
 import ps
-from ps import AdminClient, Client, Cluster
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
+from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
 from ps.shared_memory import shm_files
 from ps.transport.local_sockets import Transport
@@ -44,12 +47,12 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trained(transport: Transport, rule: Rule, shards: int, merge: Merge) -> Array:
     """All that one worker pulls in forty steps; some pushes' arrays are the caller's own."""
     start = np.random.default_rng(3).standard_normal(TABLE.size, np.float32)
-    specs = ps.shard_specs(
+    specs = shard_specs(
         TABLE, shards=shards, rule=rule, schedule=Fixed(base_rate=0.05), bound=0, merge=merge
     )
     seen = []
     with (
-        ps.local_shards(specs, start) as cluster,
+        local_shards(specs, start) as cluster,
         Client(cluster, worker="w", transport=transport) as client,
     ):
         assert client.transports == (transport,) * shards
@@ -79,9 +82,9 @@ def test_no_read_is_torn(shards: int, transport: Transport) -> None:
     still held, while two workers push as fast as they can.
     """
     pulls, held_at_once = 600, 6
-    specs = ps.shard_specs(TABLE, shards=shards, schedule=Fixed(base_rate=1.0))
+    specs = shard_specs(TABLE, shards=shards, schedule=Fixed(base_rate=1.0))
     done = threading.Event()
-    with ps.local_shards(specs) as cluster:
+    with local_shards(specs) as cluster:
 
         def push_on(name: str) -> None:
             with Client(cluster, worker=name, transport=transport, in_flight=3) as client:
@@ -118,7 +121,7 @@ def test_what_is_pulled_cannot_be_written() -> None:
     """On every transport alike, because a shard's memory cannot be written."""
     for transport in Transport:
         with (
-            ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+            local_shards(shard_specs(TABLE)) as cluster,
             Client(cluster, worker="w", transport=transport) as client,
             pytest.raises(ValueError, match="read-only"),
         ):
@@ -130,7 +133,7 @@ def test_one_shard_is_read_where_it_writes() -> None:
     arena is filled.
     """
     with (
-        ps.local_shards(ps.shard_specs(TABLE)) as cluster,
+        local_shards(shard_specs(TABLE)) as cluster,
         Client(cluster, worker="a") as first,
         Client(cluster, worker="b") as second,
     ):
@@ -150,9 +153,9 @@ def test_several_shards_are_read_as_one_array(shards: int) -> None:
     """
     table = ps.DenseTable("large", (ps.TensorSpec("w", (3 * 65_536 + 500,)),))
     start = np.random.default_rng(5).standard_normal(table.size, np.float32)
-    specs = ps.shard_specs(table, shards=shards, schedule=Fixed(base_rate=0.5), bound=0)
+    specs = shard_specs(table, shards=shards, schedule=Fixed(base_rate=0.5), bound=0)
     with (
-        ps.local_shards(specs, start) as cluster,
+        local_shards(specs, start) as cluster,
         Client(cluster, worker="w") as client,
         AdminClient(cluster) as console,
     ):
@@ -171,7 +174,7 @@ def test_several_shards_are_read_as_one_array(shards: int) -> None:
 
 def test_held_weights_last_longer_than_everything() -> None:
     """Client and shard end; the pulled weights stay as they were."""
-    with ps.local_shards(ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster:
+    with local_shards(shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster:
         client = Client(cluster, worker="w")
         held = client.pull().weights
         for _ in range(5):
@@ -194,9 +197,9 @@ def test_who_holds_too_much_is_served_by_the_socket() -> None:
     """Twenty held pulls still work, the shard's memory stays bounded, and afterwards there is
     shared memory again.
     """
-    specs = ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
+    specs = shard_specs(TABLE, schedule=Fixed(base_rate=1.0))
     with ShardServer(specs[0], boot=1) as server:
-        cluster = ps.make_cluster(specs, [server.endpoint])
+        cluster = make_cluster(specs, [server.endpoint])
         with AdminClient(cluster) as console:
             console.install(TABLE.empty())
         with Client(cluster, worker="w") as client:
@@ -234,7 +237,7 @@ def test_where_sharing_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    specs = ps.shard_specs(TABLE)
+    specs = shard_specs(TABLE)
     unix = "found none"
     with ShardServer(specs[0], 1, transport=Transport.TCP) as server:
         attempt(installed(server), "tcp", {Transport.SHM: unix, Transport.IPC: unix})
@@ -256,7 +259,7 @@ def test_where_sharing_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def installed(server: ShardServer) -> Cluster:
-    cluster = ps.make_cluster([server.shard.spec], [server.endpoint])
+    cluster = make_cluster([server.shard.spec], [server.endpoint])
     with AdminClient(cluster) as console:
         console.install(TABLE.empty())
     return cluster
@@ -265,9 +268,9 @@ def installed(server: ShardServer) -> Cluster:
 @pytest.mark.parametrize("transport", ["ipc", "shm"])
 def test_a_shard_that_is_being_started_is_waited_for(transport: str) -> None:
     """A client that requires the Unix socket waits until there is one, within its patience."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     port = free_port()
-    cluster = ps.make_cluster([spec], [f"tcp://127.0.0.1:{port}"])
+    cluster = make_cluster([spec], [f"tcp://127.0.0.1:{port}"])
     server: list[ShardServer] = []
 
     def start() -> None:
@@ -287,8 +290,8 @@ def test_a_shard_that_is_being_started_is_waited_for(transport: str) -> None:
 
 def test_a_shard_without_a_unix_socket_is_not_waited_for() -> None:
     """It listens without a socket, so the client fails at once, however long its patience."""
-    (spec,) = ps.shard_specs(TABLE)
+    (spec,) = shard_specs(TABLE)
     with ShardServer(spec, 1, transport=Transport.TCP) as server:
-        cluster = ps.make_cluster([spec], [server.endpoint])
+        cluster = make_cluster([spec], [server.endpoint])
         with pytest.raises(BadInput, match=r"transport ipc: shard 0 .*: expected its Unix socket"):
             Client(cluster, worker="w", transport="ipc", patience_s=1e6)

@@ -17,7 +17,8 @@ import pytest
 
 import ps
 from deploy.simulation.disk import Died, SimulatedDisk
-from ps.job_spec import make_cluster
+from ps.client import Client
+from ps.job_spec import make_cluster, shard_specs
 from ps.launch.child_main import make_shard
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
@@ -357,7 +358,7 @@ def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
     from them.
     """
     table = ps.DenseTable("net", (ps.TensorSpec("w", (8,)),))
-    (told,) = ps.shard_specs(table, lease_s=600.0)
+    (told,) = shard_specs(table, lease_s=600.0)
     folder, transport = tmp_path / "shard-0", Transport.TCP
 
     def life(bind: str) -> Any:
@@ -369,7 +370,7 @@ def test_a_server_saves_though_nothing_comes(tmp_path: Path) -> None:
     server = life("tcp://127.0.0.1:*")
     with ps.AdminClient(make_cluster([told], [server.endpoint])) as console:
         console.install(table.empty())
-    client = ps.Client(make_cluster([told], [server.endpoint]), worker="w")
+    client = Client(make_cluster([told], [server.endpoint]), worker="w")
     client.pull()
     client.push(np.ones(table.size, np.float32))
     client.flush()

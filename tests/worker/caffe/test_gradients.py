@@ -1,17 +1,22 @@
-"""Every layer's gradient against finite differences of its forward pass, for random settings.
+"""Every layer's gradient against finite differences of its forward pass, for random settings; and
+its passes in kernels against those on the host.
 
 The slope of a weighted sum of the tops, along a random direction of inputs and tensors, is measured
 over a small step each way. Inputs are spread so that no step crosses a kink of a maximum or of a
 rectifier. A step's random numbers are the same each time.
 """
 
+import shutil
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupy_kernels.backends import HOST, EmulatorBackend, as_host, copied
+from cupy_kernels.emulator import Emulator
 from cupy_kernels.types import AnyArray
 from tests.support.caffe_nets import blob
 from worker.caffe.layer import SourceLayer
@@ -20,7 +25,8 @@ from worker.caffe.phases import Phase
 from worker.caffe.registry import LAYERS
 
 STEP = 4e-3
-KINKS = (0.0, -1.0, 0.5)  # of rectifiers, hinges and Clip
+KERNELS = EmulatorBackend(Emulator())
+KINKS = (0.0, -1.0, 1.0, 0.5)  # of rectifiers, hinges and Clip
 WITHOUT_GRADIENT = {"Accuracy", "ArgMax", "Silence", "Threshold"}
 
 
@@ -59,13 +65,13 @@ def convolutions(draw: st.DrawFn) -> Setting:
 def deconvolutions(draw: st.DrawFn) -> Setting:
     found = draw(convolutions())
     n, c, _, _ = found.shapes[0]
-    return found._replace(shapes=((n, c, draw(st.integers(2, 3)), draw(st.integers(2, 3))),))
+    return found._replace(shapes=((n, c, draw(st.integers(3, 4)), draw(st.integers(3, 4))),))
 
 
 @st.composite
 def poolings(draw: st.DrawFn) -> Setting:
     kind, k = draw(st.sampled_from(["MAX", "AVE"])), draw(st.integers(1, 3))
-    text = f"kernel_size: {k} stride: {draw(st.integers(1, 2))} pad: {draw(st.integers(0, k - 1))}"
+    text = f"kernel_size: {k} stride: {draw(st.integers(1, k))} pad: {draw(st.integers(0, k - 1))}"
     text += f" round_mode: {draw(st.sampled_from(['CEIL', 'FLOOR']))}"
     if draw(st.booleans()):
         text = "global_pooling: true"
@@ -287,26 +293,53 @@ SETTINGS: dict[str, st.SearchStrategy[Setting]] = {
 }
 
 
-def spread(rng: np.random.Generator, shape: tuple[int, ...], low: float) -> AnyArray:
+def spread(rng: np.random.Generator, size: int, low: float) -> AnyArray:
     """Different numbers in [low, low + 4], in random order, none near a kink."""
-    size = int(np.prod(shape))
-    grid = low + 4 * (np.arange(size) + 0.5) / size
+    grid = low + 4 * (np.arange(size) + 0.5) / max(size, 1)
     for kink in KINKS:
         grid[np.abs(grid - kink) < 2 * STEP] += 5 * STEP
-    return rng.permutation(grid).reshape(shape).astype(np.float32)
+    return rng.permutation(grid).astype(np.float32)
 
 
 def inputs(setting: Setting, rng: np.random.Generator) -> dict[str, AnyArray]:
-    """Columns b0, b1, ...; the first label of each column is 0, and the last is not."""
+    """Columns b0, b1, ...; the last label of each column is not 0, all other numbers differ."""
+    sizes = [
+        0 if number in setting.classes else int(np.prod(shape))
+        for number, shape in enumerate(setting.shapes)
+    ]
+    parts = np.split(spread(rng, sum(sizes), setting.low), np.cumsum(sizes)[:-1])
     found: dict[str, AnyArray] = {}
-    for number, shape in enumerate(setting.shapes):
+    for number, (shape, part) in enumerate(zip(setting.shapes, parts, strict=True)):
         if number in setting.classes:
             labels = rng.integers(0, setting.classes[number], shape)
             labels.reshape(-1)[-1] = setting.classes[number] - 1
-            found[f"b{number}"] = labels.astype(np.float32)
-        else:
-            found[f"b{number}"] = spread(rng, shape, setting.low)
+            part = labels.astype(np.float32)
+        found[f"b{number}"] = part.reshape(shape)
     return found
+
+
+class Built(NamedTuple):
+    """A net of one layer, its inputs and tensors, and the generator that drew them."""
+
+    net: Network
+    batch: dict[str, AnyArray]
+    weights: AnyArray
+    rng: np.random.Generator
+
+
+def built(name: str, setting: Setting) -> Built:
+    """A net of a layer with these settings; all tensors in [0.3, 1]."""
+    text = "force_backward: true\n"
+    text += "".join(blob(f"b{i}", *shape) for i, shape in enumerate(setting.shapes))
+    names = [f'bottom: "b{i}"' for i in range(len(setting.shapes))]
+    names += [f'top: "t{i}"' for i in range(setting.tops)]
+    text += f'layer {{ name: "L" type: "{name}" {" ".join(names)} {setting.text} }}'
+    net = Network(Description(text, setting.phase))
+    rng = np.random.default_rng(len(text))
+    batch, weights = inputs(setting, rng), net.table.empty()
+    for view in net.table.views(weights).values():
+        view[...] = rng.uniform(0.3, 1, view.shape)
+    return Built(net, batch, weights, rng)
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
@@ -315,17 +348,8 @@ def inputs(setting: Setting, rng: np.random.Generator) -> dict[str, AnyArray]:
 def test_a_gradient_is_the_slope(name: str, data: st.DataObject) -> None:
     """Within 1 % of the size of the terms, which float32 and the step's curvature allow."""
     setting = data.draw(SETTINGS[name])
-    text = "force_backward: true\n"
-    text += "".join(blob(f"b{i}", *shape) for i, shape in enumerate(setting.shapes))
-    names = [f'bottom: "b{i}"' for i in range(len(setting.shapes))]
-    names += [f'top: "t{i}"' for i in range(setting.tops)]
-    text += f'layer {{ name: "L" type: "{name}" {" ".join(names)} {setting.text} }}'
-    net = Network(Description(text, setting.phase))
-    rng = np.random.default_rng(len(text))
-    batch = inputs(setting, rng)
-    weights, out = net.table.empty(), net.table.empty()
-    for view in net.table.views(weights).values():
-        view[...] = rng.uniform(0.3, 1, view.shape)
+    net, batch, weights, rng = built(name, setting)
+    out, text = net.table.empty(), net.description.prototxt
 
     net.forward(weights, batch)
     exposed = 1 if name in {"LSTM", "RNN"} else setting.tops  # their last state gives no gradient
@@ -350,12 +374,36 @@ def test_a_gradient_is_the_slope(name: str, data: st.DataObject) -> None:
             net.table.views(moved)[tensor][...] += np.float32(sign * STEP) * tensors[tensor]
         for blob_name, way in ways.items():
             columns[blob_name] = (batch[blob_name] + sign * STEP * way).astype(np.float32)
+        net.reset()
         net.forward(moved, columns)
         return sum(float((net.blob(top).astype(float) * f).sum()) for top, f in factors.items())
 
     slope = (measured(1) - measured(-1)) / (2 * STEP)
     value = max(abs(measured(0)), 1.0)
     assert abs(slope - expected) <= 1e-2 * size + 1e-6 * value / STEP, (slope, expected, size, text)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+@settings(max_examples=3, derandomize=True, phases=[HypothesisPhase.generate])
+@given(data=st.data())
+def test_kernels_compute_what_the_host_computes(name: str, data: st.DataObject) -> None:
+    """Tops, and gradients of inputs and tensors, to within 2e-5 of the largest number of each."""
+    setting, found = data.draw(SETTINGS[name]), []
+    net, batch, weights, rng = built(name, setting)
+    factors: dict[str, AnyArray] = {}
+    for place in (HOST, KERNELS):
+        arena, out = copied(weights, place), copied(0 * weights, place)
+        net.reset()
+        net.forward(arena, batch)
+        tops = {f"t{i}": net.blob(f"t{i}") for i in range(setting.tops)}
+        for top, x in tops.items():
+            factors.setdefault(top, rng.uniform(0.5, 1, x.shape).astype(np.float32))
+        slopes = net.backward(arena, out, factors)
+        found.append(tops | slopes | net.table.views(as_host(out)))
+    for what, expected in found[0].items():
+        share = 2e-5 * float(np.abs(expected).max(initial=0))
+        np.testing.assert_allclose(found[1][what], expected, rtol=0, atol=share, err_msg=what)
 
 
 def test_every_layer_is_checked() -> None:

@@ -152,10 +152,66 @@ layer { name: "aux" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "
 """
 
 
-def test_a_net_of_every_layer_equals_the_cpus() -> None:
-    """All that have kernels: groups, branches, buffers, a shared tensor, dropout, three losses."""
-    net, there = network(EVERYTHING), network(EVERYTHING)
-    weights, batch = net.initial(seed=2), digits(2, 5, (3, 16, 16))
+SEQUENCES = """
+layer { name: "words" type: "Input" top: "words" input_param { shape { dim: 3 dim: 2 } } }
+layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 3 dim: 2 } } }
+layer { name: "image" type: "Input" top: "image"
+        input_param { shape { dim: 2 dim: 3 dim: 6 dim: 6 } } }
+layer { name: "rows" type: "Input" top: "rows" input_param { shape { dim: 2 } } }
+layer { name: "gains" type: "Input" top: "gains" input_param { shape { dim: 5 dim: 5 } } }
+layer { name: "embed" type: "Embed" bottom: "words" top: "embed"
+        embed_param { input_dim: 5 num_output: 3 weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "mvn" type: "MVN" bottom: "image" top: "mvn" }
+layer { name: "relu" type: "ReLU" bottom: "mvn" top: "mvn" }
+layer { name: "pool" type: "Pooling" bottom: "mvn" top: "pool"
+        pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 } }
+layer { name: "feature" type: "InnerProduct" bottom: "pool" top: "feature"
+        inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "lstm" type: "LSTM" bottom: "embed" bottom: "cont" bottom: "feature" top: "lstm"
+        recurrent_param { num_output: 3 weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "rnn" type: "RNN" bottom: "lstm" bottom: "cont" top: "rnn"
+        recurrent_param { num_output: 5 weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "next" type: "SoftmaxWithLoss" bottom: "rnn" bottom: "words" top: "next"
+        softmax_param { axis: 2 } }
+layer { name: "best" type: "ArgMax" bottom: "rnn" top: "best" argmax_param { axis: 2 } }
+layer { name: "silence" type: "Silence" bottom: "best" }
+layer { name: "swapped" type: "BatchReindex" bottom: "feature" bottom: "rows" top: "swapped" }
+layer { name: "size" type: "Reduction" bottom: "swapped" top: "size" loss_weight: 0.1
+        reduction_param { operation: SUMSQ } }
+layer { name: "hinge" type: "HingeLoss" bottom: "feature" bottom: "rows" top: "hinge" }
+layer { name: "pair" type: "ContrastiveLoss" bottom: "feature" bottom: "swapped" bottom: "rows"
+        top: "pair" }
+layer { name: "gain" type: "InfogainLoss" bottom: "feature" bottom: "rows" bottom: "gains"
+        top: "gain" }
+layer { name: "p" type: "Softmax" bottom: "feature" top: "p" }
+layer { name: "log" type: "MultinomialLogisticLoss" bottom: "p" bottom: "rows" top: "log" }
+layer { name: "apart" type: "EuclideanLoss" bottom: "feature" bottom: "swapped" top: "apart" }
+layer { name: "cross" type: "SigmoidCrossEntropyLoss" bottom: "swapped" bottom: "p" top: "cross"
+        propagate_down: true propagate_down: false loss_param { normalization: FULL } }
+"""
+
+
+def sequences(seed: int) -> Batch:
+    """What the second net reads."""
+    dice = np.random.default_rng(seed)
+    return {
+        "words": dice.integers(0, 5, (3, 2)),
+        "cont": np.array([[0, 0], [1, 0], [1, 1]], np.float32),
+        "image": dice.standard_normal((2, 3, 6, 6), np.float32),
+        "rows": np.array([1, 0]),
+        "gains": dice.standard_normal((5, 5), np.float32),
+    }
+
+
+NETS = {"images": (EVERYTHING, digits(2, 5, (3, 16, 16))), "sequences": (SEQUENCES, sequences(5))}
+each_net = pytest.mark.parametrize(("text", "batch"), NETS.values(), ids=NETS)
+
+
+@each_net
+def test_a_net_of_every_layer_equals_the_cpus(text: str, batch: Batch) -> None:
+    """Groups, branches, buffers, a shared tensor, dropout, sequences, all losses."""
+    net, there = network(text), network(text)
+    weights = net.initial(seed=2)
     gradient = np.empty_like(weights)
     there_weights = copied(weights, THERE)
     there_gradient = empty(weights.shape, np.float32, there_weights)
@@ -169,14 +225,15 @@ def test_a_net_of_every_layer_equals_the_cpus() -> None:
         close(views[name], expected, 2e-5, name)
 
 
+@each_net
 def test_a_second_step_takes_no_memory_and_looks_at_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither an allocation nor a read; what comes from the host is the batch and the step."""
-    net = network(EVERYTHING)
+    net = network(text)
     weights = copied(net.initial(seed=2), THERE)
     gradient = empty(weights.shape, np.float32, weights)
-    step(net, weights, gradient, digits(2, 5, (3, 16, 16)))
+    step(net, weights, gradient, batch)
     reads, uploads = [], []
     load = EmulatorBackend.load
 
@@ -187,17 +244,19 @@ def test_a_second_step_takes_no_memory_and_looks_at_nothing(
     monkeypatch.setattr(EmulatorBackend, "as_host", lambda _, array: reads.append(array))
     monkeypatch.setattr(EmulatorBackend, "load", watched)
     before = Emulated.made
-    step(net, weights, gradient, digits(2, 6, (3, 16, 16)), 1)
+    step(net, weights, gradient, batch, 1)
     assert Emulated.made == before
     assert not reads
-    assert uploads == [np.uint8, np.int64, np.uint64]
+    assert len(uploads) == len(batch) + 1
+    assert uploads[-1] == np.uint64
 
 
+@each_net
 def test_a_step_whose_inputs_live_there_takes_nothing_from_the_host(
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns and step number in the place's own memory: the step could be captured as a graph."""
-    net, batch = network(EVERYTHING), digits(2, 5, (3, 16, 16))
+    net = network(text)
     weights = copied(net.initial(seed=2), THERE)
     first, second = (empty(weights.shape, np.float32, weights) for _ in range(2))
     step(net, weights, first, batch, number=7)

@@ -7,11 +7,15 @@ import pytest
 
 from tests.support import caffe_nets
 from tests.support.caffe_nets import NETS
+from worker.caffe.caffe_pb2 import LayerParameter
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
+from worker.caffe.nets import Input, Net, load_net
 from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import into_arena, read_caffemodel, write_caffemodel
+from worker.caffe.text import parse_net
+from worker.caffe.weight_files import read_blobs, write_weights
+from worker.caffe.weights import into_arena, read_weights
 from worker.model import Batch
 
 PARAMETERS = {
@@ -51,14 +55,14 @@ def test_a_net_computes_what_opencv_computes(name: str, tmp_path: Path) -> None:
     ours = model.forward(weights, {"data": image}, ["prob"])["prob"]
 
     (tmp_path / "net.prototxt").write_text(text)
-    write_caffemodel(tmp_path / "net.caffemodel", model.net, weights)
+    write_weights(tmp_path / "net.caffemodel", model.net, weights)
     theirs = cv2.dnn.readNetFromCaffe(
         str(tmp_path / "net.prototxt"), str(tmp_path / "net.caffemodel")
     )
     theirs.setInput(image)
     np.testing.assert_allclose(ours, theirs.forward("prob"), rtol=2e-3, atol=1e-6)
     back = model.table.empty()
-    assert into_arena(read_caffemodel(tmp_path / "net.caffemodel"), model.table, back, "file") == ()
+    into_arena(read_blobs(tmp_path / "net.caffemodel"), model.net, back, "file")
     np.testing.assert_array_equal(back, weights)
     assert count == PARAMETERS[name]
 
@@ -103,7 +107,7 @@ def test_the_siamese_net_learns() -> None:
 
     The biases behind the last rectifier move both halves alike, so their gradients cancel.
     """
-    model = CaffeModel(Description(caffe_nets.siamese(4)))
+    model = CaffeModel(caffe_nets.siamese(4).description())
     names = [tensor.name for tensor in model.table.tensors]
     assert names == [
         f"{layer}/{i}" for layer in ("conv1", "conv2", "ip1", "ip2", "feat") for i in "01"
@@ -118,7 +122,7 @@ def test_the_siamese_net_learns() -> None:
 
 def test_the_autoencoder_learns() -> None:
     """The cross-entropy falls; the Euclidean distance has a weight of 0 and is reported."""
-    model = CaffeModel(Description(caffe_nets.autoencoder(4)))
+    model = CaffeModel(caffe_nets.autoencoder(4).description())
     pixels = np.random.default_rng(6).random((4, 1, 28, 28), np.float32)
     falls(model, {"data": pixels}, 1e-3)
     outputs = model.outputs(model.initial(3), {"data": pixels})
@@ -128,7 +132,7 @@ def test_the_autoencoder_learns() -> None:
 
 def test_the_captioning_net_learns() -> None:
     """An LSTM over words, with the image's features in every step, and targets that are ignored."""
-    model = CaffeModel(Description(caffe_nets.captioning(5, 3)))
+    model = CaffeModel(caffe_nets.captioning(5, 3).description())
     rng = np.random.default_rng(7)
     cont = np.ones((5, 3), np.float32)
     cont[0] = 0
@@ -141,6 +145,60 @@ def test_the_captioning_net_learns() -> None:
         "features": rng.standard_normal((3, 20), np.float32),
     }
     falls(model, batch, 0.5)
+
+
+SMALL_NETS = {
+    "lenet": lambda: Net("lenet", load(caffe_nets.training(caffe_nets.lenet(), 2))),
+    "cifar10_quick": lambda: Net("q", load(caffe_nets.training(caffe_nets.cifar10_quick(), 2))),
+    "cifar10_full": lambda: Net("f", load(caffe_nets.training(caffe_nets.cifar10_full(), 2))),
+    "siamese": lambda: caffe_nets.siamese(2),
+    "autoencoder": lambda: caffe_nets.autoencoder(2),
+    "captioning": lambda: caffe_nets.captioning(3, 2),
+}
+
+
+def load(prototxt: str) -> tuple[LayerParameter, ...]:
+    return tuple(parse_net(prototxt).layer)
+
+
+@pytest.mark.parametrize("suffix", ["caffemodel", "h5", "safetensors"])
+@pytest.mark.parametrize("name", SMALL_NETS)
+def test_weights_survive_every_format(name: str, suffix: str, tmp_path: Path) -> None:
+    """Every float, for a net that is read again from its own prototxt."""
+    net = SMALL_NETS[name]()
+    model = CaffeModel(net.description())
+    weights, path = model.initial(3), tmp_path / f"w.{suffix}"
+    write_weights(path, model.net, weights)
+    again = CaffeModel(load_net(net.save(tmp_path / "net.prototxt")).description())
+    back, copied = read_weights(path, again.net, again.table.empty())
+    assert (again.table, copied.left, copied.unused) == (model.table, (), ())
+    np.testing.assert_array_equal(back, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "blob", "without"),
+    [
+        ("siamese", "feat", {"Input", "Slice", "ContrastiveLoss"}),
+        ("autoencoder", "pixels", {"Input", "SigmoidCrossEntropyLoss", "EuclideanLoss", "Flatten"}),
+    ],
+)
+def test_a_part_of_a_net_computes_what_opencv_computes(
+    name: str, blob: str, without: set[str], tmp_path: Path
+) -> None:
+    """One half of the siamese net, and the reconstruction of the autoencoder."""
+    cv2 = pytest.importorskip("cv2")
+    body = [layer for layer in SMALL_NETS[name]().layers if layer.type not in without]
+    kept = [layer for layer in body if not layer.name.endswith("_p")]
+    net = Net(name, [Input("data", shape=(1, 1, 28, 28)), *kept])
+    model = CaffeModel(net.description(Phase.TEST))
+    weights = model.initial(1)
+    write_weights(tmp_path / "w.caffemodel", model.net, weights)
+    image = np.random.default_rng(2).random((1, 1, 28, 28), np.float32)
+    ours = model.forward(weights, {"data": image}, [blob])[blob]
+    prototxt = net.save(tmp_path / "net.prototxt")
+    theirs = cv2.dnn.readNetFromCaffe(str(prototxt), str(tmp_path / "w.caffemodel"))
+    theirs.setInput(image)
+    np.testing.assert_allclose(ours, theirs.forward(blob), rtol=1e-3, atol=1e-5)
 
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
@@ -167,3 +225,20 @@ def test_the_cifar_example_learns() -> None:
         "label": rng.integers(0, 10, 20),
     }
     falls(CaffeModel(solver.train), batch, 1e-3)
+
+
+def test_the_lrcn_example_learns() -> None:
+    """Sequences of letters for images, through two LSTMs, with an accuracy in tests."""
+    solver = read_solver(EXAMPLES / "lrcn_solver.prototxt")
+    rng = np.random.default_rng(9)
+    cont = np.ones((6, 64), np.float32)
+    cont[0] = 0
+    batch: Batch = {
+        "data": rng.random((64, 1, 28, 28), np.float32),
+        "words": rng.integers(0, 16, (6, 64)),
+        "cont": cont,
+        "target": rng.integers(-1, 16, (6, 64)),
+    }
+    falls(CaffeModel(solver.train), batch, 0.1, steps=1)
+    test = CaffeModel(solver.tests[0].net)
+    assert set(test.outputs(test.initial(1), batch)) == {"accuracy", "loss"}

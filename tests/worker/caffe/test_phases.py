@@ -3,8 +3,9 @@
 import pytest
 
 from shards.errors import BadInput
-from worker.caffe.caffe_pb2 import V1LayerParameter
+from worker.caffe.caffe_pb2 import LayerParameter, V0LayerParameter, V1LayerParameter
 from worker.caffe.legacy import type_name, upgrade
+from worker.caffe.legacy_v0 import EVERYWHERE, FIELDS
 from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
@@ -66,6 +67,59 @@ def test_version_1_layers_become_present_ones() -> None:
     assert len(old.layers) == 2, "the net passed in is left alone"
 
 
+def test_version_0_layers_become_present_ones() -> None:
+    """Every setting goes where it is now; a padding layer becomes the pad of the next layer."""
+    old = parse_net("""
+        layers { top: "data" top: "label"
+                 layer { name: "d" type: "data" source: "db" meanfile: "m" batchsize: 5
+                         cropsize: 2 mirror: true scale: 0.5 } }
+        layers { bottom: "data" top: "pad" layer { name: "pad" type: "padding" pad: 2 } }
+        layers { bottom: "pad" top: "c"
+                 layer { name: "c" type: "conv" num_output: 3 kernelsize: 5 stride: 2 group: 3
+                         biasterm: false weight_filler { type: "xavier" } blobs_lr: 1 blobs_lr: 2
+                         weight_decay: 1 weight_decay: 0 } }
+        layers { bottom: "c" top: "p"
+                 layer { name: "p" type: "pool" pool: AVE kernelsize: 3 stride: 2 } }
+        layers { bottom: "p" top: "n"
+                 layer { name: "n" type: "lrn" local_size: 3 alpha: 0.1 beta: 0.5 } }
+        layers { bottom: "n" top: "f"
+                 layer { name: "f" type: "innerproduct" num_output: 4 } }
+        layers { bottom: "f" top: "f" layer { name: "o" type: "dropout" dropout_ratio: 0.2 } }
+        layers { bottom: "f" bottom: "label" layer { name: "l" type: "softmax_loss" } }
+    """)
+    new = parse_net("""
+        layer { name: "d" type: "Data" top: "data" top: "label"
+                data_param { source: "db" batch_size: 5 }
+                transform_param { mean_file: "m" crop_size: 2 mirror: true scale: 0.5 } }
+        layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+                param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+                convolution_param { num_output: 3 kernel_size: 5 stride: 2 group: 3 pad: 2
+                                    bias_term: false weight_filler { type: "xavier" } } }
+        layer { name: "p" type: "Pooling" bottom: "c" top: "p"
+                pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+        layer { name: "n" type: "LRN" bottom: "p" top: "n"
+                lrn_param { local_size: 3 alpha: 0.1 beta: 0.5 } }
+        layer { name: "f" type: "InnerProduct" bottom: "n" top: "f"
+                inner_product_param { num_output: 4 } }
+        layer { name: "o" type: "Dropout" bottom: "f" top: "f"
+                dropout_param { dropout_ratio: 0.2 } }
+        layer { name: "l" type: "SoftmaxWithLoss" bottom: "f" bottom: "label" }
+    """)
+    assert upgrade(old, "net") == new
+
+
+def test_every_setting_of_version_0_has_its_place() -> None:
+    """Its fields are in the table, apart from those that every type has, or that none reads."""
+    unread = {"new_num", "new_channels"}
+    names = {field.name for field in V0LayerParameter.DESCRIPTOR.fields}
+    assert names == {*FIELDS, *EVERYWHERE} | unread
+    for name, (present, messages) in FIELDS.items():
+        for kind, message in messages.items():
+            described = LayerParameter.DESCRIPTOR.fields_by_name[message].message_type
+            assert described is not None
+            assert present in described.fields_by_name, (name, kind)
+
+
 def test_a_net_without_old_forms_is_itself() -> None:
     """Nothing is copied where nothing changes."""
     net = parse_net('layer { name: "a" type: "ReLU" }')
@@ -95,7 +149,24 @@ def test_inputs_at_the_top_become_layers(inputs: str) -> None:
         ('input: "a" input_dim: [1, 2, 3]', "a shape .* for each of 1 inputs, got 0"),
         ('input: "a" input: "b" input_shape { dim: 1 }', "for each of 2 inputs, got 1"),
         ("layers { type: RELU } layer { }", "has both `layer` and older `layers` entries"),
-        ('layers { name: "x" }', "layer x: has no type; version-0 nets are not supported"),
+        ('layers { name: "x" }', "layer x: expected a type, got none"),
+        (
+            'layers { layer { name: "x" type: "convolve" } }',
+            "layer x: expected a type among .*'convolve'",
+        ),
+        (
+            'layers { layer { name: "x" type: "relu" num_output: 3 } }',
+            "layer x: num_output is not supported for a layer of type relu",
+        ),
+        (
+            'layers { bottom: "a" layer { name: "p" type: "padding" } }',
+            "layer p: expected one bottom and one top",
+        ),
+        (
+            """layers { bottom: "a" top: "p" layer { name: "p" type: "padding" pad: 1 } }
+            layers { bottom: "p" top: "r" layer { name: "r" type: "relu" } }""",
+            "layer r: expected a conv or a pool layer .* got type 'relu'",
+        ),
     ],
 )
 def test_an_older_form_that_makes_no_sense_is_refused(text: str, error: str) -> None:
@@ -107,5 +178,5 @@ def test_an_older_form_that_makes_no_sense_is_refused(text: str, error: str) -> 
 def test_old_type_names_are_known_to_the_registry() -> None:
     """Each type of version 1 is registered by its present name, but those named here."""
     names = {type_name(kind) for kind in V1LayerParameter.LayerType.values()}
-    files = {"HDF5Data", "HDF5Output", "ImageData", "WindowData"}
+    files = {"HDF5Output", "WindowData"}
     assert names - set(LAYERS) == files | {"Im2col", "None"}

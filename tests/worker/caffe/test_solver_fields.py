@@ -118,7 +118,7 @@ def test_a_field_without_effect_is_named_in_a_notice(tmp_path: Path, field: str)
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_refused_field_is_named(tmp_path: Path, field: str) -> None:
     """One line has the field, the expected and the actual value; the default is accepted."""
-    default = {"snapshot_format": "BINARYPROTO", "snapshot_diff": "false"}[field]
+    default = {"snapshot_diff": "false"}[field]
     assert read(tmp_path, NET + RATE + f"{field}: {default}").notices == ()
     line = f"solver.prototxt: {field}: expected {default}, got {SET[field]}: "
     with pytest.raises(BadInput, match=line):

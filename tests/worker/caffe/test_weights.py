@@ -1,8 +1,10 @@
-"""Weights go to .caffemodel files and come back, and other readers understand them."""
+"""Weights go to files and come back, by layer name; other programs read and write the same."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
+import h5py
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from worker.caffe import weights
 from worker.caffe.caffe_pb2 import NetParameter, V1LayerParameter
 from worker.caffe.net import Network
 from worker.caffe.phases import Phase
-from worker.inference import write_safetensors
+from worker.caffe.weight_files import read_blobs, write_weights
 
 INPUT = (
     'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: [3, 1, 12, 12] } } }'
@@ -35,20 +37,75 @@ layer { name: "prob" type: "Softmax" bottom: "out" top: "prob" }
 """
 
 
-def save(tmp_path: Path, net: Network, seed: int = 5) -> tuple[Path, weights.Floats]:
-    arena, path = net.initial(seed), tmp_path / "w.caffemodel"
-    weights.write_caffemodel(path, net, arena)
+FILES = ["w.caffemodel", "w.caffemodel.h5", "w.safetensors"]
+TWINS = """
+layer { name: "data" type: "Input" top: "a" top: "b" input_param { shape { dim: [2, 3] } } }
+layer { name: "left" type: "InnerProduct" bottom: "a" top: "left" param { name: "w" }
+        param { name: "b" } inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
+layer { name: "right" type: "InnerProduct" bottom: "b" top: "right" param { name: "w" }
+        param { name: "b" } inner_product_param { num_output: 2 } }
+"""
+
+
+def save(
+    tmp_path: Path, net: Network, name: str = "w.caffemodel", seed: int = 5
+) -> tuple[Path, weights.Floats]:
+    arena, path = net.initial(seed), tmp_path / name
+    write_weights(path, net, arena)
     return path, arena
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Every float, by layer name, and nothing else is left in the folder."""
-    net = network(SMALL)
-    path, arena = save(tmp_path, net)
-    read = net.table.empty()
-    assert weights.into_arena(weights.read_caffemodel(path), net.table, read, "w") == ()
-    np.testing.assert_array_equal(read, arena)
+def load(path: Path, net: Network) -> weights.Floats:
+    """The file's tensors alone."""
+    arena = net.table.empty()
+    copied = weights.into_arena(read_blobs(path), net, arena, "w")
+    assert (copied.left, copied.unused) == ((), ())
+    return arena
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("text", [SMALL, TWINS])
+def test_what_is_written_is_read(tmp_path: Path, text: str, name: str) -> None:
+    """Every float, by layer name, tensors that layers share too; nothing else is in the folder."""
+    net = network(text)
+    path, arena = save(tmp_path, net, name)
+    np.testing.assert_array_equal(load(path, net), arena)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_hdf5_is_laid_out_as_caffe_does(tmp_path: Path) -> None:
+    """A group `data`, in it a group for each layer, with datasets 0, 1, ...; float32, no chunks."""
+    net = network(SMALL)
+    path, arena = save(tmp_path, net, "w.h5")
+    with h5py.File(path) as file:
+        assert list(file) == ["data"]
+        assert {name: list(layer) for name, layer in file["data"].items()} == {
+            "conv1": ["0", "1"],
+            "ip1": ["0", "1"],
+        }
+        bias = file["data/conv1/1"]
+        assert (bias.dtype, bias.chunks) == (np.float32, None)
+        np.testing.assert_array_equal(bias, net.table.views(arena)["conv1/1"])
+
+
+def test_hdf5_of_caffe_is_read(tmp_path: Path) -> None:
+    """Groups of layers without tensors, and gradients in a group of their own, are passed over."""
+    net, path = network(SMALL), tmp_path / "w.caffemodel.h5"
+    arena = net.initial(2)
+    with h5py.File(path, "w") as file:
+        for group in ("data", "diff"):
+            file.create_group(f"{group}/relu1")
+        for name, view in net.table.views(arena).items():
+            file[f"data/{name}"], file[f"diff/{name}"] = view, np.zeros_like(view)
+    np.testing.assert_array_equal(load(path, net), arena)
+
+
+def test_names_of_layers_with_slashes(tmp_path: Path) -> None:
+    """GoogLeNet has such names."""
+    net = network(SMALL.replace('"conv1"', '"inception/1x1"').replace('"ip1"', '"inception/2"'))
+    for name in FILES:
+        path, arena = save(tmp_path, net, name)
+        np.testing.assert_array_equal(load(path, net), arena)
 
 
 def test_opencv_reads_what_is_written(tmp_path: Path) -> None:
@@ -73,8 +130,9 @@ def test_layers_are_matched_by_name(tmp_path: Path) -> None:
     other = network(SMALL.replace('"ip1"', '"head"').replace("num_output: 4", "num_output: 7"))
     arena = other.initial(9)
     fresh = arena.copy()
-    missing = weights.into_arena(weights.read_caffemodel(path), other.table, arena, "w")
-    assert missing == ("head/0", "head/1")
+    copied = weights.into_arena(read_blobs(path), other, arena, "w.caffemodel")
+    assert copied == weights.Copied("w.caffemodel", ("conv1",), ("head",), ("ip1",))
+    assert str(copied) == "w.caffemodel: copied conv1; left at their fillers: head; not used: ip1"
     before, after = other.table.views(fresh), other.table.views(arena)
     np.testing.assert_array_equal(before["head/0"], after["head/0"])
     assert not np.array_equal(before["conv1/0"], after["conv1/0"])
@@ -85,7 +143,7 @@ def test_layers_are_matched_by_name(tmp_path: Path) -> None:
     [
         (
             ("num_output: 4", "num_output: 7"),
-            r"w: layer ip1: blob 0: expected shape \(7, 12\), got \(4, 12\)",
+            r"w: layer ip1: blob 0: expected shape \(7, 12\), got \(4, 12\); to start the layer",
         ),
         (
             ("kernel_size: 3", "kernel_size: 3 bias_term: false"),
@@ -100,23 +158,28 @@ def test_a_shape_that_differs_is_an_error_that_names_the_layer(
     path, _ = save(tmp_path, network(SMALL))
     other = network(SMALL.replace(*change))
     with pytest.raises(BadInput, match=error):
-        weights.into_arena(weights.read_caffemodel(path), other.table, other.table.empty(), "w")
+        weights.into_arena(read_blobs(path), other, other.table.empty(), "w")
 
 
 def test_files_of_the_older_form_are_read(tmp_path: Path) -> None:
     """`layers` entries, and shapes padded to four dimensions with leading ones."""
     net = network(SMALL)
-    arena, read = net.initial(5), net.table.empty()
-    old = NetParameter(name="old")
-    for layer, tensors in weights.from_arena(net.table, arena).items():
-        entry = old.layers.add(name=layer, type=V1LayerParameter.INNER_PRODUCT)
-        for tensor in tensors:
-            n, c, h, w = (1,) * (4 - tensor.ndim) + tensor.shape
-            entry.blobs.add(num=n, channels=c, height=h, width=w, data=tensor.ravel().tolist())
-    path = tmp_path / "old.caffemodel"
-    path.write_bytes(old.SerializeToString())
-    assert weights.into_arena(weights.read_caffemodel(path), net.table, read, "w") == ()
-    np.testing.assert_array_equal(read, arena)
+    arena, path = net.initial(5), tmp_path / "old.caffemodel"
+    for version in (0, 1):
+        old = NetParameter(name="old")
+        for layer in ("conv1", "ip1"):
+            entry = old.layers.add()
+            if version:
+                entry.name, entry.type = layer, V1LayerParameter.INNER_PRODUCT
+            else:
+                entry.layer.name, entry.layer.type = layer, "innerproduct"
+            blobs = entry.blobs if version else entry.layer.blobs
+            for index in "01":
+                tensor = net.table.views(arena)[f"{layer}/{index}"]
+                n, c, h, w = (1,) * (4 - tensor.ndim) + tensor.shape
+                blobs.add(num=n, channels=c, height=h, width=w, data=tensor.ravel().tolist())
+        path.write_bytes(old.SerializeToString())
+        np.testing.assert_array_equal(load(path, net), arena)
 
 
 def test_double_precision_blobs_are_read(tmp_path: Path) -> None:
@@ -125,34 +188,36 @@ def test_double_precision_blobs_are_read(tmp_path: Path) -> None:
     message.layer.add(name="a").blobs.add(double_data=[1.5, 2.5]).shape.dim.append(2)
     path = tmp_path / "d.caffemodel"
     path.write_bytes(message.SerializeToString())
-    assert weights.read_caffemodel(path)["a"][0].tolist() == [1.5, 2.5]
+    assert read_blobs(path)["a/0"].tolist() == [1.5, 2.5]
 
 
 def test_a_file_that_is_no_caffemodel_is_refused(tmp_path: Path) -> None:
     """A file may be missing, empty, truncated, of another kind, or state a false blob shape."""
     path = tmp_path / "w.caffemodel"
     with pytest.raises(BadInput, match=r"w\.caffemodel: cannot be read: No such file"):
-        weights.read_caffemodel(path)
+        read_blobs(path)
     path.write_bytes(b"")
     with pytest.raises(BadInput, match=r"expected a \.caffemodel, got a file with no layers"):
-        weights.read_caffemodel(path)
+        read_blobs(path)
     whole, _ = save(tmp_path, network(SMALL))
     path.write_bytes(whole.read_bytes()[:-7])
     with pytest.raises(BadInput, match=r"expected a \.caffemodel, got .* bytes of something else"):
-        weights.read_caffemodel(path)
+        read_blobs(path)
     for dims in ([3], [2, -1], [-2]):
         message = NetParameter()
         message.layer.add(name="a").blobs.add(data=[1, 2]).shape.dim.extend(dims)
         path.write_bytes(message.SerializeToString())
-        with pytest.raises(BadInput, match=r"layer a: a blob states shape .* and holds 2 numbers"):
-            weights.read_caffemodel(path)
+        with pytest.raises(
+            BadInput, match=r"layer a: blob 0: a blob states shape .* and holds 2 numbers"
+        ):
+            read_blobs(path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Writing says what went wrong, in one line."""
     net = network(SMALL)
     with pytest.raises(BadInput, match=r"w\.caffemodel: cannot be written: No such file"):
-        weights.write_caffemodel(tmp_path / "none" / "w.caffemodel", net, net.initial(1))
+        write_weights(tmp_path / "none" / "w.caffemodel", net, net.initial(1))
 
 
 def test_an_arena_moves_between_nets() -> None:
@@ -178,8 +243,43 @@ def test_a_full_disk_keeps_no_room(tmp_path: Path) -> None:
         full_disk(100),
         pytest.raises(BadInput, match=r"w\.caffemodel: cannot be written: File too"),
     ):
-        weights.write_caffemodel(path, net, arena)
+        write_weights(path, net, arena)
     with full_disk(100), pytest.raises(BadInput, match=r"w\.safetensors: cannot be written: F"):
-        write_safetensors(tmp_path / "w.safetensors", net.table, arena)
+        write_weights(tmp_path / "w.safetensors", net, arena)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == content
+
+
+HOSTILE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
+    "a link": (
+        lambda file: file.__setitem__("data/a/0", h5py.ExternalLink("o.h5", "/x")),
+        "a link",
+    ),
+    "a soft link": (lambda file: file.__setitem__("data/a/0", h5py.SoftLink("/data")), "a link"),
+    "a loop": (lambda file: file.__setitem__("data/a", file["data"]), "two names in the file"),
+    "text": (lambda file: file.__setitem__("data/a/0", "words"), "expected numbers"),
+    "a shape without data": (
+        lambda file: file.create_dataset("data/a/0", (2**40,), np.float32),
+        r"expected 4398046511104 contiguous bytes for shape \(1099511627776,\), got 0",
+    ),
+    "a bomb": (
+        lambda file: file.create_dataset("data/a/0", data=np.zeros(2**20), compression="gzip"),
+        "expected 8388608 contiguous bytes",
+    ),
+    "nothing": (lambda file: file.create_group("other"), "expected a group `data`"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hdf5_that_states_more_than_it_has(tmp_path: Path, name: str) -> None:
+    """Nothing outside the file is read, and no more memory is taken than the file has bytes."""
+    make, error = HOSTILE[name]
+    path = tmp_path / "w.h5"
+    with h5py.File(path, "w") as file:
+        file.create_group("data")
+        make(file)
+    with pytest.raises(BadInput, match=rf"w\.h5: .*{error}"):
+        read_blobs(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(BadInput, match=r"w\.h5: expected an HDF5 file"):
+        read_blobs(path)

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-import numpy as np
-
-from cupy_kernels import backends, channels, embedding, inner_product
-from cupy_kernels.types import AnyArray, Array
-from cupy_kernels.workspace import Workspace
+from cupy_kernels import channels, embedding, inner_product
+from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.layer import (
     Arrays,
     Gradients,
@@ -20,7 +17,6 @@ from worker.caffe.layer import (
     as_stored,
     caffe_shape,
     flat,
-    to_nchw,
 )
 
 
@@ -98,7 +94,6 @@ class Embed(Layer):
         })
     }  # fmt: skip
     LABELS = frozenset({0})
-    captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.embed_param
@@ -107,17 +102,14 @@ class Embed(Layer):
                 "expected a num_output and an input_dim of at least 1, got"
                 f" {param.num_output} and {param.input_dim}"
             )
-        self._back = Workspace()  # the top must outlive the second gather
         self.add_parameter((param.input_dim, param.num_output), param.weight_filler)
         if param.bias_term:
             self.add_parameter((param.num_output,), param.bias_filler)
         return ((*self.bottoms[0], param.num_output),)
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        # The gradient sorts the indices on the host, so they are read there once.
-        self._ids = self._whole(backends.as_host(to_nchw(bottoms[0])))
-        ids = self._there(self._ids, "ids", weights[0])
-        y = embedding.gather(weights[0], ids, self.work)
+        self._ids = self._indices(bottoms[0])
+        y = embedding.gather(weights[0], self._ids, self.work)
         if len(weights) > 1:
             y = channels.scale(y, None, weights[1], self.work)
         return (as_stored(y.reshape(*caffe_shape(bottoms[0]), -1), self.work, "top"),)
@@ -130,37 +122,14 @@ class Embed(Layer):
         if len(out) > 1 and out[1] is not None:
             channels.scale_backward(dy, dy, None, None, out[1], self.work)
         if out[0] is not None:
-            found = embedding.segments(self._ids)
-            order, starts = (
-                self._there(array, role, dy)
-                for array, role in ((found.order, "order"), (found.starts, "starts"))
-            )
-            sums = embedding.segment_sums(dy, order, starts, self.work)
-            # The sum for each row of the table; -1 is no row, and gives zeros.
-            places = np.full(len(weights[0]), -1, np.int64)
-            places[found.ids] = np.arange(len(found.ids))
-            into = embedding.gather(sums, self._there(places, "places", dy), self._back)
-            backends.copy(into, out[0])
+            embedding.gather_backward(dy, self._ids, out[0], self.work)
         return [None]
 
     def check_column(self, bottom: int, column: AnyArray) -> None:
-        self._whole(column)
+        self._indices(column)
 
-    def _whole(self, values: AnyArray) -> AnyArray:
-        """The indices as int64, flat; raises BadInput for one that is no row of the table."""
-        size = self.spec.embed_param.input_dim
-        seen = values.reshape(-1)
-        with np.errstate(invalid="ignore"):  # a NaN differs from what it is cast to
-            ids = seen.astype(np.int64)
-        wrong = (ids != seen) | (ids < 0) | (ids >= size)
-        if wrong.any():
-            raise self.bad(f"expected whole indices in [0, {size}), got {seen[wrong][0]}")
-        return ids
-
-    def _there(self, array: AnyArray, role: str, like: AnyArray) -> AnyArray:
-        there = self.work.take_as(role, array.shape, np.int64, like)
-        backends.copy(array, there)
-        return there
+    def _indices(self, values: AnyArray) -> Labels:
+        return self.indices(0, values, self.spec.embed_param.input_dim, "indices")
 
 
 ROWS: Mapping[str, type[Layer]] = {"InnerProduct": InnerProduct, "Embed": Embed}

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
-from cupy_kernels import backends, batch_norm, channels, eltwise, lrn
+from cupy_kernels import backends, batch_norm, channels, eltwise, lrn, mvn
 from cupy_kernels.conv_shapes import Lrn
 from cupy_kernels.running_statistics import RunningStatistics
 from cupy_kernels.types import AnyArray, Array
@@ -13,15 +11,16 @@ from worker.caffe.caffe_pb2 import LRNParameter
 from worker.caffe.layer import (
     Arrays,
     Gradients,
-    HostLayer,
     Layer,
     Shape,
     StepKey,
     Takes,
     Unary,
     Wanted,
+    as_stored,
     by_channel,
     caffe_shape,
+    flat,
     from_channel,
 )
 from worker.caffe.layers.windows import image_of
@@ -80,39 +79,47 @@ class BatchNorm(Layer):
         for shape in ((bottom[1],), (bottom[1],), (1,)):
             self.add_buffer(shape)
         self._changes: dict[int, Array] = {}
+        self._deferred = False
         return (bottom,)
+
+    def defer(self) -> bool:
+        """Leave everything but the statistics to the Scale behind, if they are the batch's own.
+
+        From now on the top is the bottom, and its gradient is the bottom's. Returns whether so.
+        """
+        self._deferred = not self._global
+        return self._deferred
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         param = self.spec.batch_norm_param
         self._shape = caffe_shape(bottoms[0])
-        self._x = x = by_channel(bottoms[0], 1, 1, self.work, "x")
+        x = by_channel(bottoms[0], 1, 1, self.work, "x")
         fraction = param.moving_average_fraction
         if self._global:
             statistics = RunningStatistics(weights[0], weights[1], weights[2], fraction)
-            self._mean, self._deviate = batch_norm.running_statistics(
-                statistics, param.eps, self.work
-            )
+            self.statistics = batch_norm.running_statistics(statistics, param.eps, self.work)
         else:
             copies = [self._copied(weight, f"buffer{i}") for i, weight in enumerate(weights)]
             statistics = RunningStatistics(copies[0], copies[1], copies[2], fraction)
-            self._mean, self._deviate = batch_norm.statistics(x, param.eps, statistics, self.work)
+            self.statistics = batch_norm.statistics(x, param.eps, statistics, self.work)
             self._note(weights, copies)
-        y = batch_norm.forward(x, self._mean, self._deviate, None, None, self.work)
+        if self._deferred:
+            return bottoms
+        self._x = x
+        y = batch_norm.forward(x, *self.statistics, None, None, self.work)
         return (from_channel(y, self._shape, 1, 1, self.work, "top"),)
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
     ) -> Gradients:
         assert gradients[0] is not None
-        if not wanted[0]:
-            return [None]
+        if not wanted[0] or self._deferred:
+            return gradients if wanted[0] else [None]
         dy = by_channel(gradients[0], 1, 1, self.work, "dy")
         if self._global:
-            dx = channels.scale_backward(dy, self._x, self._deviate, None, None, self.work)
+            dx = channels.scale_backward(dy, self._x, self.statistics[1], None, None, self.work)
         else:
-            dx = batch_norm.backward(
-                *(dy, self._x, self._mean, self._deviate, None, None, None, self.work)
-            )
+            dx = batch_norm.backward(dy, self._x, *self.statistics, None, None, None, self.work)
         return [from_channel(dx, self._shape, 1, 1, self.work, "bottom")]
 
     def buffer_changes(self) -> Mapping[int, AnyArray]:
@@ -130,7 +137,7 @@ class BatchNorm(Layer):
             self._changes[index] = change
 
 
-class MVN(HostLayer):
+class MVN(Unary):
     """Each image's channel (or image) minus its mean, and over its standard deviation plus eps."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -139,28 +146,21 @@ class MVN(HostLayer):
 
     def set_up(self) -> tuple[Shape, ...]:
         image_of(self)
-        return (self.bottoms[0],)
+        param = self.spec.mvn_param
+        self._axis = 1 if param.across_channels else 2
+        self._epsilon = param.eps if param.normalize_variance else None
+        return super().set_up()
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        param, x = self.spec.mvn_param, bottoms[0]
-        self._axes = (1, 2, 3) if param.across_channels else (2, 3)
-        y = x - x.mean(axis=self._axes, keepdims=True, dtype=np.float64)
-        if param.normalize_variance:
-            self._deviation = np.sqrt(np.square(y).mean(axis=self._axes, keepdims=True))
-            y /= self._deviation + param.eps
-        self._y = y
-        return (y,)
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        self._shape = caffe_shape(x)
+        rows = flat(x, self._axis, self.work, "x in order")
+        y, self._kept = mvn.forward(rows, self._epsilon, self.work)
+        return as_stored(y.reshape(self._shape), self.work, "top")
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        dy, y, axes = dtops[0], self._y, self._axes
-        assert dy is not None
-        dx = dy - dy.mean(axis=axes, keepdims=True, dtype=np.float64)
-        if not self.spec.mvn_param.normalize_variance:
-            return [dx]
-        inner = (dy * y).mean(axis=axes, keepdims=True, dtype=np.float64)
-        scale = self._deviation + self.spec.mvn_param.eps
-        safe = np.where(self._deviation > 0, self._deviation, 1)
-        return [dx / scale - y * inner / safe]
+    def differentiate(self, dy: Array) -> AnyArray:
+        rows = flat(dy, self._axis, self.work, "dy in order")
+        dx = mvn.backward(rows, self._kept, self._epsilon, self.work)
+        return as_stored(dx.reshape(self._shape), self.work, "bottom")
 
 
 ROWS: Mapping[str, type[Layer]] = {"LRN": LRN, "BatchNorm": BatchNorm, "MVN": MVN}

@@ -13,11 +13,11 @@ def mode_of(param: LossParameter, default: int) -> tuple[int, int | None]:
     return default, ignored
 
 
-def divisor(mode: int, whole: int, valid: int, batch: int) -> int:
-    """The divisor, at least 1, for the numbers of all terms, of those that count, and of rows."""
-    sizes: dict[int, int] = {
+def divisor(mode: int, whole: int, batch: int) -> int | None:
+    """The divisor for the numbers of all terms and of rows; None for that of terms that count."""
+    sizes: dict[int, int | None] = {
         LossParameter.FULL: whole,
-        LossParameter.VALID: valid,
+        LossParameter.VALID: None,
         LossParameter.BATCH_SIZE: batch,
     }
-    return max(1, sizes.get(mode, 1))
+    return sizes.get(mode, 1)

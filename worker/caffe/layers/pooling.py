@@ -1,15 +1,11 @@
 """Pooling, and SPP, a pyramid of poolings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cupy_kernels import backends, channels, conv_shapes, eltwise, pooling
-from cupy_kernels.cpu.dropout import words
-from cupy_kernels.rng_keys import WORD, RngKey
+from cupy_kernels import channels, conv_shapes, eltwise, pooling
+from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.caffe_pb2 import PoolingParameter, SPPParameter
@@ -34,7 +30,7 @@ class Pooling(Unary):
 
     STOCHASTIC (Zeiler and Fergus 2013) draws one element of each window with a probability
     proportional to its value while training, and is the mean with those weights in tests. It needs
-    a bottom without negative values, and has no kernel.
+    a bottom without negative values.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -43,11 +39,11 @@ class Pooling(Unary):
             "stride_h", "stride_w", "engine", "global_pooling", "round_mode",
         })
     }  # fmt: skip
+    OVERWRITABLE = True
 
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
         self._kind = param.pool
-        self.captures = param.pool != PoolingParameter.STOCHASTIC
         self._shape = conv_shapes.Pooling(
             self._kernel(h, w),
             pair(self, param, "stride", "stride", 1),
@@ -82,89 +78,29 @@ class Pooling(Unary):
         if self._kind == PoolingParameter.MAX:
             y, self._where = pooling.max_forward(x, self._shape, self.work)
             return y
-        seen = backends.as_host(x)
-        y, self._shares = stochastic(seen, self._shape, self._draw(x, moment))
-        return self._there(y, "top", x)
+        if self.training:
+            draw = RngKey(moment.seed, moment.step, number_of(self.name))
+            y, self._where = pooling.stochastic_forward(x, self._shape, draw, self.work)
+            return y
+        self._x = x
+        # The sum of squares over the sum: both windows have the same number of elements.
+        squares = eltwise.product([x, x], self.works["squares"])
+        self._means = pooling.average_forward(x, self._shape, self.works["means"])
+        means = pooling.average_forward(squares, self._shape, self.work)
+        return eltwise.quotient(means, self._means, self.works["top"])
 
     def differentiate(self, dy: Array) -> AnyArray:
+        known = self._x_shape, self._shape, self.work
         if self._kind == PoolingParameter.AVE:
-            return pooling.average_backward(dy, self._x_shape, self._shape, self.work)
+            return pooling.average_backward(dy, *known)
         if self._kind == PoolingParameter.MAX:
-            return pooling.max_backward(dy, self._where, self._x_shape, self._shape, self.work)
-        seen = backends.as_host(dy)
-        dx = stochastic_backward(seen, self._shares, self._x_shape, self._shape)
-        return self._there(dx, "bottom", dy)
-
-    def _draw(self, x: Array, moment: StepKey) -> NDArray[np.float64] | None:
-        """A number in [0, 1) for each window; None in tests."""
-        if not self.training:
-            return None
-        n, h, w, c = x.shape
-        shape = (n, *self._shape.output(h, w), c)
-        key = RngKey(moment.seed, moment.number, number_of(self.name))
-        return words(int(np.prod(shape)), key).reshape(shape) / WORD
-
-    def _there(self, array: AnyArray, role: str, like: AnyArray) -> AnyArray:
-        there = self.work.take(role, array.shape, like)
-        backends.copy(array, there)
-        return there
-
-
-def stochastic(
-    x: Array, shape: conv_shapes.Pooling, draw: NDArray[np.float64] | None
-) -> tuple[Array, Array]:
-    """y (n, oh, ow, c) for x (n, h, w, c), and (cells, n, oh, ow, c), each element's share of y.
-
-    A test's gradient takes its shares as constants, as Caffe's does.
-    """
-    cells = _windows(x, shape)
-    total = cells.sum(axis=0)
-    if draw is None:
-        shares = np.divide(cells, total, out=np.zeros_like(cells), where=total > 0)
-    else:
-        reached = np.cumsum(cells, axis=0)
-        chosen = (reached <= draw * total).sum(axis=0).clip(max=len(cells) - 1)
-        shares = (np.arange(len(cells)).reshape(-1, 1, 1, 1, 1) == chosen).astype(np.float32)
-    return (shares * cells).sum(axis=0), shares
-
-
-def stochastic_backward(
-    dy: Array, shares: Array, x_shape: tuple[int, ...], shape: conv_shapes.Pooling
-) -> Array:
-    """dx: each window's gradient, to its elements by their shares."""
-    dx = np.zeros(_wide(x_shape, shape), np.float32)
-    for cell, target in enumerate(_cells(dx, x_shape, shape)):
-        target += shares[cell] * dy
-    _, h, w, _ = x_shape
-    return dx[:, :h, :w]
-
-
-def _windows(x: Array, shape: conv_shapes.Pooling) -> Array:
-    wide = np.zeros(_wide(x.shape, shape), np.float32)
-    wide[:, : x.shape[1], : x.shape[2]] = x
-    return np.stack(_cells(wide, x.shape, shape))
-
-
-def _wide(x_shape: tuple[int, ...], shape: conv_shapes.Pooling) -> tuple[int, ...]:
-    n, h, w, c = x_shape
-    ends = (
-        (count - 1) * stride + kernel
-        for count, stride, kernel in zip(
-            shape.output(h, w), shape.stride, shape.kernel, strict=True
-        )
-    )
-    tall, broad = (max(end, size) for end, size in zip(ends, (h, w), strict=True))
-    return n, tall, broad, c
-
-
-def _cells(wide: Array, x_shape: tuple[int, ...], shape: conv_shapes.Pooling) -> Sequence[Array]:
-    """For each cell of a window, in reading order, the view of it in every window."""
-    (oh, ow), (sh, sw) = shape.output(*x_shape[1:3]), shape.stride
-    return [
-        wide[:, i : i + (oh - 1) * sh + 1 : sh, j : j + (ow - 1) * sw + 1 : sw]
-        for i in range(shape.kernel[0])
-        for j in range(shape.kernel[1])
-    ]
+            return pooling.max_backward(dy, self._where, *known)
+        if self.training:
+            return pooling.stochastic_backward(dy, self._where, *known)
+        # As in Caffe, the weights of the mean are constants.
+        shares = eltwise.quotient(dy, self._means, self.works["shares"])
+        spread = pooling.average_backward(shares, *known)
+        return eltwise.product([spread, self._x], self.works["squares"])
 
 
 class SPP(Layer):
@@ -182,7 +118,7 @@ class SPP(Layer):
             raise self.bad(f"expected a pyramid_height in [1, 16], got {param.pyramid_height}")
         self._max = param.pool == SPPParameter.MAX
         self._levels = [self._level(2**level, h, w) for level in range(param.pyramid_height)]
-        self._works = [Workspace() for _ in self._levels]
+        self._works = [Workspace(self.setting.pool) for _ in self._levels]
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 

@@ -1,9 +1,11 @@
-"""Recurrent layers over sequences (time, batch, ...): RNN and LSTM. They have no kernels.
+"""Recurrent layers over sequences (time, batch, ...): RNN and LSTM.
 
 The second bottom, `cont` (time, batch), is 0 where a sequence begins: the state before it does not
-count. A third bottom (batch, ...) is an input of every step. Each batch starts from a state of
-zeros, or with expose_hidden from bottoms (1, batch, outputs), and then the last state is a top. As
-in Caffe, a gradient of the last state is ignored: none travels from one batch to the one before.
+count. A third bottom (batch, ...) is an input of every step. Each batch continues from the last
+state of the batch before, as in Caffe, so a sequence may be longer than a batch; each worker has a
+state of its own. The first batch, and one of another size, starts from zeros. With expose_hidden
+the first state is a bottom (1, batch, outputs), and the last one a top. As in Caffe, a gradient of
+the last state is ignored: none travels from one batch to the one before.
 """
 
 from abc import abstractmethod
@@ -11,18 +13,27 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-import numpy as np
+from cupy_kernels import activation, backends, channels, inner_product, recurrent
+from cupy_kernels.functions import Tanh
+from cupy_kernels.types import AnyArray, Array
+from worker.caffe.layer import (
+    Arrays,
+    Gradients,
+    Layer,
+    Shape,
+    StepKey,
+    Takes,
+    Wanted,
+    as_stored,
+    caffe_shape,
+    flat,
+)
 
-from cupy_kernels.types import AnyArray
-from worker.caffe.layer import Arrays, Gradients, HostLayer, Layer, Shape, StepKey, Takes
 
-State = list[AnyArray]
-
-
-class _Recurrent(HostLayer):
+class _Recurrent(Layer):
     """What both layers have in common: their blobs, and steps through time and back.
 
-    A step's input is x W^T + b for all steps at once, plus the state times its own matrix.
+    A step's gates are x W^T + b, computed for all steps at once, plus the state times its matrix.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -60,6 +71,9 @@ class _Recurrent(HostLayer):
             if self.bottoms[number] != state:
                 raise self.bad(f"expected a state of shape {state}, got {self.described(number)}")
         wide = self.GATES * self._outputs
+        self._matrix = 2 + self._static
+        self._exposed = states > 0
+        self._carried: tuple[Array, ...] = ()
         self.add_parameter((wide, prod(x[2:])), param.weight_filler)
         self.add_parameter((wide,), param.bias_filler)
         if self._static:
@@ -68,83 +82,151 @@ class _Recurrent(HostLayer):
             self.add_parameter((wide, prod(self.bottoms[2][1:])), param.weight_filler)
         self.add_parameter((wide, self._outputs), param.weight_filler)
         self.add_output_parameters()
+        self.reset()
         return ((x[0], x[1], self._outputs), *(state,) * states)
 
     def add_output_parameters(self) -> None:  # an LSTM has none
         """Declare the tensors between the state and the top."""
 
-    @abstractmethod
-    def step(self, gates: AnyArray, state: State, cont: AnyArray) -> State:
-        """The next state, hidden units first, and note what `step_back` needs."""
+    def begin(self) -> None:  # an RNN has none
+        """Take the memory of a sequence that only this type of layer has."""
 
     @abstractmethod
-    def step_back(self, time: int, dstate: State, cont: AnyArray) -> tuple[AnyArray, State]:
-        """The gradients by the gates and by the previous state, apart from the gates' own."""
+    def step(self, time: int, products: Array | None, before: Array | None) -> None:
+        """Compute the hidden units of one step, from the previous ones and their product."""
 
     @abstractmethod
-    def output(self, hidden: AnyArray, weights: Arrays) -> AnyArray:
+    def step_back(self, time: int, dhidden: Array, dproducts: Array | None, counted: Array) -> None:
+        """Write the gradients by the gates of one step, and these times cont into `counted`."""
+
+    @abstractmethod
+    def states(self) -> tuple[Array, ...]:
+        """The state after the last step."""
+
+    @abstractmethod
+    def dstates(self, dproducts: Array) -> tuple[Array, ...]:
+        """The gradient by the state before the first step."""
+
+    def output(self, weights: Arrays) -> Array:
         """The top for the hidden units of all steps."""
+        return self._hidden
 
-    @abstractmethod
-    def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
+    def output_back(self, dy: Array, weights: Arrays, out: Gradients) -> Array:
         """The gradient by the hidden units of all steps; writes those of its tensors."""
+        return dy
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        x, cont = bottoms[:2]
-        time, batch = x.shape[:2]
-        self._x, self._cont = x.reshape(time, batch, -1), cont.reshape(time, batch, 1)
-        self._recurrent = 3 if self._static else 2
-        gates = self._x @ weights[0].T + weights[1]
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        self._x_shape, self._cont = caffe_shape(bottoms[0]), bottoms[1]
+        time, batch = self._x_shape[:2]
+        self._x = flat(bottoms[0], 2, self.work, "x")
+        gates = self.product(self._x, weights[0], weights[1], "input").reshape(time, -1)
         if self._static:
-            self._still = bottoms[2].reshape(batch, -1)
-            gates = gates + self._still @ weights[2].T
-        given = [b[0] for b in bottoms[self._first :]]
-        state = given or [np.zeros((batch, self._outputs), np.float32)] * self.STATES
-        self._steps: list[tuple[AnyArray, ...]] = []
-        self._before, hidden = [], []
+            self._still = flat(bottoms[2], 1, self.work, "still")
+            still = self.product(self._still, weights[2], None, "static").reshape(-1)
+            gates = channels.scale(gates, None, still, self.works["gates"])
+        self._gates = gates.reshape(time, batch, -1)
+        sequence = (time, batch, self._outputs)
+        self._hidden, self._counted = (
+            self.work.take(role, sequence, self._x) for role in ("hidden", "counted")
+        )
+        self._state = self.work.take("state", sequence[1:], self._x)
+        exposed = [bottom[0] for bottom in bottoms[self._first :]]
+        self._given = exposed or self._continued((batch, self._outputs))
+        self.begin()
+        before: Array = self._given[0]
         for t in range(time):
-            before = self._cont[t] * state[0]
-            self._before.append(before)
-            state = self.step(gates[t] + before @ weights[self._recurrent].T, state, self._cont[t])
-            hidden.append(state[0])
-        self._hidden = np.stack(hidden)
-        last = [s[None] for s in state] if given else []
-        return (self.output(self._hidden, weights), *last)
+            products = self.product(before, weights[self._matrix], None, "state")
+            self.step(t, products, before)
+            before = self._state
+        last = self.states()
+        if exposed:
+            return (self.output(weights), *(self._last(n, state) for n, state in enumerate(last)))
+        for state, carried in zip(last, self._carried, strict=True):
+            backends.copy(state, carried)
+        return (self.output(weights),)
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        time, batch, _ = self._x.shape
-        w = weights[self._recurrent]
-        dhidden = np.zeros_like(self._hidden)
-        if dtops[0] is not None:
-            dhidden = self.output_back(dtops[0], weights, out)
-        dstate = [np.zeros((batch, self._outputs), np.float32) for _ in range(self.STATES)]
-        dgates = np.empty((time, batch, len(w)), np.float32)
-        for t in reversed(range(time)):
-            dstate[0] = dstate[0] + dhidden[t]
-            dgates[t], dstate = self.step_back(t, dstate, self._cont[t])
-            dstate[0] = dstate[0] + self._cont[t] * (dgates[t] @ w)
-        rows = dgates.reshape(-1, len(w))
-        terms: dict[int, AnyArray] = {
-            0: rows.T @ self._x.reshape(len(rows), -1),
-            1: rows.sum(axis=0),
-            self._recurrent: rows.T @ np.stack(self._before).reshape(len(rows), -1),
-        }
-        found: list[AnyArray | None] = [(dgates @ weights[0]).reshape(self._shape(0)), None]
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        dy, matrix = gradients[0], weights[self._matrix]
+        if dy is None:  # only the last state was used
+            for place in out:
+                if place is not None:
+                    place.fill(0.0)
+            return [None] * len(wanted)
+        dhidden = self.output_back(dy, weights, out).reshape(self._hidden.shape)
+        self._dgates = self.work.take("dgates", self._gates.shape, dy)
+        counted = self.work.take("dgates counted", self._gates.shape[1:], dy)
+        dproducts: Array | None = None
+        for t in reversed(range(len(dhidden))):
+            self.step_back(t, dhidden[t], dproducts, counted)
+            if t or self._exposed:
+                dproducts = self.product_back(counted, self._state, matrix, (), "state")
+        rows = self._dgates.reshape(len(self._x), -1)
+        before = self._counted.reshape(len(rows), -1)
+        self.product_back(rows, before, matrix, (out[self._matrix],), "matrix", wanted=False)
+        dx = self.product_back(rows, self._x, weights[0], out[:2], "input", wanted=wanted[0])
+        found = [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
+        found.append(None)
         if self._static:
-            still = dgates.sum(axis=0)
-            terms[2] = still.T @ self._still
-            found.append((still @ weights[2]).reshape(self._shape(2)))
-        for index, term in terms.items():
-            target = out[index]
-            if target is not None:
-                target[...] = term
-        exposed = len(self.bottoms) > self._first
-        return [*found, *([d[None] for d in dstate] if exposed else [])]
+            found.append(self._static_back(weights, out, wanted[2]))
+        if self._exposed:
+            assert dproducts is not None
+            found += [d.reshape(1, *d.shape) for d in self.dstates(dproducts)]
+        return found
 
-    def _shape(self, bottom: int) -> Shape:
-        """A bottom's shape with the time and batch of the latest forward pass."""
-        time, batch, _ = self._x.shape
-        return (time, batch, *self.bottoms[0][2:]) if bottom == 0 else (batch, *self.bottoms[2][1:])
+    def product(self, x: Array, weight: Array, bias: Array | None, role: str) -> Array:
+        """x W^T + b, in memory of this role."""
+        return inner_product.forward(x, weight, bias, self.works[role], self.setting.precision)
+
+    def product_back(
+        self, dy: Array, x: Array, weight: Array, out: Gradients, role: str, *, wanted: bool = True
+    ) -> Array | None:
+        """The gradient by x, if wanted; writes those by weight and bias into `out`."""
+        dweight, dbias = (*out, None, None)[:2]
+        work, precision = self.works[role], self.setting.precision
+        dx: Array | None = inner_product.backward(
+            dy, x, weight, dweight, dbias, work, precision, wanted=wanted
+        )
+        return dx
+
+    def _static_back(self, weights: Arrays, out: Gradients, wanted: bool) -> AnyArray | None:
+        """The gradient by the third bottom, whose part of the gates is the same in every step."""
+        batch, gates = self._gates.shape[1:]
+        steps = self._dgates.reshape(len(self._gates), -1)
+        sums = self.work.take("static sums", (batch * gates,), steps)
+        channels.scale_backward(steps, steps, None, None, sums, self.works["static"])
+        dy = sums.reshape(batch, gates)
+        dx = self.product_back(dy, self._still, weights[2], out[2:3], "static", wanted=wanted)
+        if dx is None:
+            return None
+        shape = (batch, *self.bottoms[2][1:])
+        return as_stored(dx.reshape(shape), self.work, "static bottom")
+
+    def reset(self) -> None:
+        for state in self._carried:
+            state.fill(0.0)
+
+    def _continued(self, shape: Shape) -> list[Array]:
+        """The state that the batch before ended with; zeros if it had another size, or was none.
+
+        Forward and backward read a copy, because the last state of this batch replaces it. All
+        memory stays in place, so that a captured step continues as well.
+        """
+        if not self._carried or self._carried[0].shape != shape:
+            self._carried = tuple(
+                self.work.zeros(f"carried{n}", shape, self._x) for n in range(self.STATES)
+            )
+        given = [self.work.take(f"given{n}", shape, self._x) for n in range(self.STATES)]
+        for carried, copy in zip(self._carried, given, strict=True):
+            backends.copy(carried, copy)
+        return given
+
+    def _last(self, number: int, state: Array) -> AnyArray:
+        """A copy of a last state (1, batch, outputs), in memory of its own."""
+        copy = self.work.take(f"last{number}", (1, *state.shape), state)
+        backends.copy(state.reshape(copy.shape), copy)
+        return copy
 
 
 class LSTM(_Recurrent):
@@ -157,32 +239,46 @@ class LSTM(_Recurrent):
     GATES = 4
     STATES = 2
 
-    def step(self, gates: AnyArray, state: State, cont: AnyArray) -> State:
-        i, f, o, g = np.split(gates, 4, axis=1)
-        i, f, o, g = _sigmoid(i), cont * _sigmoid(f), _sigmoid(o), np.tanh(g)
-        c = f * state[1] + i * g
-        squashed = np.tanh(c)
-        self._steps.append((i, f, o, g, state[1], squashed))
-        return [o * squashed, c]
+    def begin(self) -> None:
+        self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
 
-    def step_back(self, time: int, dstate: State, cont: AnyArray) -> tuple[AnyArray, State]:
-        i, f, o, g, before, squashed = self._steps[time]
-        dh, dc = dstate
-        dc = dc + dh * o * (1 - squashed**2)
-        # f includes cont, which is 0 or 1: where it is 0, this is 0, too.
-        parts = (
-            dc * g * i * (1 - i),
-            dc * before * f * (1 - f) * (cont != 0),
-            dh * squashed * o * (1 - o),
-            dc * i * (1 - g**2),
+    def step(self, time: int, products: Array | None, before: Array | None) -> None:
+        recurrent.lstm_step(
+            self._gates[time],
+            products,
+            self._cont[time],
+            before,
+            self._cells_before(time),
+            self._cells[time],
+            self._hidden[time],
+            self._counted[time],
+            self._state,
         )
-        return np.concatenate(parts, axis=1), [np.zeros_like(dh), dc * f]
 
-    def output(self, hidden: AnyArray, weights: Arrays) -> AnyArray:
-        return hidden
+    def step_back(self, time: int, dhidden: Array, dproducts: Array | None, counted: Array) -> None:
+        if time == len(self._hidden) - 1:
+            self._dcells = self.work.zeros("dcells", self._state.shape, dhidden)
+        recurrent.lstm_step_backward(
+            dhidden,
+            dproducts,
+            self._dcells,
+            self._gates[time],
+            self._cells[time],
+            self._cells_before(time),
+            self._cont[time],
+            self._dgates[time],
+            counted,
+        )
 
-    def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
-        return dy
+    def states(self) -> tuple[Array, ...]:
+        return self._state, self._cells[-1]
+
+    def dstates(self, dproducts: Array) -> tuple[Array, ...]:
+        return dproducts, self._dcells
+
+    def _cells_before(self, time: int) -> Array:
+        before: Array = self._cells[time - 1] if time else self._given[1]
+        return before
 
 
 class RNN(_Recurrent):
@@ -199,30 +295,32 @@ class RNN(_Recurrent):
         self.add_parameter((self._outputs, self._outputs), param.weight_filler)
         self.add_parameter((self._outputs,), param.bias_filler)
 
-    def step(self, gates: AnyArray, state: State, cont: AnyArray) -> State:
-        h = np.tanh(gates)
-        self._steps.append((h,))
-        return [h]
+    def step(self, time: int, products: Array | None, before: Array | None) -> None:
+        written = self._hidden[time], self._counted[time], self._state
+        recurrent.rnn_step(self._gates[time], products, self._cont[time], before, *written)
 
-    def step_back(self, time: int, dstate: State, cont: AnyArray) -> tuple[AnyArray, State]:
-        return dstate[0] * (1 - self._steps[time][0] ** 2), [np.zeros_like(dstate[0])]
+    def step_back(self, time: int, dhidden: Array, dproducts: Array | None, counted: Array) -> None:
+        known = dproducts, self._hidden[time], self._cont[time]
+        recurrent.rnn_step_backward(dhidden, *known, self._dgates[time], counted)
 
-    def output(self, hidden: AnyArray, weights: Arrays) -> AnyArray:
-        self._top = np.asarray(np.tanh(hidden @ weights[-2].T + weights[-1]))
-        return self._top
+    def states(self) -> tuple[Array, ...]:
+        return (self._state,)
 
-    def output_back(self, dy: AnyArray, weights: Arrays, out: Gradients) -> AnyArray:
-        before = dy * (1 - self._top**2)
-        rows, hidden = (a.reshape(-1, self._outputs) for a in (before, self._hidden))
-        for target, term in ((out[-2], rows.T @ hidden), (out[-1], rows.sum(axis=0))):
-            if target is not None:
-                target[...] = term
-        dhidden: AnyArray = before @ weights[-2]
+    def dstates(self, dproducts: Array) -> tuple[Array, ...]:
+        return (dproducts,)
+
+    def output(self, weights: Arrays) -> Array:
+        rows = self._hidden.reshape(-1, self._outputs)
+        self._sums = self.product(rows, weights[-2], weights[-1], "output")
+        self._top = activation.forward(Tanh(), self._sums, self.works["top"])
+        return self._top.reshape(self._hidden.shape)
+
+    def output_back(self, dy: Array, weights: Arrays, out: Gradients) -> Array:
+        given, rows = dy.reshape(self._top.shape), self._hidden.reshape(-1, self._outputs)
+        dsums = activation.backward(Tanh(), given, self._sums, self._top, self.works["top"])
+        dhidden = self.product_back(dsums, rows, weights[-2], out[-2:], "output")
+        assert dhidden is not None
         return dhidden
-
-
-def _sigmoid(x: AnyArray) -> AnyArray:
-    return np.asarray(np.exp(-np.logaddexp(0, -x)))
 
 
 ROWS: Mapping[str, type[Layer]] = {"RNN": RNN, "LSTM": LSTM}

@@ -1,4 +1,4 @@
-"""Layers that pick or reduce: Reduction, ArgMax, Filter and BatchReindex. They have no kernels."""
+"""Layers that pick or reduce: Reduction, ArgMax, Filter and BatchReindex."""
 
 from collections.abc import Mapping
 from math import prod
@@ -6,12 +6,35 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels.types import AnyArray
+from cupy_kernels import backends, channels, embedding, reduction
+from cupy_kernels.reduction import Term
+from cupy_kernels.types import AnyArray, Array, Labels
 from worker.caffe.caffe_pb2 import ReductionParameter
-from worker.caffe.layer import Arrays, Gradients, HostLayer, Layer, Shape, StepKey, Takes
+from worker.caffe.layer import (
+    Arrays,
+    Gradients,
+    Layer,
+    Shape,
+    StepKey,
+    Takes,
+    Unary,
+    Wanted,
+    as_stored,
+    by_channel,
+    caffe_shape,
+    flat,
+    from_channel,
+)
+
+_TERMS = {
+    ReductionParameter.SUM: Term.VALUES,
+    ReductionParameter.MEAN: Term.VALUES,
+    ReductionParameter.ASUM: Term.MAGNITUDES,
+    ReductionParameter.SUMSQ: Term.SQUARES,
+}
 
 
-class Reduction(HostLayer):
+class Reduction(Unary):
     """The sum, mean, sum of absolute values or of squares over the axes from `axis` on."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -22,32 +45,25 @@ class Reduction(HostLayer):
         self._axis = self.axis(self.spec.reduction_param.axis, self.bottoms[0])
         return (self.bottoms[0][: self._axis],)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        self._x = x = bottoms[0]
-        rows = x.reshape(*x.shape[: self._axis], -1).astype(np.float64)
-        self._factor = self.spec.reduction_param.coeff
-        match self.spec.reduction_param.operation:
-            case ReductionParameter.ASUM:
-                rows = np.abs(rows)
-            case ReductionParameter.SUMSQ:
-                rows = np.square(rows)
-            case ReductionParameter.MEAN:
-                self._factor /= rows.shape[-1]
-        return (self._factor * rows.sum(axis=-1),)
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        param, self._shape = self.spec.reduction_param, caffe_shape(x)
+        self._x = flat(x, self._axis, self.work, "x in order")
+        mean = param.operation == ReductionParameter.MEAN
+        factor = param.coeff / self._x.shape[1] if mean else param.coeff
+        self._rule = _TERMS[param.operation], factor, self.work
+        sums = reduction.row_sums(self._x, *self._rule)
+        return as_stored(sums.reshape(self._shape[: self._axis]), self.work, "top")
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        x, dy = self._x, dtops[0]
-        assert dy is not None
-        spread = dy.reshape(*dy.shape, *(1,) * (x.ndim - dy.ndim)) * np.float32(self._factor)
-        match self.spec.reduction_param.operation:
-            case ReductionParameter.ASUM:
-                return [spread * np.sign(x)]
-            case ReductionParameter.SUMSQ:
-                return [spread * 2 * x]
-        return [np.broadcast_to(spread, x.shape)]
+    def differentiate(self, dy: Array) -> AnyArray:
+        rows = flat(dy, dy.ndim, self.work, "dy in order").reshape(-1)
+        if dy.ndim == 0:  # a loss weight, which stays on the host
+            rows = self.work.take("weight", (1,), self._x)
+            rows.fill(float(backends.as_host(dy)))
+        dx = reduction.row_sums_backward(rows, self._x, *self._rule)
+        return as_stored(dx.reshape(self._shape), self.work, "bottom")
 
 
-class ArgMax(HostLayer):
+class ArgMax(Unary):
     """The places of the top_k largest values, or these values, or both. It has no gradient."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -66,22 +82,32 @@ class ArgMax(HostLayer):
         blank = (1,) * max(0, len(bottom) - 3)
         return ((bottom[0], 2 if param.out_max_val else 1, param.top_k, *blank),)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        param, x = self.spec.argmax_param, bottoms[0]
+    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+        param, shape = self.spec.argmax_param, caffe_shape(x)
         if self._axis is not None:
-            places, values = _largest(np.moveaxis(x, self._axis, -1), param.top_k)
-            found = values if param.out_max_val else places
-            return (np.moveaxis(found, -1, self._axis),)
-        places, values = _largest(x.reshape(len(x), -1), param.top_k)
-        both = np.stack((places, values) if param.out_max_val else (places,), axis=1)
-        return (both.reshape(len(x), *self.tops[0][1:]),)
+            rows = by_channel(x, self._axis, 1, self.work, "x")
+            found = reduction.row_largest(rows.reshape(-1, rows.shape[-1]), param.top_k, self.work)
+            kept = found[param.out_max_val].reshape(*rows.shape[:-1], param.top_k)
+            top = (*shape[: self._axis], param.top_k, *shape[self._axis + 1 :])
+            return from_channel(kept, top, self._axis, 1, self.work, "top")
+        rows = flat(x, 1, self.work, "x in order")
+        found = reduction.row_largest(rows, param.top_k, self.work)
+        both = channels.concatenate(found[: 1 + param.out_max_val], 1, self.work)
+        return as_stored(both.reshape(len(rows), *self.tops[0][1:]), self.work, "top")
+
+    def differentiate(self, dy: Array) -> None:
+        return None
 
 
-class Filter(HostLayer):
-    """Of every other bottom, the rows where the last bottom is not zero."""
+class Filter(Layer):
+    """Of every other bottom, the rows where the last bottom is not zero.
+
+    The host reads the last bottom, because the tops' sizes depend on it; so a step is not captured.
+    """
 
     BOTTOMS = range(2, 1025)
     TOPS = range(1, 1024)
+    captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
         *bottoms, selector = self.bottoms
@@ -96,25 +122,38 @@ class Filter(HostLayer):
             )
         return tuple(bottoms)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         *blobs, selector = bottoms
-        self._kept = selector.reshape(-1) != 0
-        self._shapes = [blob.shape for blob in blobs]
-        if not self._kept.any():
+        chosen = backends.as_host(selector).reshape(-1) != 0
+        if not chosen.any():
             raise self.bad("expected at least one row with a selector other than 0, got none")
-        return tuple(blob[self._kept] for blob in blobs)
+        self._kept = self._there(np.flatnonzero(chosen), "kept", selector)
+        # The place of each row among the chosen ones; -1 is no row, and its gradient is zero.
+        places = np.where(chosen, np.cumsum(chosen) - 1, -1)
+        self._places = self._there(places, "places", selector)
+        return [self._gathered(n, "top", blob, self._kept) for n, blob in enumerate(blobs)]
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        found: list[AnyArray | None] = []
-        for dy, shape in zip(dtops, self._shapes, strict=True):
-            dx = np.zeros(shape, np.float32)
-            if dy is not None:
-                dx[self._kept] = dy
-            found.append(dx)
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        found: list[AnyArray | None] = [
+            None if dy is None or not want else self._gathered(top, "bottom", dy, self._places)
+            for top, (dy, want) in enumerate(zip(gradients, wanted[:-1], strict=True))
+        ]
         return [*found, None]
 
+    def _gathered(self, blob: int, side: str, array: AnyArray, rows: Labels) -> AnyArray:
+        """The rows of an array at these places, in memory of its own for each blob and side."""
+        found = embedding.gather(array.reshape(len(array), -1), rows, self.works[side, blob])
+        return found.reshape(len(rows), *array.shape[1:])
 
-class BatchReindex(HostLayer):
+    def _there(self, rows: AnyArray, role: str, like: AnyArray) -> Labels:
+        there = self.work.take_as(role, rows.shape, np.int64, like)
+        backends.copy(rows, there)
+        return there
+
+
+class BatchReindex(Layer):
     """The rows of the first bottom at the places that the second bottom lists."""
 
     BOTTOMS = range(2, 3)
@@ -126,28 +165,28 @@ class BatchReindex(HostLayer):
             raise self.bad(f"expected a list of rows, got {self.described(1)}")
         return ((*places, *bottom[1:]),)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        x, places = bottoms
-        self._shape, rows = x.shape, places.astype(np.int64)
-        wrong = (rows != places) | (rows < 0) | (rows >= len(x))
-        if wrong.any():
-            raise self.bad(f"expected whole row numbers in [0, {len(x)}), got {places[wrong][0]}")
-        self._rows = rows
-        return (x[rows],)
+    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+        x = bottoms[0]
+        self._shape = x.shape
+        self._rows = self.indices(1, bottoms[1], len(x), "row numbers")
+        y = embedding.gather(x.reshape(len(x), -1), self._rows, self.work)
+        return (y.reshape(-1, *x.shape[1:]),)
 
-    def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
-        assert dtops[0] is not None
-        dx = np.zeros(self._shape, np.float32)
-        np.add.at(dx, self._rows, dtops[0])
+    def backward(
+        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+    ) -> Gradients:
+        dy = gradients[0]
+        assert dy is not None
+        if not wanted[0]:
+            return [None, None]
+        dx = self.work.take("dx", self._shape, dy)
+        rows = dx.reshape(len(dx), -1)
+        embedding.gather_backward(dy.reshape(len(dy), -1), self._rows, rows, self.work)
         return [dx, None]
 
-
-def _largest(x: AnyArray, count: int) -> tuple[AnyArray, AnyArray]:
-    """(places, values) of the `count` largest along the last axis; of equals the last is first."""
-    size = x.shape[-1]
-    order = size - 1 - np.argsort(-x[..., ::-1], axis=-1, kind="stable")
-    places = order[..., :count]
-    return places, np.take_along_axis(x, places, axis=-1)
+    def check_column(self, bottom: int, column: AnyArray) -> None:
+        if bottom == 1:
+            self.indices(1, column, self.bottoms[0][0], "row numbers")
 
 
 ROWS: Mapping[str, type[Layer]] = {

@@ -26,7 +26,7 @@ from worker.caffe.layer import (
     contiguous,
     to_nchw,
 )
-from worker.caffe.layers.normalisers import mode_of
+from worker.caffe.layers.normalisers import divisor, mode_of
 
 
 class Softmax(Unary):
@@ -49,15 +49,15 @@ class Softmax(Unary):
         return as_stored(np.moveaxis(dx, -1, self._axis), self.work, "bottom")
 
 
-class _Labelled(Layer):
-    """A layer with two bottoms: scores, as rows of classes, and labels, one for each row."""
+class Labelled(Layer):
+    """A layer of scores, as rows of classes, and labels, one for each row."""
 
     BOTTOMS = range(2, 3)
     TOPS = range(1, 3)
 
     def set_up_rows(self, axis: int, ignored: int | None) -> None:
         """Set the class axis and the ignored label; check that each row of scores has a label."""
-        scores, labels = self.bottoms
+        scores, labels = self.bottoms[:2]
         self._axis = self.axis(axis, scores)
         self._ignored = ignored
         self.classes = scores[self._axis]
@@ -70,7 +70,17 @@ class _Labelled(Layer):
     def scores(self, bottom: AnyArray) -> Array:
         """The scores as (rows, classes), in Caffe's order; (n, c, h, w) needs no copy."""
         moved = np.moveaxis(to_nchw(bottom), self._axis, -1)
+        self._shape = moved.shape
         return contiguous(moved, self.work, "scores").reshape(-1, self.classes)
+
+    def back(self, rows: Array, role: str) -> AnyArray:
+        """The inverse of `scores`."""
+        return as_stored(np.moveaxis(rows.reshape(self._shape), -1, self._axis), self.work, role)
+
+    def divisor(self, mode: int) -> int | None:
+        """The divisor of a loss over the latest scores, in a mode of normalisation."""
+        rows = prod(self._shape[:-1])
+        return divisor(mode, rows, prod(self._shape[: self._axis]))
 
     def check_column(self, bottom: int, column: AnyArray) -> None:
         if bottom == 1:
@@ -78,14 +88,10 @@ class _Labelled(Layer):
 
     def labels(self, bottom: AnyArray) -> Labels:
         """The labels as indices."""
-        values = to_nchw(bottom).reshape(-1)
-        try:
-            return softmax.whole_labels(values, self.classes, self._ignored, self.work)
-        except ValueError as error:
-            raise self.bad(f"{self.spec.bottom[1]}: {error}") from None
+        return self.indices(1, bottom, self.classes, ignored=self._ignored)
 
 
-class SoftmaxWithLoss(_Labelled):
+class SoftmaxWithLoss(Labelled):
     """Softmax and cross-entropy in one: the mean of -log p(label). The second top is p itself."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
@@ -104,12 +110,11 @@ class SoftmaxWithLoss(_Labelled):
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
-        self._shape = np.moveaxis(to_nchw(bottoms[0]), self._axis, -1).shape
-        self._x, divisor = x, self._divide_by(len(x))
-        loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, divisor, self.work)
+        self._x, by = x, self.divisor(self._mode)
+        loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, by, self.work)
         if len(self.spec.top) == 1:
             return (loss,)
-        return loss, self._back(softmax.softmax(x, self.work), "top")
+        return loss, self.back(softmax.softmax(x, self.work), "top")
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
@@ -118,24 +123,10 @@ class SoftmaxWithLoss(_Labelled):
             return [None, None]
         weight = float(backends.as_host(gradients[0]))
         dx = softmax.cross_entropy_backward(self._x, self._kept, weight, self.work)
-        return [self._back(dx, "bottom"), None]
-
-    def _back(self, rows: Array, role: str) -> Array:
-        return as_stored(np.moveaxis(rows.reshape(self._shape), -1, self._axis), self.work, role)
-
-    def _divide_by(self, rows: int) -> float | None:
-        match self._mode:
-            case LossParameter.FULL:
-                return rows
-            case LossParameter.VALID:
-                return None
-            case LossParameter.BATCH_SIZE:
-                return prod(self._shape[: self._axis])
-            case _:
-                return 1
+        return [self.back(dx, "bottom"), None]
 
 
-class Accuracy(_Labelled):
+class Accuracy(Labelled):
     """The share of rows with the true class among the `top_k` best; the second top is by class."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {

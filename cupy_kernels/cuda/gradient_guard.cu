@@ -1,10 +1,10 @@
 // The gradient's L2 norm, and the verdict that follows from it: clip, unscale, or skip the step.
 //
 // Layout: a float32 arena of n floats, 16-byte aligned. Sums run in a fixed order, in two stages:
-// `square_sums` gives one partial a block, in a number that depends on n alone; `judge` adds them up in
+// `square_sums` gives one partial a block, in a number that depends on n alone; `check_norm` adds them up in
 // double precision. A NaN or an infinity makes the sum not finite and is never lost on the way,
 // as it would be in a maximum; squares of finite values beyond about 1e19 overflow to infinity.
-// Launch: `square_sums` a grid-stride loop over quadruples in blocks of 256; `judge` one block.
+// Launch: `square_sums` a grid-stride loop over quadruples in blocks of 256; `check_norm` one block.
 #include "arena.cuh"
 
 // 4 bytes an element.
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // norm = unscale * sqrt(sum of partials); scale = unscale, times clip / norm where norm > clip > 0.
 // Caffe clips before it divides by iter_size: let unscale hold that division only if clip is 0.
 extern "C" __global__ void __launch_bounds__(256)
-    judge(const float* partials, const Hyper* hyper, Verdict* verdict, i64 count) {
+    check_norm(const float* partials, const Hyper* hyper, Verdict* verdict, i64 count) {
   __shared__ double sums[256];
   int t = threadIdx.x;
   double sum = 0.0;

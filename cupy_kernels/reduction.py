@@ -1,0 +1,40 @@
+"""Reductions along the rows of matrices (rows, width): sums of terms, and the largest values.
+
+Results are valid until the next call with the same workspace.
+"""
+
+from enum import IntEnum
+
+from cupy_kernels.backends import pick
+from cupy_kernels.cpu import reduction as on_host
+from cupy_kernels.gpu import reduction as in_kernels
+from cupy_kernels.kernel_specs.reduction import MAGNITUDES, SQUARES, VALUES
+from cupy_kernels.types import Array
+from cupy_kernels.workspace import Workspace
+
+
+class Term(IntEnum):
+    """What is summed: each x, its absolute value, or its square."""
+
+    VALUES = VALUES
+    MAGNITUDES = MAGNITUDES
+    SQUARES = SQUARES
+
+
+def row_sums(x: Array, term: Term, factor: float, work: Workspace) -> Array:
+    """(rows,): factor times the sum of each row's terms."""
+    return pick(x, on_host.row_sums, in_kernels.row_sums)(x, term, factor, work)
+
+
+def row_sums_backward(dy: Array, x: Array, term: Term, factor: float, work: Workspace) -> Array:
+    """dx (rows, width) for dy (rows,); the derivative of a magnitude at 0 is 0."""
+    body = pick(dy, on_host.row_sums_backward, in_kernels.row_sums_backward)
+    return body(dy, x, term, factor, work)
+
+
+def row_largest(x: Array, count: int, work: Workspace) -> tuple[Array, Array]:
+    """(places, values) of the `count` largest of each row, (rows, count) each, as float32.
+
+    The largest is first. Of equal values the last place is first. NaN is below all numbers.
+    """
+    return pick(x, on_host.row_largest, in_kernels.row_largest)(x, count, work)

@@ -1,0 +1,186 @@
+"""`worker.run`: functions of one's own on the rows of a Spark DataFrame."""
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import ps
+import worker
+from shards.errors import BadInput, GiveUp
+
+WANTED = np.array([1.0, -2.0, 3.0], np.float32)
+PARAMS = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
+ROWS = 120
+
+
+@pytest.fixture(scope="module")
+def lines(spark: Any) -> Any:
+    """Points on a line through WANTED and 5, with a column of lists, one of text, a ragged one."""
+    dice = np.random.default_rng(3)
+    rows = []
+    for row in range(ROWS):
+        x = dice.standard_normal(3).astype(np.float32)
+        rows.append(
+            (row, [float(v) for v in x], float(x @ WANTED + 5), f"row {row}", [1] * (row % 3))
+        )
+    schema = "id long, x array<float>, y float, name string, words array<int>"
+    return spark.createDataFrame(rows, schema).repartition(2).cache()
+
+
+def gradient(params: Any, batch: Any) -> tuple[float, Any]:
+    """The loss of the line at `params`, and its gradient."""
+    error = batch["x"] @ params["slope"] + params["offset"] - batch["y"]
+    grads = {"slope": batch["x"].T @ error / len(error), "offset": error.mean()}
+    return float(error @ error) / (2 * len(error)), grads
+
+
+def distance(params: Any) -> float:
+    """How far the parameters are from the line."""
+    return float(np.abs(params["slope"] - WANTED).max() + abs(params["offset"] - 5))
+
+
+def with_loop(args: Any, ctx: worker.Context) -> None:
+    ctx.loop(gradient, args["size"], epochs=args["epochs"])
+
+
+def with_steps(args: Any, ctx: worker.Context) -> None:
+    """A loop of one's own over the SDK, which checks what it is given."""
+    assert ctx.chief == (ctx.rank == 0)
+    assert ctx.worker.name == f"w{ctx.rank}"
+    seen: list[int] = []
+    for batch in ctx.batches(7, epochs=2, ragged=["words"]):
+        assert batch["x"].dtype == np.float32
+        assert batch["name"][0] == f"row {batch['id'][0]}"
+        assert [len(words) for words in batch["words"]] == [row % 3 for row in batch["id"]]
+        seen += batch["id"].tolist()
+        with ctx.worker.step(samples=len(batch["y"])) as step:
+            step.loss, grads = gradient(step.pull(), batch)
+            step.push(grads)
+    assert sorted(seen) == sorted(2 * sorted(set(seen))), "each row is in each epoch once"
+
+
+@pytest.mark.parametrize("strategy", ["downpour:scale=1", "easgd:tau=4", "bsp"])
+def test_a_gradient_trains_with_a_strategy(lines: Any, strategy: str, tmp_path: Path) -> None:
+    params = ps.Dense.like(PARAMS, rate=0.1)
+    trained = worker.run(
+        lines,
+        with_loop,
+        {"size": 10, "epochs": 15},
+        params=params,
+        strategy=strategy,
+        staleness=0 if strategy == "bsp" else 8,
+        shards_in="processes",
+    )
+    assert distance(trained.params) < distance(PARAMS) / 5
+    assert sum(report.samples for report in trained.outcome.reports) >= 15 * ROWS
+    saved = load_file(trained.save(tmp_path / "line.safetensors"))
+    assert np.array_equal(saved["slope"], trained.params["slope"])
+    with pytest.raises(BadInput, match=r"expected .safetensors, got '.txt'"):
+        trained.save(tmp_path / "line.txt")
+
+
+def test_a_loop_of_ones_own_sees_every_row_once_an_epoch(lines: Any) -> None:
+    trained = worker.run(lines, with_steps, params=PARAMS, shards_in="processes", shards=2)
+    assert sum(report.samples for report in trained.outcome.reports) == 2 * ROWS
+    steps = sum(report.steps for report in trained.outcome.reports)
+    assert [status.version for status in trained.outcome.statuses] == [steps, steps]
+
+
+def failing_once(args: Any, ctx: worker.Context) -> None:
+    """Fail in the middle, in the first attempt of one worker."""
+    for number, batch in enumerate(ctx.batches(5, epochs=2, columns=["id", "x", "y"])):
+        if ctx.chief and number == 6 and not Path(args).exists():
+            Path(args).touch()
+            raise RuntimeError("the first attempt fails here")
+        with ctx.worker.step(samples=len(batch["y"])) as step:
+            step.pull()
+            step.push({"slope": np.zeros(3), "offset": -float(batch["id"].sum())})
+
+
+def test_a_retried_task_trains_on_each_row_once_an_epoch(lines: Any, tmp_path: Path) -> None:
+    """The sum of what was pushed proves the count: every id twice."""
+    table = ps.Dense.like(PARAMS, rate=1.0)
+    trained = worker.run(
+        lines,
+        failing_once,
+        str(tmp_path / "failed"),
+        params=table,
+        strategy="downpour:scale=1",
+        staleness=None,
+        shards_in="processes",
+    )
+    assert (tmp_path / "failed").exists()
+    assert trained.params["offset"] == 2 * sum(range(ROWS))
+
+
+def test_training_ends_when_a_test_reaches_the_target(lines: Any) -> None:
+    """Workers without an end are stopped, and the parameters are those that were reached."""
+    figures = {"distance": distance}
+    trained = worker.run(
+        lines,
+        with_loop,
+        {"size": 10, "epochs": None},
+        params=ps.Dense.like(PARAMS, rate=0.1),
+        shards_in="processes",
+        evaluate=worker.Evaluate(
+            lambda params: {name: each(params) for name, each in figures.items()},
+            every=10,
+            until=lambda found: found["distance"] < 0.5,
+        ),
+    )
+    assert not trained.outcome.interrupted
+    assert trained.evaluations[-1].figures["distance"] < 0.6
+
+
+def reading_twice(_args: Any, ctx: worker.Context) -> None:
+    ctx.batches(4, epochs=1)
+    ctx.feed.next_batch(4)
+
+
+def of_feed(_args: Any, ctx: worker.Context) -> None:
+    rows = 0
+    while not ctx.feed.should_stop():
+        rows += len(ctx.feed.next_batch(32)["id"])
+        with ctx.worker.step(samples=rows) as step:
+            step.pull()
+    with ctx.worker.step() as step:
+        step.pull()
+        step.push({"slope": np.zeros(3), "offset": -float(rows)})
+
+
+def test_the_feed_gives_each_row_once(lines: Any) -> None:
+    table = ps.Dense.like(PARAMS, rate=1.0)
+    options: dict[str, Any] = {"strategy": "downpour:scale=1", "shards_in": "processes"}
+    assert worker.run(lines, of_feed, params=table, **options).params["offset"] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "message"),
+    [
+        (reading_twice, {}, "expected the rows to be read once in a task"),
+        (
+            lambda _args, ctx: next(ctx.batches(4, columns=["z"])),
+            {},
+            "worker w[01]'s rows: expected a column z, got id, x, y, name, words",
+        ),
+        (lambda _args, ctx: ctx.batches(0), {}, "batches: size: expected a whole number"),
+        (3, {}, "run: train: expected a function of args and ctx, got 3"),
+        (with_loop, {"workers": 500}, "expected at most 120, as the data has 120 rows"),
+        (with_loop, {"evaluate": 3}, "run: evaluate: expected a function of the parameters"),
+        (with_loop, {"params": {"w": "x"}}, "params"),
+        (with_loop, {"strategy": "nothing"}, "strategy: expected one of"),
+    ],
+)
+def test_wrong_input_is_named(lines: Any, train: Any, options: Any, message: str) -> None:
+    given = {"params": PARAMS, "shards_in": "processes"} | options
+    with pytest.raises((BadInput, GiveUp), match=message):
+        worker.run(lines, train, **given)
+
+
+def test_a_function_that_cannot_be_sent_is_named(lines: Any) -> None:
+    with pytest.raises(BadInput, match=r"run: args: expected what can be sent.*'_thread.lock'"):
+        worker.run(lines, with_loop, Lock(), params=PARAMS)

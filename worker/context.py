@@ -1,0 +1,282 @@
+"""What a function of `worker.run` is given in its Spark task: its worker, its rows, its place.
+
+    def train(args, ctx):
+        for batch in ctx.batches(64, epochs=3):
+            with ctx.worker.step(samples=len(batch["label"])) as step:
+                params = step.pull()
+                step.loss, gradients = value_and_grad(params, batch)
+                step.push(gradients)
+
+A retried task takes over the worker's name and begins after its last applied push, at the batch
+that comes next; the function need do nothing for that.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import ps
+from ps.logs import Logger, logger
+from ps.session.compression import Compression
+from shards import arguments
+from shards.errors import BadInput
+from worker.feed import ColumnBatches, RowFeed, selected
+from worker.own_loop import FunctionModel, Gradient
+from worker.own_state import Continued, continued
+from worker.step_machine import Plan
+from worker.training_loop import WorkerReport, train_worker
+
+Batch = dict[str, NDArray[Any]]
+Train = Callable[[Any, "Context"], object]
+"""A function of `worker.run`: its arguments and its context."""
+
+
+class Context:
+    """One worker of `worker.run`, in its task.
+
+    `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to
+    `workers` - 1; that of rank 0 is the `chief`. `attempt` is higher for each later attempt of
+    Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is a
+    logger whose records name job and worker.
+    """
+
+    def __init__(
+        self,
+        job: ps.Job,
+        me: ps.Worker,
+        rows: Iterator[pa.RecordBatch],
+        plan: Plan,
+        *,
+        rank: int,
+        workers: int,
+        attempt: int,
+        gpus: Sequence[str],
+        shuffle: bool,
+        own: Continued,
+    ) -> None:
+        self.job = job
+        self.worker = me
+        self.rank = rank
+        self.workers = workers
+        self.attempt = attempt
+        self.gpus = tuple(gpus)
+        self.log: Logger = logger("worker.run", job=job.cluster.job, worker=me.name)
+        self.plan = plan
+        self._rows: Iterator[pa.RecordBatch] | None = rows
+        self._shuffle = shuffle
+        self._own = own
+        self._open = ExitStack()
+        self._feed: RowFeed | None = None
+        self.samples = 0
+        self.data_s = 0.0
+        self.lost = ""
+
+    @property
+    def chief(self) -> bool:
+        """Whether this is the worker that may export, of which there is one."""
+        return self.rank == 0
+
+    @property
+    def feed(self) -> RowFeed:
+        """The rows one after another, each once: `next_batch(n)` until `should_stop()`."""
+        if self._feed is None:
+            self._feed = RowFeed(self._take_rows("feed"), f"worker {self.worker.name}'s rows")
+        return self._feed
+
+    def batches(
+        self,
+        size: int,
+        *,
+        epochs: int | None = None,
+        columns: Collection[str] | None = None,
+        ragged: Collection[str] = (),
+    ) -> Iterator[Batch]:
+        """Minibatches of `size` rows from this worker's next step on, an array a column.
+
+        Each epoch has every row once, shuffled by the seed unless the job's `shuffle` is off.
+        `epochs` None is without end; otherwise the last batch may be shorter. `columns` None is all
+        of them. Numbers are arrays of their type, (size,); lists of numbers of one length
+        (size, length); text, bytes and the lists in the columns `ragged` are arrays of objects.
+        A batch is taken for one step: a retried task begins with the batch of the first step that
+        was not applied. The rows can be read once in each task. Raises BadInput for a row that does
+        not fit, naming column and row.
+        """
+        return self._batches(self.worker.client.step, size, epochs, columns, ragged)
+
+    def _batches(
+        self,
+        first: int,
+        size: int,
+        epochs: int | None,
+        columns: Collection[str] | None,
+        ragged: Collection[str],
+    ) -> Iterator[Batch]:
+        """The batches from that of step `first` on."""
+        arguments.whole("batches: size", size, 1)
+        if epochs is not None:
+            arguments.whole("batches: epochs", epochs, 1)
+        me = self.worker
+        batches = ColumnBatches(
+            self._take_rows("batches"),
+            size,
+            self.plan.seed,
+            me.name,
+            columns=columns,
+            ragged=ragged,
+            start_step=first,
+            shuffle=self._shuffle,
+            epochs=epochs,
+        )
+        self._open.callback(batches.close)
+        return self._counted(batches)
+
+    def rows(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows as the Arrow record batches in which Spark sends them, from the first row on."""
+        for batch in self._take_rows("rows"):
+            self.samples += batch.num_rows
+            yield selected(batch, columns, f"worker {self.worker.name}'s rows")
+
+    def loop(
+        self,
+        gradient: Gradient,
+        batch_size: int,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        columns: Collection[str] | None = None,
+        ragged: Collection[str] = (),
+    ) -> WorkerReport:
+        """Train with the job's strategy until `epochs` or `steps` are over, whichever is first.
+
+        `gradient(params, batch)` returns the loss and the gradient, in the structure of the
+        parameters. `steps` counts over all attempts; None is the job's `max_iter`. Rows are read as
+        by `batches`. Raises BadInput for a job with several tables.
+        """
+        plan = self.plan
+        if steps is not None:
+            plan = msgspec.structs.replace(plan, steps=arguments.whole("loop: steps", steps, 1))
+        ((name, dense),) = self.job.tables.items()
+        model = FunctionModel(dense.table(name), self.job, gradient)
+        client, self.lost = self.worker.client, self._own.lost
+        first = client.step + self._own.steps
+        batches = self._batches(first, batch_size, epochs, columns, ragged)
+        return train_worker(client, model, batches, plan, own=self._own)
+
+    def close(self) -> None:
+        """Drop the copy of the rows."""
+        self._open.close()
+
+    def _take_rows(self, use: str) -> Iterator[pa.RecordBatch]:
+        if self._rows is None:
+            raise BadInput(
+                f"{use}: expected the rows to be read once in a task, by one of batches, feed, rows"
+                " and loop; they are already being read"
+            )
+        rows, self._rows = self._rows, None
+        return rows
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, with their rows and the time that they take counted for the report."""
+        while True:
+            if self.worker.client.step >= self.plan.steps:
+                return
+            started = time.monotonic()
+            batch = next(batches, None)
+            self.data_s += time.monotonic() - started
+            if batch is None:
+                return
+            self.samples += len(next(iter(batch.values())))
+            yield batch
+
+
+class FunctionTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that each worker runs in place of the worker loop, and what it is given.
+
+    `tables` describe the job's, without their first values. The function and its arguments reach
+    the tasks as Spark sends any function.
+    """
+
+    train: Train
+    args: Any
+    tables: ps.Tables
+    workers: int
+
+
+class TaskAttempt(msgspec.Struct, frozen=True):
+    """Which task this is: its partition, Spark's attempt at it, and the GPUs that it was assigned.
+
+    `incarnation` is the worker's, and `first_incarnation` that of the job's first tasks.
+    """
+
+    partition: int
+    attempt: int
+    incarnation: int
+    first_incarnation: int
+    gpus: tuple[str, ...] = ()
+
+
+def run_function(
+    task: FunctionTask,
+    plan: Plan,
+    rows: Iterator[pa.RecordBatch],
+    cluster: ps.Cluster,
+    *,
+    place: TaskAttempt,
+    shuffle: bool,
+    compression: Compression,
+    resumed: str | None,
+    **options: Any,
+) -> WorkerReport:
+    """Run the function as worker `w<partition>` until it returns, and report on it.
+
+    `options` are those of the worker's client.
+    """
+    started = time.monotonic()
+    job = ps.connect(cluster, tables=task.tables)
+    name = f"w{place.partition}"
+    with job.worker(name, incarnation=place.incarnation, compression=compression, **options) as me:
+        first_step = me.client.step
+        own = continued(
+            me.client,
+            plan.strategy,
+            resumed=resumed,
+            snapshots=options.get("keep"),
+            first_incarnation=place.first_incarnation,
+        )
+        ctx = Context(
+            job,
+            me,
+            rows,
+            plan,
+            rank=place.partition,
+            workers=task.workers,
+            attempt=place.attempt,
+            gpus=place.gpus,
+            shuffle=shuffle,
+            own=own,
+        )
+        with ExitStack() as stack:
+            stack.callback(ctx.close)
+            task.train(task.args, ctx)
+        me.flush()
+        times, seconds = me.client.times, time.monotonic() - started
+        return WorkerReport(
+            worker=name,
+            incarnation=place.incarnation,
+            steps=me.client.step - first_step,
+            samples=ctx.samples,
+            seconds=seconds,
+            compute_s=max(0.0, seconds - ctx.data_s - times.waited_s - times.network_s),
+            data_s=ctx.data_s,
+            waited_s=times.waited_s,
+            network_s=times.network_s,
+            serialise_s=times.serialise_s,
+            duplicates=me.client.duplicates,
+            transports=me.client.transports,
+            lost=ctx.lost,
+        )

@@ -1,0 +1,104 @@
+"""The rows of a worker of `worker.run`: minibatches of all columns, of whatever type they are.
+
+    for batch in ctx.batches(64, epochs=3):     # {"x": (64, 14) float32, "label": (64,) int64}
+        ...
+
+The order and the promises are those of worker/batches.py: each row once an epoch, the same batches
+in the same order after a retry. `RowFeed` gives the rows once, in the order in which they arrive,
+without a copy on disk.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards import arguments
+from shards.errors import BadInput
+from worker.batches import Batches
+from worker.column_spool import ColumnSpool, column_arrays
+
+
+class ColumnBatches(Batches):
+    """Minibatches of the `columns` of a stream of record batches; all columns if None."""
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        batch_size: int,
+        seed: int,
+        worker: str,
+        *,
+        columns: Collection[str] | None = None,
+        ragged: Collection[str] = (),
+        **options: Any,
+    ) -> None:
+        """`ragged` names columns of lists that differ in length; options as of `Batches`."""
+        super().__init__(stream, batch_size, seed, worker, **options)
+        self._wanted = columns
+        self._ragged = ragged
+
+    def _append(self, batch: Any) -> None:
+        wanted = selected(batch, self._wanted, self._where)
+        if self._spool is None:
+            self._spool = ColumnSpool(wanted, self._where, ragged=self._ragged, folder=self._folder)
+        self._spool.append(wanted)
+
+
+class RowFeed:
+    """The rows of a worker, each once, in the order in which they arrive.
+
+    Rows that were given out before a task failed come again when it is retried; use
+    `Context.batches` where a retried step must have the same rows.
+    """
+
+    def __init__(self, stream: Iterator[Any], where: str) -> None:
+        self._stream = stream
+        self._where = where
+        self._waiting: list[Any] = []
+        self._ended = False
+
+    def should_stop(self) -> bool:
+        """Whether there are no more rows."""
+        return not self._fill(1)
+
+    def next_batch(self, rows: int) -> dict[str, NDArray[Any]]:
+        """The next rows as an array a column: as many as asked for, fewer at the end.
+
+        Raises BadInput when no rows are left; `should_stop` says so before.
+        """
+        wanted = arguments.whole("next_batch: rows", rows, 1)
+        found = min(self._fill(wanted), wanted)
+        if not found:
+            raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting = table.slice(found).to_batches()
+        return column_arrays(table.slice(0, found), self._where)
+
+    def terminate(self) -> None:
+        """Give out no more rows; those that are left are not read."""
+        self._waiting, self._ended = [], True
+
+    def _fill(self, rows: int) -> int:
+        """Read until so many rows wait, or the stream ends; returns how many wait."""
+        count: int = sum(batch.num_rows for batch in self._waiting)
+        while count < rows and not self._ended:
+            batch = next(self._stream, None)
+            if batch is None:
+                self._ended = True
+            elif batch.num_rows:
+                self._waiting.append(batch)
+                count += batch.num_rows
+        return count
+
+
+def selected(batch: Any, columns: Collection[str] | None, where: str) -> Any:
+    """The record batch with these columns only; raises BadInput for one that it lacks."""
+    if columns is None:
+        return batch
+    for name in columns:
+        if name not in batch.schema.names:
+            got = ", ".join(batch.schema.names)
+            raise BadInput(f"{where}: expected a column {name}, got {got}")
+    return batch.select(list(columns))
