@@ -90,7 +90,10 @@ def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:
 
 
 REFUSED = [
-    (f"{TEST} --weights net.prototxt", r"net\.prototxt: expected a \.caffemodel, got "),
+    (
+        f"{TEST} --weights net.prototxt",
+        r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got ",
+    ),
     (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),

@@ -212,9 +212,14 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --solver net.prototxt", ".*net.prototxt:2: .* no field named"),
     _line(f"{TRAIN} --solver /dev/null", "/dev/null: expected a base_lr, got none"),
     _line(f"{TRAIN} --solver {'x' * 300}", ".*x: cannot be read: File name too long"),
-    _line(f"{TRAIN} --weights nowhere", ".*nowhere: cannot be read: No such file"),
-    _line(f"{TRAIN} --weights data", ".*data: cannot be read: Is a directory"),
-    _line(f"{TRAIN} --weights net.prototxt", ".*net.prototxt: expected a .caffemodel, got"),
+    _line(
+        f"{TRAIN} --weights nowhere", ".*nowhere: expected .caffemodel, .h5 or .safetensors, got ''"
+    ),
+    _line(f"{TRAIN} --weights data", ".*data: expected .caffemodel, .h5 or"),
+    _line(
+        f"{TRAIN} --weights net.prototxt",
+        ".*net.prototxt: expected .caffemodel, .h5 or .safetensors, got",
+    ),
     _line(f"{TRAIN} --weights broken.safetensors", ".*broken.safetensors: expected a .safetens"),
     _line(f"{TRAIN} --out data", "run folder .*data: expected a new folder, got one with "),
     _line(f"{TRAIN} --out .", "run folder .*: expected a new folder, got one with "),
@@ -342,9 +347,11 @@ ROWS: list[Row] = [
     _line("test", "test: expected --solver, got none"),
     _line("test --solver solver.prototxt", "test: expected --weights, got none"),
     _line(TEST, "broken.safetensors: expected a .safetensors file"),
-    _line(f"{TEST} --weights nowhere", "nowhere: cannot be read: No such file"),
+    _line(
+        f"{TEST} --weights nowhere", "nowhere: expected .caffemodel, .h5 or .safetensors, got ''"
+    ),
     _line(f"{TEST} --weights w.safetensors", "w.safetensors: expected a .safetensors file: No"),
-    _line(f"{TEST} --weights data", "data: cannot be read: Is a directory"),
+    _line(f"{TEST} --weights data", "data: expected .caffemodel, .h5 or"),
     _line(f"{TEST} --solver nowhere", "nowhere: cannot be read: No such file"),
     _line(f"{TEST} --solver net.prototxt", "net.prototxt:2: .* no field named"),
     _line(f"{TEST} --solver data", "data: cannot be read: Is a directory"),

@@ -129,7 +129,7 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ),
         ({"transport": "mail"}, "train: transport: expected auto or tcp or ipc or shm, got 'mail'"),
         ({"shard_device": "tpu"}, "train: shard_device: expected cpu or gpu, got 'tpu'"),
-        ({"weights": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"weights": "nowhere.h5"}, "nowhere.h5: cannot be read: No such file or directory"),
         (
             {"test_data": [1, 2]},
             "train: test_data: expected a Spark DataFrame or a path, got a list of 2",

@@ -593,7 +593,9 @@ def _workers(env: Env) -> dict[str, Target]:
             {"gradient": "table wrong"},
         ),
         "AckFuture.result": Target(ps.AckFuture.result, result, {"timeout_s": "0 seconds"}),
-        "Reader.pull": Target(env.reader.pull, _with(env.reader.pull), table),
+        "Reader.pull": Target(
+            env.reader.pull, _with(env.reader.pull), table | {"consistent": "flag"}
+        ),
     }
 
 
@@ -713,6 +715,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "clip": "0.. number",
                 "prefetch": "flag",
                 "decay": "decay",
+                "workers": "1..",
             },
         ),
         "Job": Target(

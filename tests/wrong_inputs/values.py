@@ -154,7 +154,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "read versions": (*_ANY, 3, "ab", [], [1.5, 0], [-1, 0], [0], [0, 0, 0], ["a", "b"], [None]),
     "device": (*_TEXT, "", "tpu", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "a\nb"),
     "steps": (*_ANY, None, 3, "a", [1.5], ["a"], [3, 1]),
-    "ending": ("w.h5", "w", "w.caffemodel.gz"),
+    "ending": ("w.pt", "w", "w.caffemodel.gz"),
     "params": (
         *_ANY,
         None,

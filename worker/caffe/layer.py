@@ -13,6 +13,7 @@ A new type is one class in `layers/`, and its row in the table at the end of its
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from numpy.typing import DTypeLike
 
 from cupy_kernels import backends, layout, softmax
 from cupy_kernels.backends import as_host
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array, Labels, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
@@ -55,6 +57,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     `precision` is that of products in kernels; the host computes in float32. `makers` are the
     names of the layers that compute the bottoms. `row_shapes` are the shapes of a row of columns
     that the data alone knows. `files` are the files that layers name, as bytes; any other is read.
+    `pool` is the network's memory on the host.
     """
 
     file: str
@@ -64,6 +67,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     makers: tuple[str, ...] = ()
     row_shapes: Mapping[str, Shape] = MappingProxyType({})
     files: Mapping[str, bytes] = MappingProxyType({})
+    pool: HostPool = msgspec.field(default_factory=HostPool)
 
     def read_blob(self, name: str) -> Array:
         """The array in a file of one blob that a layer names; raises BadInput."""
@@ -105,7 +109,10 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `LABELS` are the bottoms that never have a gradient.
+    by default. `work` is its memory, and `works` is more of it, for operations whose results must
+    outlive those of others. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
+    whether a layer in place behind may write into its top: no bottom shares its memory, and
+    `backward` does not read it.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
@@ -113,6 +120,7 @@ class Layer(ABC):
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
     LABELS: ClassVar[frozenset[int]] = frozenset()
+    OVERWRITABLE: ClassVar[bool] = False
     captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(
@@ -125,7 +133,8 @@ class Layer(ABC):
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
         self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
         self.owned: list[LayerTensor] = []
-        self.work = Workspace()
+        self.work = Workspace(setting.pool)
+        self.works = defaultdict[object, Workspace](lambda: Workspace(setting.pool))
         self.bottoms = tuple(bottoms)
         self._check_fields()
         self._check_blobs()

@@ -45,7 +45,7 @@ class CaffeModel:
         """See `worker.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
         moment = StepKey(step, seed)
-        self.net.forward(weights, self.net.prepare(batch, moment), moment)
+        self.net.forward(weights, self.net.prepare(batch, moment), moment, release=True)
         self.net.backward(weights, out)
         return self.net.loss()
 

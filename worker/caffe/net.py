@@ -12,6 +12,7 @@ Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an aren
 hold the same bytes. Padding in the arena's gradient is zero.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import backends, eltwise, reduction
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
@@ -98,6 +100,7 @@ class Network:
         self._columns: dict[int, str] = {}
         self._tensors: list[LayerTensor] = []
         self._shared: dict[str, int] = {}
+        pool = HostPool()
         setting = LayerContext(
             file,
             description.phase,
@@ -105,6 +108,7 @@ class Network:
             description.precision,
             row_shapes=description.row_shapes,
             files=description.files,
+            pool=pool,
         )
         for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
@@ -115,8 +119,9 @@ class Network:
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
         ]
         self._values: dict[int, AnyArray] = {}
-        self._work = Workspace()
-        self._sums: dict[int, Workspace] = {}
+        self._last = {value: i for i, node in enumerate(self.nodes) for value in node.bottoms}
+        self._work = Workspace(pool)
+        self._sums = defaultdict[int, Workspace](lambda: Workspace(pool))
 
     @property
     def name(self) -> str:
@@ -260,19 +265,23 @@ class Network:
         batch: Batch,
         moment: StepKey = START,
         wanted: Collection[str] | None = None,
+        *,
+        release: bool = False,
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
 
         `batch` is what `prepare` returns; a net without a crop, a mirror, a mean file or a
         transposed column takes it as it is.
         The network runs on the device that holds `weights`; columns may be there or on the host.
+        With `release`, each blob is dropped behind its last reader: layers then keep only what a
+        backward pass needs.
         """
         tensors = self._bind(weights)
         if backends.backend_of(weights).runs_kernels:
             self._check_values(batch, wanted)
         needed = None if wanted is None else self._needed(wanted)
-        self._values = {}
-        for node in self.nodes:
+        self._values, losses = {}, self._losses()
+        for number, node in enumerate(self.nodes):
             if needed is not None and not needed.intersection(node.tops):
                 continue
             if isinstance(node.layer, SourceLayer):
@@ -283,6 +292,11 @@ class Network:
             bottoms = [self._values[value] for value in node.bottoms]
             tops = node.layer.forward(bottoms, _of(node, tensors), moment)
             self._values.update(zip(node.tops, tops, strict=True))
+            if release:
+                for value in set(node.bottoms).difference(losses):
+                    if self._last[value] == number:
+                        del self._values[value]
+                del bottoms
 
     def blob(self, name: str) -> AnyArray:
         """A copy of a blob of the latest forward pass, in Caffe's order."""
@@ -318,8 +332,10 @@ class Network:
         for node in reversed(self.nodes):
             for place, change in node.layer.buffer_changes().items():
                 backends.copy(change, into[node.tensors[place]])
-            tops = [gradients.get(value) for value in node.tops]
-            if isinstance(node.layer, SourceLayer) or all(top is None for top in tops):
+            if isinstance(node.layer, SourceLayer):
+                continue
+            tops = [gradients.pop(value, None) for value in node.tops]
+            if all(top is None for top in tops):
                 continue
             if not any(node.wanted) and not node.tensors:
                 continue
@@ -331,6 +347,7 @@ class Network:
                     gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
                     gradients[value] = gradient
+            del tops, found, gradient
         return {
             name: _caffes(gradients[self._names[name]])
             for name in self.inputs
@@ -439,8 +456,8 @@ class Network:
         array = self._values[value]
         if array.ndim == 0:
             return array
-        work = self._sums.setdefault(value, Workspace())
-        return reduction.row_sums(array.reshape(1, -1), Term.VALUES, 1.0, work).reshape(())
+        rows = array.reshape(1, -1)
+        return reduction.row_sums(rows, Term.VALUES, 1.0, self._sums[value]).reshape(())
 
     def _bind(self, arena: Array) -> list[Array]:
         """The tensors as views of an arena, a float32 array of the table's size."""
@@ -486,12 +503,13 @@ class Network:
 
     def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
         """The sum of two gradients of a value, in separate memory: `held` may be a layer's own."""
-        total = self._work.take(f"sum{value}", held.shape, held)
         if value not in summed:
+            total = self._work.take(f"sum{value}", held.shape, held)
             backends.copy(held, total)
             summed.add(value)
-        eltwise.accumulate(more, total)
-        return total
+            held = total
+        eltwise.accumulate(more, held)
+        return held
 
     def _seed(self, value: int, weight: float) -> Array:
         """The gradient of the net's loss by one of its terms: the weight of each number."""
