@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
+    from worker.caffe_inference import features, test
     from worker.code_archive import pack_code
     from worker.context import Context
     from worker.function_run import Evaluate, RunResult, run
@@ -75,6 +76,7 @@ __all__ = [
     "SparkNet",
     "StaleRate",
     "Trained",
+    "features",
     "image_batch",
     "image_schema",
     "loop",
@@ -83,6 +85,7 @@ __all__ = [
     "run",
     "run_job",
     "start",
+    "test",
     "train",
     "train_worker",
 ]
@@ -117,6 +120,7 @@ _HOMES = {
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
+    "features": "worker.caffe_inference",
     "image_batch": "worker.image_table",
     "image_schema": "worker.image_table",
     "loop": "worker.own_loop",
@@ -125,6 +129,7 @@ _HOMES = {
     "run": "worker.function_run",
     "run_job": "worker.job_runner",
     "start": "worker.own_loop",
+    "test": "worker.caffe_inference",
     "train": "worker.api",
     "train_worker": "worker.training_loop",
 }
