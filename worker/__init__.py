@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from worker.caffe_inference import features, test
     from worker.code_archive import pack_code
     from worker.context import Context
+    from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+    from worker.data.source import Sample, Source
     from worker.function_run import Evaluate, RunResult, run
-    from worker.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
     from worker.sources import open_source
+    from worker.spark import sequence_file
     from worker.strategies import (
         ADAG,
         ASP,
@@ -70,12 +72,15 @@ __all__ = [
     "Outcome",
     "Plan",
     "RunResult",
+    "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
+    "Source",
     "SparkNet",
     "StaleRate",
     "Trained",
+    "Wanted",
     "features",
     "image_batch",
     "image_schema",
@@ -84,6 +89,7 @@ __all__ = [
     "pack_code",
     "run",
     "run_job",
+    "sequence_file",
     "start",
     "test",
     "train",
@@ -93,7 +99,7 @@ __all__ = [
 _HOMES = {
     "ADAG": "worker.strategies",
     "ASP": "worker.strategies",
-    "BATCH_ROWS": "worker.image_table",
+    "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
     "Context": "worker.context",
     "DCASGD": "worker.strategies",
@@ -113,6 +119,9 @@ _HOMES = {
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
+    "Sample": "worker.data.source",
+    "Source": "worker.data.source",
+    "Wanted": "worker.data.image_table",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
@@ -121,13 +130,14 @@ _HOMES = {
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
     "features": "worker.caffe_inference",
-    "image_batch": "worker.image_table",
-    "image_schema": "worker.image_table",
+    "image_batch": "worker.data.image_table",
+    "image_schema": "worker.data.image_table",
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
     "run": "worker.function_run",
     "run_job": "worker.job_runner",
+    "sequence_file": "worker.spark",
     "start": "worker.own_loop",
     "test": "worker.caffe_inference",
     "train": "worker.api",

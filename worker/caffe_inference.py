@@ -20,16 +20,17 @@ from threadpoolctl import threadpool_limits
 from ps import paths
 from shards import arguments
 from shards.errors import BadInput
-from worker import arrow_images, inference, spark
+from worker import inference, spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.nets import Net
 from worker.caffe.phases import Phase
-from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
-from worker.dataframes import first_shape
+from worker.columns import DATA
+from worker.dataframes import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
 from worker.job_runner import check_frame
@@ -163,9 +164,9 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
 
 def _net(what: str, net: str | Path | Net) -> Description:
     if isinstance(net, Net):
-        return net.description(Phase.TEST)
+        return with_files(net.description(Phase.TEST))
     path = paths.path(what, net)
-    return Description(read_text(path), Phase.TEST, file=str(path))
+    return with_files(Description(read_text(path), Phase.TEST, file=str(path)))
 
 
 def _names(what: str, blobs: Sequence[str]) -> tuple[str, ...]:
@@ -184,14 +185,12 @@ def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
 
 
 def _model(df: spark.DataFrame, net: Description) -> CaffeModel:
-    """The model for the rows of `df`; raises BadInput for columns that do not fit, and for none."""
-    pixels = arrow_images.pixel_column(df.columns, _WHERE)
-    kinds = spark.column_types(df, {pixels, LABEL})
-    arrow_images.check_pixel_type(kinds[pixels], f"{_WHERE}, column {pixels}")
-    if LABEL in kinds:
-        arrow_images.check_label_type(kinds[LABEL], f"{_WHERE}, column {LABEL}")
-    rows = rows_of(net)
-    return CaffeModel(replace(net, data_shape=first_shape(df, rows.shape, image=rows.image)))
+    """The model for the rows of `df`; raises BadInput for no rows, and for no column of images."""
+    wanted = data_of(net).wanted
+    if not wanted.tops:
+        check_columns(df, (DATA,))
+    shape, others = shapes_of(df, wanted)
+    return CaffeModel(replace(net, data_shape=shape, row_shapes=others))
 
 
 def _forward(
@@ -203,13 +202,11 @@ def _forward(
     batch_size: int,
     device: str,
 ) -> ForwardPass:
-    """The task's part, with the weights read; raises BadInput for a label that a blob lacks."""
+    """What the tasks compute, with the weights read; raises BadInput for a missing column."""
     wanted = parse_device(device)
-    if LABEL in model.net.columns_for(blobs) and LABEL not in df.columns:
-        raise BadInput(
-            f"{_WHERE}: expected a column {LABEL}, which the blobs {', '.join(blobs)} depend on,"
-            f" got {', '.join(df.columns)}"
-        )
+    needed = model.net.columns_for(blobs)
+    columns = model.net.column_specs
+    check_columns(df, [each for each in columns if each.name in needed or each.among(df.columns)])
     path = paths.path(f"{what}: weights", weights)
     arena, _ = read_weights(path, model.net, model.initial(0), model.net.tensors_for(blobs))
     key = secrets.token_hex(8)

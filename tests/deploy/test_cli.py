@@ -109,8 +109,8 @@ def test_names_that_the_system_refuses(downpour: Run, job: Path) -> None:
 
 
 OPTIONS = [
-    ("--data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing there"),
-    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing"),
+    ("--data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing there"),
+    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing"),
     ("--solver nowhere", r"nowhere: cannot be read: No such file"),
     ("--solver data", r"data: cannot be read: Is a directory"),
     ("--weights nowhere.h5", r"nowhere.h5: cannot be read: No such file"),
@@ -158,11 +158,17 @@ def test_wrong_options(option: str, line: str, downpour: Run, job: Path) -> None
     refuses(downpour, job, f"{TRAIN} {option}", line)
 
 
-@pytest.mark.parametrize("missing", ["solver", "data", "out"])
+@pytest.mark.parametrize("missing", ["solver", "out"])
 def test_missing_options(missing: str, downpour: Run, job: Path) -> None:
-    """A new run needs these three options."""
+    """A new run needs these two options."""
     arguments = re.sub(rf"--{missing} \S+", "", TRAIN)
     refuses(downpour, job, arguments, rf"train: expected --{missing}, or --resume with an earlier")
+
+
+def test_data_that_neither_an_option_nor_the_net_names(downpour: Run, job: Path) -> None:
+    """The error names the net, whose data layer could name a source."""
+    line = r"--data: expected data, as no data layer of \S*net\.prototxt names a source to train on"
+    refuses(downpour, job, re.sub(r"--data \S+", "", TRAIN), line)
 
 
 def test_weights_of_another_net(downpour: Run, job: Path) -> None:

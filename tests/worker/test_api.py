@@ -184,7 +184,7 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
     monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
     df = SimpleNamespace(columns=["image", "label"])
     worker.train(df, workers=2, **options)  # type: ignore[arg-type]
     return jobs[0]
@@ -201,7 +201,7 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
     monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
     df = SimpleNamespace(columns=["image", "label"])
     two = np.int64(2)
     worker.train(
