@@ -44,6 +44,17 @@ class Trained(msgspec.Struct, frozen=True):
     evaluations: tuple[Evaluation, ...] = ()
     copied: tuple[Copied, ...] = ()
 
+    def evaluation_table(self) -> pa.Table:
+        """The `evaluations`, a row each: iteration, samples, seconds, and the figures by name.
+
+        `spark.createDataFrame` makes a DataFrame of it.
+        """
+        figures = dict.fromkeys(name for each in self.evaluations for name in each.figures)
+        counts = [("iteration", pa.int64()), ("samples", pa.int64())]
+        reals = [(name, pa.float64()) for name in ("seconds", *figures)]
+        rows = [msgspec.structs.asdict(each) | each.figures for each in self.evaluations]
+        return pa.Table.from_pylist(rows, schema=pa.schema([*counts, *reals]))
+
     def save(self, path: str | Path) -> Path:
         """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
         target = paths.path("save: path", path)
