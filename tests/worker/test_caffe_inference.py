@@ -13,10 +13,12 @@ import worker
 from shards.errors import BadInput
 from tests.support import tiny_job
 from worker import caffe_inference, inference
+from worker import spark as door
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
 from worker.caffe.weight_files import write_weights
+from worker.device_selection import parse_device
 
 ROWS = 40
 NET = tiny_job.NET.replace('top: "accuracy"', 'top: "accuracy" top: "by_class"')
@@ -77,7 +79,7 @@ def test_means_of_columns(spark: Any, job: Path) -> None:
 
 def test_empty_partitions_have_no_weight(spark: Any, job: Path) -> None:
     """A mean is over rows, not over partitions."""
-    files = {"solver": job / "solver.prototxt", "weights": job / "w.safetensors"}
+    files: dict[str, Any] = {"solver": job / "solver.prototxt", "weights": job / "w.safetensors"}
     few = spark.createDataFrame(tiny_job.image_table(3))
     spread, together = (worker.test(few.repartition(parts), **files) for parts in (8, 1))
     assert together["loss"][0] > 0
@@ -115,7 +117,11 @@ def test_features_of_a_data_frame(spark: Any, job: Path) -> None:
 def test_features_without_ids_and_labels(spark: Any, job: Path, tmp_path: Path) -> None:
     """Spark numbers the rows, a label may have another name or be missing, and Spark's own writers
     take the result."""
-    files = {"net": job / "net.prototxt", "weights": job / "w.safetensors", "blobs": ["ip1"]}
+    files: dict[str, Any] = {
+        "net": job / "net.prototxt",
+        "weights": job / "w.safetensors",
+        "blobs": ["ip1"],
+    }
     df = frame(spark, label=None, digit=[n % 3 + 0.0 for n in range(ROWS)])
     named = worker.features(df, label="digit", **files)
     assert named.columns == ["SampleID", "ip1", "label"]
@@ -158,7 +164,7 @@ def test_a_process_builds_the_net_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(key: str, weights: NDArray[np.float32]) -> pa.Table:
         forward = caffe_inference.ForwardPass(
-            key, model.net.description, weights, ("ip2",), 8, caffe_inference.parse_device("cpu")
+            key, model.net.description, weights, ("ip2",), 8, parse_device("cpu")
         )
         rows = iter(tiny_job.image_table(ROWS).to_batches())
         return pa.Table.from_batches(caffe_inference._features(rows, 0, 1, (), forward=forward))
@@ -225,8 +231,8 @@ def test_wrong_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each is one line, before any task over the rows starts."""
-    monkeypatch.setattr(caffe_inference.spark, "map_tasks", lambda *_, **__: pytest.fail("a task"))
-    monkeypatch.setattr(caffe_inference.spark, "run_tasks", lambda *_, **__: pytest.fail("a task"))
+    monkeypatch.setattr(door, "map_tasks", lambda *_, **__: pytest.fail("a task"))
+    monkeypatch.setattr(door, "run_tasks", lambda *_, **__: pytest.fail("a task"))
     given: dict[str, Any] = {"weights": job / "w.safetensors"}
     if function == "test":
         given["solver"] = job / "solver.prototxt"
@@ -240,7 +246,7 @@ def test_wrong_inputs(
 
 def test_wrong_weights_and_no_rows(spark: Any, job: Path) -> None:
     """Weights of another net, an empty DataFrame and what is no DataFrame."""
-    files = {"net": job / "net.prototxt", "weights": job / "w.safetensors"}
+    files: dict[str, Any] = {"net": job / "net.prototxt", "weights": job / "w.safetensors"}
     with pytest.raises(BadInput, match=r"^the DataFrame: expected rows, got none$"):
         worker.test(frame(spark).limit(0), **files)
     with pytest.raises(BadInput, match=r"^test: df: expected a Spark DataFrame, got "):
