@@ -59,8 +59,6 @@ class RowStore(Protocol):
 class Batches(Iterator[dict[str, NDArray[Any]]]):
     """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
-    It is endless, unless a number of `epochs` is given.
-
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
     labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
@@ -91,7 +89,6 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         columns: Sequence[ColumnSpec] = (),
         classes: int | None = None,
         folder: str | Path | None = None,
-        epochs: int | None = None,
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
@@ -108,7 +105,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._columns = columns or (msgspec.structs.replace(DATA, shape=shape), *labels)
         self._classes = classes
         self._folder = folder
-        self._epochs = epochs
+        self._epochs: int | None = None  # a subclass may end
         self._spool: RowStore | None = None
         self._order = self._places(start_step * batch_size)
         self._waiting: Indices = np.empty(0, np.int64)

@@ -116,7 +116,7 @@ OPTIONS = [
     ("--weights nowhere.h5", r"nowhere.h5: cannot be read: No such file"),
     (
         "--weights net.prototxt",
-        r"net\.prototxt: expected a \.caffemodel, got \d+ bytes of something",
+        r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got '\.prototxt'",
     ),
     ("--weights x.safetensors", r"x\.safetensors: expected a \.safetensors file: No such file"),
     ("--workers -1", r"--workers: expected at least 1, got -1"),
@@ -174,8 +174,9 @@ def test_data_that_neither_an_option_nor_the_net_names(downpour: Run, job: Path)
 def test_weights_of_another_net(downpour: Run, job: Path) -> None:
     """A tensor with the right name and a wrong shape is named."""
     other = job / "other.safetensors"
-    save_file({"ip2/0": np.zeros((3, 5), np.float32)}, other)
-    line = r"other\.safetensors: tensor ip2/0: expected shape \(3, 16\), got \(3, 5\)"
+    tensors = {"ip2/0": np.zeros((3, 5), np.float32), "ip2/1": np.zeros(3, np.float32)}
+    save_file(tensors, other)
+    line = r"other\.safetensors: layer ip2: blob 0: expected shape \(3, 16\), got \(3, 5\)"
     refuses(downpour, job, f"{TRAIN} --weights {other}", line)
 
 
