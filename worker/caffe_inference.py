@@ -96,6 +96,8 @@ def test(
     for blob, _, sums in found:
         totals[blob] = totals.get(blob, np.zeros(len(sums))) + np.array(sums)
     rows = sum(count for blob, count, _ in found if blob == names[0])
+    if not rows:  # there are some, but no image of them can be decoded
+        raise BadInput(f"{_WHERE}: expected rows to test on, got none")
     return {name: [float(value) / rows for value in totals[name]] for name in names}
 
 
