@@ -245,10 +245,14 @@ def test_wrong_inputs(
 
 
 def test_wrong_weights_and_no_rows(spark: Any, job: Path) -> None:
-    """Weights of another net, an empty DataFrame and what is no DataFrame."""
+    """Weights of another net, a DataFrame that is empty or has damaged images only, and no
+    DataFrame."""
     files: dict[str, Any] = {"net": job / "net.prototxt", "weights": job / "w.safetensors"}
     with pytest.raises(BadInput, match=r"^the DataFrame: expected rows, got none$"):
         worker.test(frame(spark).limit(0), **files)
+    damaged = frame(spark, 1, image=[b"\x89PNG\r\n\x1a\n damaged"] * ROWS)
+    with pytest.raises(BadInput, match=r"^the DataFrame: expected rows to test on, got none$"):
+        worker.test(damaged, **files)
     with pytest.raises(BadInput, match=r"^test: df: expected a Spark DataFrame, got "):
         worker.test([], **files)  # type: ignore[arg-type]
     other = CaffeModel(Description(NET.replace("ip2", "fc8"), Phase.TEST, file="other"))
