@@ -18,7 +18,7 @@ from deploy.cli_reshard import reshard
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import train
-from deploy.settings import DATA
+from deploy.settings import DATA, FeatureFormat
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.compatibility import build_id
@@ -113,12 +113,15 @@ def features(
         int, typer.Option(min=1, max=2**31 - 1, help="Rows in each forward pass.")
     ] = 100,
     device: Device = "auto",
+    form: Annotated[
+        FeatureFormat, typer.Option("--format", help="The file's format: parquet or json.")
+    ] = FeatureFormat.PARQUET,
 ) -> None:
-    """Write a network's inner blobs for every row to a Parquet file, one column for each blob."""
+    """Write a network's inner blobs for every row to a file, one column for each blob."""
     from deploy.infer import run_features
 
     names = [name for name in blobs.split(",") if name]
-    path, rows = run_features(net, weights, data, names, output, split, batch_size, device)
+    path, rows = run_features(net, weights, data, names, output, split, batch_size, device, form)
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
 
 

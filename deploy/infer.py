@@ -1,13 +1,16 @@
 """`downpour test` and `downpour features`: inference on local data, without Ray or Spark."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
-from cupy_kernels.types import AnyArray
+from deploy.settings import FeatureFormat
 from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
@@ -17,7 +20,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.device_selection import lent, parse_device
-from worker.inference import check_blobs, evaluate, features
+from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
 
 _BATCH_ROWS = 100
@@ -51,8 +54,9 @@ def run_features(
     split: str | None,
     batch_size: int,
     device: str = "auto",
+    form: FeatureFormat = FeatureFormat.PARQUET,
 ) -> tuple[Path, int]:
-    """Write `blobs` of every row into a new folder; returns the Parquet file and its row count.
+    """Write `blobs` of every row into a new folder; returns the file and its row count.
 
     `split` None selects the data's test part, or all rows if it has none. `device` is a device as
     in `worker.device_selection`.
@@ -67,22 +71,25 @@ def run_features(
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
     source, shaped = fitted(read, data, _split(split, data))
     model = CaffeModel(shaped)
-    check_blobs(model, blobs)
+    check_row_blobs(model, blobs)
     needed = model.net.tensors_for(blobs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     try:
         output.mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"--output {output}: {error.strerror}") from None
+    path = output / f"features.{form}"
     try:
-        with lent(arena, wanted) as there:
-            rows = _write(output / "features.parquet", model, there, source, blobs, batch_size)
+        with threadpool_limits(1), lent(arena, wanted) as there:
+            rows = _WRITERS[form](path, features(model, there, source.batches(), blobs, batch_size))
+        if not rows:
+            raise BadInput("features: expected rows, got none")
     except BaseException as error:
         shutil.rmtree(output)
         if isinstance(error, OSError):  # an error of pyarrow does not name the file
             raise GiveUp(f"--output {output}: {error}") from None
         raise
-    return output / "features.parquet", rows
+    return path, rows
 
 
 def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
@@ -91,25 +98,29 @@ def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Des
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
-def _write(
-    path: Path,
-    model: CaffeModel,
-    arena: AnyArray,
-    source: ImageSource,
-    blobs: list[str],
-    batch_size: int,
-) -> int:
+def _write_parquet(path: Path, batches: Iterator[pa.RecordBatch]) -> int:
     rows = 0
     writer: pq.ParquetWriter | None = None
-    with threadpool_limits(1):
-        for batch in features(model, arena, source.batches(), blobs, batch_size):
-            writer = writer or pq.ParquetWriter(path, batch.schema)
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    if writer is None:
-        raise BadInput("features: expected rows, got none")
-    writer.close()
+    for batch in batches:
+        writer = writer or pq.ParquetWriter(path, batch.schema)
+        writer.write_batch(batch)
+        rows += batch.num_rows
+    if writer is not None:
+        writer.close()
     return rows
+
+
+def _write_json(path: Path, batches: Iterator[pa.RecordBatch]) -> int:
+    """Write an object a line, as Spark does."""
+    rows = 0
+    with path.open("wb") as file:
+        for batch in batches:
+            file.write(msgspec.json.Encoder().encode_lines(batch.to_pylist()))
+            rows += batch.num_rows
+    return rows
+
+
+_WRITERS = {FeatureFormat.PARQUET: _write_parquet, FeatureFormat.JSON: _write_json}
 
 
 def _split(name: str | None, data: Path) -> Split:

@@ -5,6 +5,7 @@ reads back. Most of its options are declared in worker/options.py, those of the 
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ DATA = (
     " HDF5 files."
 )
 """Help text: the kinds of data that a command reads."""
+
+
+class FeatureFormat(StrEnum):
+    """The format of a file of features."""
+
+    PARQUET = "parquet"
+    JSON = "json"
 
 
 def _place(what: str, value: object) -> str:

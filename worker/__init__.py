@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
+    from worker.caffe_inference import features, test
     from worker.code_archive import pack_code
     from worker.context import Context
     from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
@@ -80,6 +81,7 @@ __all__ = [
     "StaleRate",
     "Trained",
     "Wanted",
+    "features",
     "image_batch",
     "image_schema",
     "loop",
@@ -89,6 +91,7 @@ __all__ = [
     "run_job",
     "sequence_file",
     "start",
+    "test",
     "train",
     "train_worker",
 ]
@@ -126,6 +129,7 @@ _HOMES = {
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
+    "features": "worker.caffe_inference",
     "image_batch": "worker.data.image_table",
     "image_schema": "worker.data.image_table",
     "loop": "worker.own_loop",
@@ -135,6 +139,7 @@ _HOMES = {
     "run_job": "worker.job_runner",
     "sequence_file": "worker.spark",
     "start": "worker.own_loop",
+    "test": "worker.caffe_inference",
     "train": "worker.api",
     "train_worker": "worker.training_loop",
 }

@@ -21,7 +21,7 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import Copied, starting_weights
 from worker.data.source import Source
-from worker.dataframes import check_columns, first_shape, named_shapes
+from worker.dataframes import check_columns, shapes_of
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
@@ -43,6 +43,17 @@ class Trained(msgspec.Struct, frozen=True):
     outcome: Outcome
     evaluations: tuple[Evaluation, ...] = ()
     copied: tuple[Copied, ...] = ()
+
+    def evaluation_table(self) -> pa.Table:
+        """The `evaluations`, a row each: iteration, samples, seconds, and the figures by name.
+
+        `spark.createDataFrame` makes a DataFrame of it.
+        """
+        figures = dict.fromkeys(name for each in self.evaluations for name in each.figures)
+        counts = [("iteration", pa.int64()), ("samples", pa.int64())]
+        reals = [(name, pa.float64()) for name in ("seconds", *figures)]
+        rows = [msgspec.structs.asdict(each) | each.figures for each in self.evaluations]
+        return pa.Table.from_pylist(rows, schema=pa.schema([*counts, *reals]))
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as .caffemodel, .h5 or .safetensors, by the path's suffix."""
@@ -176,10 +187,9 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
 def _fitted(solver: Solver, df: spark.DataFrame) -> Solver:
     """The solver for the rows of `df`; a net with columns by name reads no images by default."""
     wanted = data_of(solver.train).wanted
-    if wanted.tops:
-        return solver.with_data_shape(wanted.shape, named_shapes(df, wanted.tops))
-    check_columns(df)
-    return solver.with_data_shape(first_shape(df, wanted.shape, image=wanted.image))
+    if not wanted.tops:
+        check_columns(df)
+    return solver.with_data_shape(*shapes_of(df, wanted))
 
 
 def _start(

@@ -14,6 +14,7 @@ from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, Shape, row_shape
 from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, pixel_column
 from worker.data import pictures
+from worker.data.image_table import Wanted
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
@@ -66,6 +67,18 @@ def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[i
         name: (len(value),) if isinstance(value, list) else ()
         for name, value in zip(names, row, strict=True)
     }
+
+
+def shapes_of(
+    df: spark.DataFrame, wanted: Wanted
+) -> tuple[Shape | None, dict[str, tuple[int, ...]]]:
+    """The (channels, height, width) of a row's image, and the shapes of columns by name.
+
+    A net that reads columns by name has no images but those that it states.
+    """
+    if wanted.tops:
+        return wanted.shape, named_shapes(df, wanted.tops)
+    return first_shape(df, wanted.shape, image=wanted.image), {}
 
 
 def _decoded_shape(data: bytes, stated: Shape | None) -> Shape | None:

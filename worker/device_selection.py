@@ -72,15 +72,18 @@ def allocator(model: Model) -> Allocator:
 
 
 @contextmanager
-def lent(weights: AnyArray, wanted: DeviceRequest) -> Iterator[AnyArray]:
+def lent(
+    weights: AnyArray, wanted: DeviceRequest, *, partition: int = 0, assigned: Sequence[str] = ()
+) -> Iterator[AnyArray]:
     """A context with the host's weights on the device for inference, in this process.
 
     A network runs on the device that holds its weights. See `placed` for the choice of device.
     """
-    if wanted.gpu is False or (wanted.gpu is None and not gpu_count()):
+    count = 0 if wanted.gpu is False else gpu_count()
+    if not (count or wanted.gpu):
         yield weights
         return
-    with Gpu(wanted.index or 0).use():
+    with Gpu(_index(wanted, partition, assigned, max(count, 1))).use():
         yield copied(weights, GPU)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from worker.arrow_columns import read_columns
+from worker.caffe.layers.softmax import Accuracy
 from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
@@ -26,18 +27,40 @@ def evaluate(
     model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
+    seen, sums = column_sums(model, weights, rows, model.net.figures, batch_size)
+    if not seen:
+        raise BadInput(f"{model.net.description.file}: expected rows to test on, got none")
+    return {name: float(total[0]) / seen for name, total in sums.items()}
+
+
+def column_sums(
+    model: CaffeModel,
+    weights: Floats,
+    rows: Iterable[pa.RecordBatch],
+    blobs: Sequence[str],
+    batch_size: int,
+) -> tuple[int, dict[str, NDArray[np.float64]]]:
+    """The number of rows, and for each blob the sum over them of each of its columns, float64.
+
+    A blob of one row is flattened. One of the whole batch, such as a loss or the accuracies by
+    class, counts once for each row of its batch. Without rows there are no sums.
+    """
     model.net.reset()
-    sums: dict[str, float] = {}
+    layers = [node.layer for node in model.net.nodes]
+    of_batch = {top for layer in layers if isinstance(layer, Accuracy) for top in layer.spec.top}
+    sums: dict[str, NDArray[np.float64]] = {}
     seen = 0
     for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
         count = part.num_rows
         batch = to_batch(part, seen, model.net.column_specs)
-        for name, value in model.outputs(weights, batch).items():
-            sums[name] = sums.get(name, 0.0) + value * count
+        for name, value in model.forward(weights, batch, blobs).items():
+            if name in of_batch or value.ndim == 0:
+                total = count * value.ravel().astype(np.float64)
+            else:
+                total = _by_row(value, count, name).sum(axis=0, dtype=np.float64)
+            sums[name] = sums[name] + total if name in sums else total
         seen += count
-    if not seen:
-        raise BadInput(f"{model.net.description.file}: expected rows to test on, got none")
-    return {name: total / seen for name, total in sums.items()}
+    return seen, sums
 
 
 def features(
@@ -49,17 +72,17 @@ def features(
 ) -> Iterator[pa.RecordBatch]:
     """For each row its id, each blob flattened into a list of float32, and its label.
 
-    The columns are `SampleID` (the row's `id`, or its place if it has none), one for each blob, and
-    `label` if the rows have one.
+    The columns are `SampleID` (the row's `id`, of its own type, or its place if it has none), one
+    for each blob, and `label` if the rows have one.
     """
-    check_blobs(model, blobs)
+    check_row_blobs(model, blobs)
     model.net.reset()
     seen = 0
     for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
-        arrays = {ID: ids.cast(pa.int64())}
+        arrays = {ID: ids}
         arrays |= {name: _lists(values[name], part.num_rows, name) for name in blobs}
         if LABEL in names:
             arrays[LABEL] = part.column(LABEL)
@@ -75,6 +98,14 @@ def check_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
             raise BadInput(
                 f"{model.net.description.file}: expected blobs among {known}; got {name}"
             )
+
+
+def check_row_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
+    """Raise BadInput naming a blob that the net does not have, or has no value a row of."""
+    check_blobs(model, blobs)
+    for name in blobs:
+        if model.net.blobs[name] == ():
+            raise BadInput(f"blob {name}: expected a value a row, got shape ()")
 
 
 def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -97,9 +128,14 @@ def to_batch(
     return read_columns(part, there, where, first_row=first_row)
 
 
-def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:
+def _by_row(values: NDArray[np.generic], rows: int, name: str) -> Floats:
+    """A blob as (rows, columns); raises BadInput for one of the whole batch."""
     if values.ndim == 0 or len(values) != rows:
         raise BadInput(f"blob {name}: expected a value a row, got shape {values.shape}")
-    flat = np.ascontiguousarray(values.reshape(rows, -1), np.float32)
+    return np.ascontiguousarray(values.reshape(rows, -1), np.float32)
+
+
+def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:
+    flat = _by_row(values, rows, name)
     offsets = np.arange(0, flat.size + 1, flat.shape[1], dtype=np.int32)
     return pa.ListArray.from_arrays(offsets, flat.ravel())

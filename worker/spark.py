@@ -47,6 +47,7 @@ __all__ = [
     "first_rows",
     "has_partitions",
     "interrupt",
+    "map_tasks",
     "numbered",
     "partition_count",
     "run_tasks",
@@ -104,17 +105,32 @@ def start_session(
 def run_tasks(
     df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str, job: str = ""
 ) -> list[Any]:
-    """Run `task(batches, partition, attempt, gpus)` over each partition of `df`; returns its rows.
+    """The rows of `map_tasks`, computed now.
+
+    Tasks are ordinary Spark tasks: there may be more than slots, and a failed one is retried alone.
+    `tag` names them for `interrupt`. When one fails for good, its own error is raised if that was a
+    BadInput, and otherwise a GiveUp that quotes it; a note holds the traceback.
+    """
+    add, remove, _ = _tagging(df)
+    add(tag)
+    try:
+        return map_tasks(df, task, schema, job).collect()
+    except _SPARK_ERRORS as error:
+        raise _task_error(str(error)) from None
+    finally:
+        remove(tag)
+
+
+def map_tasks(
+    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, job: str = ""
+) -> DataFrame:
+    """What `task(batches, partition, attempt, gpus)` makes of each partition of `df`, when read.
 
     `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`.
     `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
     is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
-    schedules none. Tasks are ordinary Spark tasks: there may be more than slots, and a failed one
-    is retried alone. `tag` names them for `interrupt`, and `job` in what they log. When one fails
-    for good, its own error is raised if that was a BadInput, and otherwise a GiveUp that quotes it;
-    a note holds the traceback.
+    schedules none. `job` names the tasks in what they log.
     """
-
     settings = logs.current()
 
     def host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -126,14 +142,7 @@ def run_tasks(
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
-    add, remove, _ = _tagging(df)
-    add(tag)
-    try:
-        return _mapped(df, host, from_arrow_schema(schema)).collect()
-    except _SPARK_ERRORS as error:
-        raise _task_error(str(error)) from None
-    finally:
-        remove(tag)
+    return _mapped(df, host, from_arrow_schema(schema))
 
 
 class PartitionRows(NamedTuple):

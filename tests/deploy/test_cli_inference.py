@@ -1,5 +1,6 @@
 """`downpour test` and `downpour features`: their figures, and the inputs that they refuse."""
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_features_of_a_part(options: str, rows: int, downpour: Run, trained: Pat
     assert {len(row) for row in table["ip1"].to_pylist()} == {16}
 
 
+def test_features_as_json(downpour: Run, trained: Path) -> None:
+    """An object a line has the same values as the row of the Parquet file."""
+    assert downpour(*f"{FEATURES},ip2".split())[0] == 0
+    status, out, _ = downpour(*f"{FEATURES},ip2 --output j --format json".split())
+    assert (status, out) == (0, "50 rows of ip1, ip2 in j/features.json\n")
+    lines = (trained / "j/features.json").read_text().splitlines()
+    parquet = pq.read_table(trained / "o/features.parquet").to_pylist()
+    assert [json.loads(line) for line in lines] == parquet
+
+
 @pytest.mark.parametrize("size", [14, 100])
 def test_features_of_vectors(size: int, downpour: Run, trained: Path) -> None:
     """For a net without convolutions, a list of numbers of any length is a vector."""
@@ -104,6 +115,7 @@ REFUSED = [
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
     (f"{TEST} --device gpu", r"--device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
     (f"{FEATURES} --device gpus", r"--device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
+    (f"{FEATURES} --format csv", r"--format: expected one of parquet, json, got 'csv'"),
     (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got '0'"),
 ]
 

@@ -6,6 +6,7 @@ that a page costs a second and not a minute; they still refuse arguments that th
 
 import inspect
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from cupy_kernels.cpu import updates as update_loops
+from tests.support.doc_pages import ROOT
 from tests.support.small_demo import write_demo, write_parquet
 from worker.caffe.registry import LAYERS
 
@@ -23,6 +25,7 @@ from worker.caffe.registry import LAYERS
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of a user in a clone, with a Parquet file of images in it."""
     write_demo(tmp_path / "deploy" / "demo")
+    shutil.copytree(ROOT / "deploy" / "examples", tmp_path / "deploy" / "examples")
     write_parquet(tmp_path / "digits.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -32,16 +35,14 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A page that starts Ray or Spark gets the ones that run."""
     import ray
-    from pyspark.sql import DataFrameReader
+    from pyspark.sql import DataFrameReader, DataFrameWriter
 
     from deploy import ray_cluster
     from worker import spark as door
 
     # The JVM began in another working directory, and would look for a page's files there.
-    parquet = DataFrameReader.parquet
-    monkeypatch.setattr(
-        DataFrameReader, "parquet", lambda self, path: parquet(self, str(Path(path).absolute()))
-    )
+    for kind, method in ((DataFrameReader, "parquet"), (DataFrameWriter, "json")):
+        monkeypatch.setattr(kind, method, _at_absolute_path(getattr(kind, method)))
 
     for home, name, value in (
         (ray, "init", None),
@@ -51,6 +52,10 @@ def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
     with patch.dict(os.environ):  # a page may set JAVA_HOME
         yield
+
+
+def _at_absolute_path(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, path: method(self, str(Path(path).absolute()))
 
 
 def _stand_in(real: Callable[..., Any], value: object) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ ON_CLUSTERS = {
     TUTORIAL,
     "docs/how-to/clusters.md",
     "docs/how-to/extending.md",
+    "docs/how-to/from-caffeonspark.md",
     "docs/how-to/spark-loop.md",
 }
 
@@ -70,6 +71,21 @@ def test_snippets(page: str, tmp_path: Path) -> None:
 def test_snippets_on_clusters(page: str, tmp_path: Path) -> None:
     """So do those of a page that starts Ray or Spark."""
     run_page(page, tmp_path)
+
+
+def test_a_change_of_a_program_runs() -> None:
+    """The new lines of a diff are lines of a block of its page, which is executed."""
+    diffs = [
+        (page, fence.text)
+        for page in PAGES
+        for fence in fences(read(page))
+        if fence.language == "diff"
+    ]
+    assert [page for page, _ in diffs] == ["docs/how-to/from-caffeonspark.md"]
+    for page, diff in diffs:
+        new = [line[1:] for line in diff.splitlines() if line[0] in "+ "]
+        blocks = [fence.text for fence in fences(read(page)) if fence.language == "python"]
+        assert any("\n".join(new) in block for block in blocks), page
 
 
 def run_page(page: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.support import tiny_job
 from worker import api
 from worker.caffe.model import CaffeModel
 from worker.caffe.weights import read_weights
+from worker.evaluation import Evaluation
 from worker.inference import evaluate
 from worker.job import Job
 from worker.sources import open_source
@@ -184,7 +185,7 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
     monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
     df = SimpleNamespace(columns=["image", "label"])
     worker.train(df, workers=2, **options)  # type: ignore[arg-type]
     return jobs[0]
@@ -201,7 +202,7 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
     monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "first_shape", lambda *_, **__: (1, 8, 8))
+    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
     df = SimpleNamespace(columns=["image", "label"])
     two = np.int64(2)
     worker.train(
@@ -217,6 +218,21 @@ def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPat
     numbers = [job.workers, job.runtime.shards, job.bound, job.plan.seed, job.plan.steps]
     assert numbers == [2] * 5
     assert {type(number) for number in numbers} == {int}
+
+
+def test_a_table_of_the_evaluations() -> None:
+    """It has a row for each, in order, and a null for a figure that one lacks; also for none."""
+    evaluations = (
+        Evaluation(0, 0, 0.5, {"accuracy": 0.25}),
+        Evaluation(10, 160, 1.5, {"accuracy": 0.75, "loss": 0.5}),
+    )
+    trained: Any = worker.Trained(None, None, None, evaluations)  # type: ignore[arg-type]
+    assert trained.evaluation_table().to_pylist() == [
+        {"iteration": 0, "samples": 0, "seconds": 0.5, "accuracy": 0.25, "loss": None},
+        {"iteration": 10, "samples": 160, "seconds": 1.5, "accuracy": 0.75, "loss": 0.5},
+    ]
+    untested: Any = worker.Trained(None, None, None)  # type: ignore[arg-type]
+    assert untested.evaluation_table().column_names == ["iteration", "samples", "seconds"]
 
 
 def test_importing_worker_is_light() -> None:

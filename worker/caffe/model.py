@@ -62,8 +62,8 @@ class CaffeModel:
 
     def outputs(self, weights: NDArray[np.float32], batch: Batch) -> dict[str, float]:
         """The net's scalar outputs for one batch, such as loss and accuracy."""
-        names = [name for name in self.net.outputs if self.net.blobs[name] == ()]
-        return {name: float(value) for name, value in self.forward(weights, batch, names).items()}
+        found = self.forward(weights, batch, self.net.figures)
+        return {name: float(value) for name, value in found.items()}
 
     def on(self, device: Device) -> DeviceModel:
         """An equivalent model that computes on `device`."""

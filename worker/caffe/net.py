@@ -163,6 +163,11 @@ class Network:
         return tuple(name for name, value in self._names.items() if value not in self._read)
 
     @property
+    def figures(self) -> tuple[str, ...]:
+        """The outputs that are one number a batch: losses and accuracies."""
+        return tuple(name for name in self.outputs if self.blobs[name] == ())
+
+    @property
     def batch_size(self) -> int:
         """The first input's leading dimension: rows a step on one device."""
         if not self.inputs:
@@ -213,6 +218,11 @@ class Network:
         needed = self._needed(blobs)
         nodes = [node for node in self.nodes if needed.intersection(node.tops)]
         return frozenset(self._tensors[i].spec.name for node in nodes for i in node.tensors)
+
+    def columns_for(self, blobs: Collection[str]) -> frozenset[str]:
+        """The columns of a batch that the named blobs depend on."""
+        needed = self._needed(blobs)
+        return frozenset(name for value, name in self._columns.items() if value in needed)
 
     @property
     def layer_tensors(self) -> dict[str, tuple[str, ...]]:
