@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
+    from worker.tfrecord.source import TFRecord
     from worker.training_loop import Plan, train_worker
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "Softsync",
     "SparkNet",
     "StaleRate",
+    "TFRecord",
     "Trained",
     "image_batch",
     "image_schema",
@@ -113,6 +115,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "TFRecord": "worker.tfrecord.source",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
