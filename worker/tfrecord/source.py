@@ -49,8 +49,8 @@ class TFRecord(DataSource):
         df.write.format("tfrecord").mode("append").save("copy")
 
     `path` is a file, a folder or a name with `*`; a path or URI that all executors reach. Without a
-    schema, that of `sample` records is taken (1,000), as many of each file. Raw and gzipped files
-    are told apart by their content; `compression`, `none` or `gzip`, is how files are written.
+    schema, one is inferred from `sample` records (1,000), as many of each file. A gzipped file is
+    recognised by its content; `compression`, `none` or `gzip`, is how files are written.
 
     Wrong files, records, types and options raise BadInput, which Spark quotes in its own error.
     """
