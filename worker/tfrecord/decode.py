@@ -8,12 +8,12 @@ A record in an unusual form, such as numbers that are not packed, is first rewri
 library. What that library refuses is no Example.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
+from pyarrow.compute import index_in
 
 from shards.errors import BadInput
 from worker.tfrecord.columns import ARROW, NAMES, Column, Kind
@@ -26,6 +26,7 @@ from worker.tfrecord.wire import (
     field_at,
     fields,
     gather,
+    varint,
 )
 
 _CONTENT = 0x0A  # the tag of field 1: a list's values, a map's entries and their keys
@@ -45,8 +46,12 @@ class _Entries(NamedTuple):
 
 
 class _Features(NamedTuple):
-    """The values of Features: how many each holds (-1 in one without a kind), and all of them."""
+    """The values of Features: how many each holds (-1 in one without a kind), and all of them.
 
+    `record` is the index of each one's record.
+    """
+
+    record: Positions
     counts: Positions
     values: Any
 
@@ -102,7 +107,10 @@ def _decode(block: Block, columns: list[Column], schema: Any, where: str) -> Any
         if column.depth == 2:
             own, other = other, own
         if len(other.record):
-            reader.fail(other.record[0], "a feature list", "a feature", column.depth == 2)
+            expected, got = "a feature", "a feature list"
+            if column.depth == 2:
+                expected, got = got, expected
+            reader.fail(other.record[0], expected, got)
         arrays.append(reader.array(own))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -129,20 +137,19 @@ def _entries(data: bytes, parts: Any, tag: int, names: list[str]) -> _Entries:
 
 def _match(data: bytes, starts: Positions, ends: Positions, names: list[str]) -> Positions:
     """The index of each key in `names`, or -1."""
-    keys = [name.encode() for name in names]
-    sizes, column = ends - starts, np.full(len(starts), -1)
+    # With the last byte of its length, for a key may be empty.
+    keys = [varint(len(name.encode()))[-1:] + name.encode() for name in names]
+    sizes, column = ends - starts + 1, np.full(len(starts), -1)
     for size in {len(key) for key in keys}:
         same = np.flatnonzero(sizes == size)
-        wanted = [n for n, key in enumerate(keys) if len(key) == size]
-        found = np.frombuffer(gather(data, starts[same], ends[same]), f"V{size}" if size else "V1")
-        if not len(found):
+        if not len(same):
             continue
-        by_bytes = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(size), len(found), [None, pa.py_buffer(found)]
-        )
-        known = pa.array([keys[n] for n in wanted], pa.binary(size))
-        place = pa.compute.index_in(by_bytes, known).fill_null(-1).to_numpy()
-        column[same] = np.where(place >= 0, np.array(wanted)[place], -1)
+        wanted = np.array([n for n, key in enumerate(keys) if len(key) == size])
+        content = pa.py_buffer(gather(data, starts[same] - 1, ends[same]))
+        found = pa.Array.from_buffers(pa.binary(size), len(same), [None, content])
+        place = index_in(found, pa.array([keys[n] for n in wanted], pa.binary(size)))
+        place = place.fill_null(-1).to_numpy()
+        column[same] = np.where(place >= 0, wanted[place], -1)
     return column
 
 
@@ -196,18 +203,18 @@ class _Reader:
             raise Unusual
         if kind is Kind.BYTES:
             counts[some] = np.bincount(values.parent, minlength=len(some))
-            return _Features(counts, self.binary(values.starts, values.ends))
+            return _Features(record, counts, self.binary(values.starts, values.ends))
         _once(values.parent)
         content = gather(data, values.starts, values.ends)
         sizes = np.zeros(len(some), np.int64)
         sizes[values.parent] = values.ends - values.starts
         if kind is Kind.INT64:
             integers, counts[some] = decode_varints(content, sizes)
-            return _Features(counts, integers)
+            return _Features(record, counts, integers)
         if np.any(sizes % 4):
             raise Unusual
         counts[some] = sizes // 4
-        return _Features(counts, content.view("<f4"))
+        return _Features(record, counts, content.view("<f4"))
 
     def binary(self, starts: Positions, ends: Positions) -> Any:
         """Byte strings as an Arrow array."""
@@ -218,18 +225,21 @@ class _Reader:
         )
 
     def leaves(self, found: _Features) -> Any:
-        """All values of the column in their Arrow type."""
+        """All values of the column in their Arrow type; some may not fit it."""
         leaf = self.column.leaf
         values = found.values
         if isinstance(values, np.ndarray):
             values = pa.array(values, ARROW[self.column.kind])
         try:
             return values.cast(leaf)
-        except pa.ArrowInvalid as error:
-            raise BadInput(
-                f"{self.where}: records from {self.block.first}: column {self.column.name}:"
-                f" expected {leaf}, got {str(error).splitlines()[0]}"
-            ) from None
+        except pa.ArrowInvalid:
+            owners = np.repeat(found.record, np.maximum(found.counts, 0))
+            for record, value in zip(owners, values, strict=True):
+                try:
+                    value.cast(leaf)
+                except pa.ArrowInvalid:
+                    self.fail(record, str(leaf), repr(value.as_py()))
+            raise
 
     def scalars(self, counts: Positions, leaves: Any) -> Any:
         """One value a record; -1 in `counts` is a null."""
@@ -246,10 +256,8 @@ class _Reader:
         missing = pa.array(counts < 0) if np.any(counts < 0) else None
         return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=missing)
 
-    def fail(self, index: Any, expected: str, got: object, swap: bool = False) -> None:
+    def fail(self, index: Any, expected: str, got: object) -> NoReturn:
         """Raise BadInput for the record at `index` of the block."""
-        if swap:
-            expected, got = str(got), expected
         raise BadInput(
             f"{self.where}: record {self.block.first + int(index)}: column {self.column.name}:"
             f" expected {expected}, got {got}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.compute import list_value_length
 
 from shards.errors import BadInput
 from worker.tfrecord.columns import Column, Kind
@@ -57,8 +58,9 @@ def _entries(column: Column, array: Any) -> list[bytes]:
     if column.depth < 2:
         values = _features(column, array)
     else:
-        heads = _heads(_CONTENT)
-        steps = [heads(len(each)) + each for each in _features(column, array.flatten())]
+        heads, flat = _heads(_CONTENT), array.flatten()
+        _no_null(column, flat)
+        steps = [heads(len(each)) + each for each in _features(column, flat)]
         values = [b"".join(steps[i:j]) for i, j in pairwise(_offsets(array))]
     key = column.name.encode()
     heads = _heads(_CONTENT, _CONTENT + varint(len(key)) + key + _VALUE)
@@ -73,13 +75,12 @@ def _features(column: Column, array: Any) -> list[bytes]:
     """The Features of an array's rows; of a null, one without values."""
     if column.depth:
         leaves, cuts = array.flatten(), _offsets(array)
+        _no_null(column, leaves)
     else:
         leaves = array.fill_null(b"" if column.kind is Kind.BYTES else 0)
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             leaves = array.fill_null("")
         cuts = np.arange(len(array) + 1)
-    if leaves.null_count:
-        raise BadInput(f"column {column.name}: expected arrays without nulls, got a null in one")
     kind = bytes([column.kind.value])
     if column.kind is Kind.BYTES:
         heads = _heads(_CONTENT)
@@ -99,9 +100,15 @@ def _features(column: Column, array: Any) -> list[bytes]:
     return [heads(j - i) + packed[i:j] for i, j in pairwise(cuts.tolist())]
 
 
+def _no_null(column: Column, values: Any) -> None:
+    """Refuse a null in an array: a list in a file has none."""
+    if values.null_count:
+        raise BadInput(f"column {column.name}: expected arrays without nulls, got a null in one")
+
+
 def _offsets(array: Any) -> Any:
     """Where the values of each list begin and end in `array.flatten()`."""
-    sizes = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    sizes = list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.cumsum(sizes)))
 
 

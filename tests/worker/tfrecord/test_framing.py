@@ -67,9 +67,10 @@ def test_a_flipped_bit_in_a_gzipped_file_changes_no_record(data: Any) -> None:
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     content[bit // 8] ^= 1 << bit % 8
     try:
-        assert read(bytes(content)) == RECORDS
-    except BadInput as error:
-        assert "\n" not in str(error)
+        found = read(bytes(content))
+    except BadInput:
+        return
+    assert found == RECORDS
 
 
 @given(st.integers(1, len(FILE) - 1))

@@ -1,5 +1,6 @@
 """Examples and SequenceExamples to Arrow and back, against protobuf and another library's files."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shards.errors import BadInput
 from tests.support.tfrecord_bytes import framed
@@ -56,7 +55,9 @@ def write(tmp_path: Path) -> Write:
 
 
 def rows(files: list[File], schema: Any) -> list[Any]:
-    return [row for each in files for batch in read_batches(each, schema) for row in batch.to_pylist()]
+    return [
+        row for each in files for batch in read_batches(each, schema) for row in batch.to_pylist()
+    ]
 
 
 def test_tensorflows_own_bytes(write: Write) -> None:
@@ -97,46 +98,49 @@ def test_sequence_examples_of_another_writer() -> None:
     ]
 
 
-longs = st.integers(-(2**63), 2**63 - 1)
-floats = st.floats(width=32, allow_nan=False)
-EVERY_VALUE = {
-    "long": longs,
-    "int": st.integers(-(2**31), 2**31 - 1),
-    "float": floats,
-    "double": floats,
-    "text": st.text(),
-    "bytes": st.binary(),
-    "longs": st.lists(longs, max_size=4),
-    "floats": st.lists(floats, max_size=4),
-    "texts": st.lists(st.text(max_size=40), max_size=3),
-    "": st.lists(st.binary(max_size=40), max_size=3),
-    "steps": st.lists(st.lists(longs, max_size=3), max_size=3),
-    "words": st.lists(st.lists(st.binary(max_size=5), max_size=3), max_size=3),
-}
-any_rows = st.lists(
-    st.fixed_dictionaries({name: st.none() | value for name, value in EVERY_VALUE.items()}),
-    max_size=6,
-)
+def random_rows(seed: int, count: int) -> list[dict[str, Any]]:
+    """Rows of every type: the ends of each range, empty texts and arrays, and nulls among them."""
+    dice = random.Random(seed)
+
+    def value(kind: Any) -> Any:
+        if pa.types.is_list(kind):
+            return [value(kind.value_type) for _ in range(dice.choice((0, 1, 2, 40)))]
+        if pa.types.is_floating(kind):
+            return dice.choice(
+                (0.0, -0.5, 2.0**127, float("inf"), float(np.float32(dice.random())))
+            )
+        if pa.types.is_integer(kind):
+            most = 1 << dice.randrange(kind.bit_width)
+            return dice.choice((most - 1, -most, dice.randrange(most)))
+        size = dice.choice((0, 1, 17, 200))
+        if pa.types.is_string(kind):
+            return "".join(dice.choices("a0 é深\0", k=size))
+        return dice.randbytes(size)
+
+    return [
+        {field.name: value(field.type) if dice.random() > 0.2 else None for field in EVERY_TYPE}
+        for _ in range(count)
+    ]
 
 
-@given(any_rows, st.sampled_from(["none", "gzip"]), st.integers(0, 3))
-def test_round_trip(tmp_path_factory: Any, found: list[Any], compression: str, skip: int) -> None:
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize(("seed", "count"), [(1, 0), (2, 1), (3, 2), (4, 200)])
+def test_round_trip(tmp_path: Path, seed: int, count: int, compression: str) -> None:
     """Rows of every type come back as they were, nulls and empty arrays too."""
-    folder = str(tmp_path_factory.getbasetemp() / "round_trip")
-    batch = pa.RecordBatch.from_pylist(found, EVERY_TYPE).slice(skip)
-    write_file(folder, "f", [batch], EVERY_TYPE, compression)
-    assert rows(find_files(f"{folder}/f"), EVERY_TYPE) == batch.to_pylist()
+    batch = pa.RecordBatch.from_pylist(random_rows(seed, count), EVERY_TYPE)
+    for skip in (0, 1):
+        part = batch.slice(skip)
+        write_file(str(tmp_path), "f", [part], EVERY_TYPE, compression)
+        assert rows(find_files(f"{tmp_path}/f"), EVERY_TYPE) == part.to_pylist()
 
 
-@given(any_rows)
-def test_protobuf_reads_ours(found: list[Any]) -> None:
+def test_protobuf_reads_ours() -> None:
     """Each record is the message that the protobuf library makes of the same values."""
-    schema = pa.schema([field for field in EVERY_TYPE if field.type != pa.float64()])
-    batch = pa.RecordBatch.from_pylist(found, schema)
-    data = b"".join(encode(batch, columns_of(schema)))
+    batch = pa.RecordBatch.from_pylist(random_rows(5, 100), EVERY_TYPE)
+    data = b"".join(encode(batch, columns_of(EVERY_TYPE)))
     for row in batch.to_pylist():
-        message = SequenceExample(context={})
-        for column in columns_of(schema):
+        message = SequenceExample(context={}, feature_lists={})
+        for column in columns_of(EVERY_TYPE):
             value = row[column.name]
             if value is None:
                 continue
@@ -159,26 +163,31 @@ def feature(kind: str, values: list[Any]) -> Feature:
 
 
 UNUSUAL = {
-    "numbers that are not packed": b"\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x1a\x06\x08\x01\x08\xac\x02\x08",
+    "numbers that are not packed": b"\x0a\x10\x0a\x0e\x0a\x01a"
+    b"\x12\x09\x1a\x07\x08\x01\x08\xac\x02\x08\x03",
     "a value before its key": b"\x0a\x0f\x0a\x0d\x12\x08\x1a\x06\x0a\x04\x01\xac\x02\x03\x0a\x01a",
     "a list in two parts": b"\x0a\x10\x0a\x0e\x0a\x01a\x12\x09\x1a\x07\x0a\x03\x01\xac\x02\x08\x03",
     "a key twice": b"\x0a\x1a\x0a\x09\x0a\x01a\x12\x04\x1a\x02\x0a\x00"
     b"\x0a\x0d\x0a\x01a\x12\x08\x1a\x06\x0a\x04\x01\xac\x02\x03",
-    "an unknown field": b"\x18\x05\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x1a\x06\x0a\x04\x01\xac\x02\x03",
-    "a long form of a length": b"\x0a\x90\x80\x00\x0a\x8e\x00"
+    "an unknown field": b"\x18\x05"
+    b"\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x1a\x06\x0a\x04\x01\xac\x02\x03",
+    "a long form of a length": b"\x0a\x90\x80\x00\x0a\x8d\x00"
     b"\x0a\x01a\x12\x08\x1a\x06\x0a\x04\x01\xac\x02\x03",
 }
-UNUSUAL["numbers that are not packed"] = (
-    b"\x0a\x10\x0a\x0e\x0a\x01a\x12\x09\x1a\x07\x08\x01\x08\xac\x02\x08\x03"
-)
 
 
 @pytest.mark.parametrize("form", UNUSUAL)
 def test_unusual_forms(write: Write, form: str) -> None:
     """What protobuf allows is read, though no common writer produces it."""
     record = UNUSUAL[form]
-    usual = framed(SequenceExample(context=Features(feature={"a": feature("INT64", [4])})).SerializeToString())
-    assert list(SequenceExample.FromString(record).context.feature["a"].int64_list.value) == [1, 300, 3]
+    usual = framed(
+        SequenceExample(context=Features(feature={"a": feature("INT64", [4])})).SerializeToString()
+    )
+    assert list(SequenceExample.FromString(record).context.feature["a"].int64_list.value) == [
+        1,
+        300,
+        3,
+    ]
     schema = pa.schema([("a", pa.list_(pa.int64()))])
     files = write(record, usual[12:-4])
     assert rows(files, schema) == [{"a": [1, 300, 3]}, {"a": [4]}]
@@ -202,8 +211,12 @@ LIST.feature_lists.feature_list["a"].feature.append(LONG)
         (LIST.SerializeToString(), pa.int64(), "column a: expected a feature, got a feature list"),
         (example(a=feature("INT64", [1, 2])), pa.int64(), "a: expected one value (or an array"),
         (example(a=feature("INT64", [])), pa.int64(), "in the schema), got 0"),
-        (example(a=feature("INT64", [2**31])), pa.int32(), "column a: expected int32, got Integer"),
-        (example(a=TEXT), pa.string(), "column a: expected string, got Invalid UTF8"),
+        (
+            example(a=feature("INT64", [2**31])),
+            pa.int32(),
+            "column a: expected int32, got 2147483648",
+        ),
+        (example(a=TEXT), pa.string(), "column a: expected string, got b'\\xff'"),
         (b"no Example", pa.int64(), "expected an Example or a SequenceExample, got other bytes"),
         (b"\x22\x01x", pa.int64(), "expected an Example or a SequenceExample, got other bytes"),
         (b"\x0a\x05abc", pa.int64(), "expected an Example or a SequenceExample, got other bytes"),
@@ -239,7 +252,11 @@ def test_other_features_are_left_out(write: Write) -> None:
     ("values", "kind", "message"),
     [
         ([[1, None]], pa.list_(pa.int64()), "column a: expected arrays without nulls"),
-        ([[[1], [None]]], pa.list_(pa.list_(pa.int64())), "column a: expected arrays without nulls"),
+        (
+            [[[1], [None]]],
+            pa.list_(pa.list_(pa.int64())),
+            "column a: expected arrays without nulls",
+        ),
         ([[[1], None]], pa.list_(pa.list_(pa.int64())), "column a: expected arrays without nulls"),
         ([True], pa.bool_(), "column a: expected long, int, float, .* got bool"),
         ([[[[1]]]], pa.list_(pa.list_(pa.list_(pa.int64()))), "column a: .* got list<"),

@@ -1,0 +1,149 @@
+"""Spark's data source `tfrecord`: files to DataFrames and back, and its errors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+import worker
+from tests.support.tfrecord_bytes import framed
+from worker.tfrecord.files import find_files, read_file
+
+DATA = Path(__file__).parents[2] / "data" / "tfrecord"
+SCHEMA = "i long, d double, s string, b binary, a array<float>, q array<array<int>>"
+ROWS = [
+    (1, 2.5, "é", b"\0\xff", [1.0, -2.0], [[1], [], [2, -3]]),
+    (-(2**60), None, "", b"", [], []),
+    (None, 0.5, None, None, None, None),
+]
+
+
+@pytest.fixture
+def source(spark: Any) -> Any:
+    """The shared session, which knows the data source."""
+    spark.dataSource.register(worker.TFRecord)
+    return spark
+
+
+def refused(work: Any) -> str:
+    """The line in which Spark quotes our error."""
+    with pytest.raises(PySparkException) as caught:
+        work()
+    (line,) = [line for line in str(caught.value).splitlines() if "errors.BadInput: " in line]
+    return line.partition("errors.BadInput: ")[2]
+
+
+def test_frames_come_back(source: Any, tmp_path: Path) -> None:
+    """A DataFrame is written and read, raw and gzipped files together, by a schema or without."""
+    df = source.createDataFrame(ROWS, SCHEMA).repartition(2)
+    path = str(tmp_path / "out")
+    write = df.write.format("tfrecord").mode("append")
+    write.save(path)
+    write.option("compression", "gzip").save(path)
+    files = find_files(path)
+    assert sorted({"".join(Path(file.name).suffixes) for file in files}) == [
+        ".tfrecord",
+        ".tfrecord.gz",
+    ]
+    read = source.read.format("tfrecord").schema(df.schema).load(path)
+    assert read.rdd.getNumPartitions() == len(files) == 4
+    assert sorted(read.collect(), key=str) == sorted([*df.collect(), *df.collect()], key=str)
+    inferred = source.read.format("tfrecord").option("sample", 100).load(path)
+    assert inferred.schema.simpleString() == (
+        "struct<a:array<float>,b:binary,d:float,i:bigint,q:array<array<bigint>>,s:binary>"
+    )
+
+    df.limit(1).write.format("tfrecord").mode("overwrite").save(path)
+    assert source.read.format("tfrecord").schema(df.schema).load(path).count() == 1
+    assert "_SUCCESS" in {file.name for file in Path(path).iterdir()}
+
+
+def test_files_of_another_writer(source: Any) -> None:
+    """One file or several, by their paths."""
+    read = source.read.format("tfrecord")
+    (row,) = read.load(str(DATA / "sequence.tfrecord")).collect()
+    assert row.asDict() == {
+        "frames": [[0.5], [1.5, 2.5]],
+        "label": [7, 9],
+        "length": 2,
+        "tokens": [[1, 2], [3]],
+    }
+    both = [str(DATA / "sequence.tfrecord"), str(DATA / "example.tfrecord")]
+    assert read.schema("name binary").load(both).count() == 3
+
+
+def test_a_failed_write_leaves_no_file(source: Any, tmp_path: Path) -> None:
+    """A task that fails takes the files of the others with it."""
+    df = source.createDataFrame([([1],), ([None],)], "a array<long>").repartition(2)
+    write = df.write.format("tfrecord").mode("append")
+    line = refused(lambda: write.save(str(tmp_path)))
+    assert line == "column a: expected arrays without nulls, got a null in one"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_input_is_named(source: Any, tmp_path: Path) -> None:
+    """Files, records, columns and options: one line each, before a task starts if it can be."""
+    flipped = bytearray((DATA / "example.tfrecord").read_bytes())
+    flipped[50] ^= 1
+    (tmp_path / "flipped").write_bytes(flipped)
+    (tmp_path / "short").write_bytes(framed(b"")[:-1])
+    read = source.read.format("tfrecord")
+    example = str(DATA / "example.tfrecord")
+    df = source.range(1)
+
+    def line(work: Any) -> str:
+        return refused(work).replace(f"{tmp_path}/", "")
+
+    assert line(lambda: read.load(f"{tmp_path}/none")).startswith("none: expected TFRecord files")
+    assert line(lambda: read.load(f"{tmp_path}/flipped")).startswith("flipped: record 0: expected")
+    assert line(read.schema("label long").load(f"{tmp_path}/short").collect) == (
+        "short: record 0: expected 16 bytes with length and checksums, got 15: the file is"
+        " truncated"
+    )
+    found = line(source.read.format("tfrecord").schema("label float").load(example).collect)
+    assert found.endswith("record 0: column label: expected float, got int64")
+    found = line(source.read.format("tfrecord").schema("label date").load(example).collect)
+    assert found.startswith("column label: expected long, int, float,")
+    reader = source.read.format("tfrecord")
+    assert line(lambda: reader.option("sample", 0).load(example)).endswith(
+        "option sample: expected a number from 1, got 0"
+    )
+    assert line(lambda: source.read.format("tfrecord").option("samples", 3).load(example)) == (
+        "tfrecord: expected the options sample and compression, got samples"
+    )
+    write = df.write.format("tfrecord").mode("append")
+    assert line(lambda: write.option("compression", "zip").save(str(tmp_path / "out"))) == (
+        "tfrecord, option compression: expected none or gzip, got zip"
+    )
+    times = df.selectExpr("now() AS t").write.format("tfrecord").mode("append")
+    assert line(lambda: times.save(str(tmp_path / "out"))).startswith("column t: expected long")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lost_attempt_leaves_no_row(tmp_path: Path) -> None:
+    """The commit removes what a task wrote whose attempt does not count."""
+    import pyarrow as pa
+
+    from worker.tfrecord.files import write_file
+    from worker.tfrecord.source import _Writer, _Written
+
+    schema = pa.schema([("a", pa.int64())])
+    batch = pa.RecordBatch.from_pylist([{"a": 1}], schema)
+    names = ["part-00000-1-job.tfrecord", "part-00000-2-job.tfrecord", "part-00000-1-old.tfrecord"]
+    for name in names:
+        write_file(str(tmp_path), name, [batch], schema, "none")
+    (tmp_path / "notes").touch()
+    _Writer(str(tmp_path), schema, "none", False, "job").commit([_Written(names[1]), None])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*names[1:], "notes", "_SUCCESS"}
+    assert (
+        sum(
+            len(block.starts)
+            for file in find_files(f"{tmp_path}/*.tfrecord")
+            for block in read_file(file)
+        )
+        == 2
+    )
+    _Writer(str(tmp_path), schema, "none", True, "new").commit([])
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "_SUCCESS"}
