@@ -22,6 +22,7 @@ ON_CLUSTERS = {
     "docs/how-to/clusters.md",
     "docs/how-to/extending.md",
     "docs/how-to/spark-loop.md",
+    "docs/how-to/tfrecord.md",
 }
 
 
