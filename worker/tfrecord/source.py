@@ -57,18 +57,22 @@ class TFRecord(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The name of the format: `tfrecord`."""
         return "tfrecord"
 
     def schema(self) -> StructType:
+        """The inferred schema, which Spark asks for where none is given."""
         text = _options(self.options).get("sample", str(_SAMPLE))
         if not text.isdecimal() or not int(text):
             raise BadInput(f"tfrecord, option sample: expected a number from 1, got {text}")
         return from_arrow_schema(schema_of(self._files(), int(text)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads files as rows of `schema`, a file a partition."""
         return _Reader(self._files(), _arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """What writes rows of `schema`, a partition a file; `overwrite` removes earlier files."""
         options = _options(self.options)
         compression = options.get("compression", "none").lower()
         if compression not in COMPRESSIONS:
