@@ -60,8 +60,8 @@ KINDS = ("100 floats", "image of 784 bytes", "photograph of 100 kB", "39 feature
 
 def read(content: bytes, schema: Any) -> list[Any]:
     columns = columns_of(schema)
-    stream = BufferedReader(BytesIO(content))  # type: ignore[arg-type]
-    return [decode(block, columns, schema, "bench") for block in read_blocks(stream, "bench")]
+    blocks = read_blocks(BufferedReader(BytesIO(content)), "bench")
+    return [decode(block, columns, schema, "bench") for block in blocks]
 
 
 def write(batch: Any) -> bytes:

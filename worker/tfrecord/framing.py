@@ -75,7 +75,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
 
 def frames(records: Iterable[bytes]) -> bytes:
     """Records with their lengths and checksums, as they stand in a file."""
-    pieces = []
+    pieces: list[bytes] = []
     for record in records:
         pieces += (_header(len(record)), record, _CRC.pack(masked(crc32c(record))))
     return b"".join(pieces)
@@ -96,7 +96,9 @@ def _scan(data: bytes, number: int, where: str) -> tuple[Block, int, int]:
     `number` is the number of the first record.
     """
     at, size = 0, len(data)
-    starts, ends, crcs = [], [], []
+    starts: list[int] = []
+    ends: list[int] = []
+    crcs: list[int] = []
     missing = 0
     while True:
         start = at + _HEADER_BYTES

@@ -74,12 +74,10 @@ def fields(data: bytes, starts: Positions, ends: Positions) -> Fields:
     counts = np.bincount(parent, minlength=len(starts))
     first = np.cumsum(counts) - counts
     place = np.concatenate([first[part[0]] + k for k, part in enumerate(parts)])
-    found = Fields(
-        *(np.empty(len(parent), dtype) for dtype in (np.int64, np.uint8, np.int64, np.int64))
-    )
-    for column, values in zip(found, zip(*parts, strict=True), strict=True):
-        column[place] = np.concatenate(values)
-    return found
+    order = np.empty(len(parent), np.int64)
+    order[place] = np.arange(len(parent))
+    tag, begin, stop = (np.concatenate([part[k] for part in parts])[order] for k in (1, 2, 3))
+    return Fields(parent[order], tag, begin, stop)
 
 
 def gather(data: bytes, starts: Positions, ends: Positions) -> NDArray[np.uint8]:

@@ -20,7 +20,7 @@ FILE = framed(*RECORDS)
 
 
 def read(content: bytes) -> list[bytes]:
-    blocks = list(read_blocks(BufferedReader(BytesIO(content)), "f"))  # type: ignore[arg-type]
+    blocks = list(read_blocks(BufferedReader(BytesIO(content)), "f"))
     assert [block.first for block in blocks] == [
         sum(len(earlier.starts) for earlier in blocks[:n]) for n in range(len(blocks))
     ]
