@@ -14,7 +14,7 @@ from pyarrow import types
 from shards.errors import BadInput
 
 
-class Kind(Enum):
+class FeatureKind(Enum):
     """The kind of a feature; the value is its tag in a Feature."""
 
     BYTES = 0x0A
@@ -22,16 +22,20 @@ class Kind(Enum):
     INT64 = 0x1A
 
 
-ARROW = {Kind.BYTES: pa.binary(), Kind.FLOAT: pa.float32(), Kind.INT64: pa.int64()}
-NAMES = {Kind.BYTES: "bytes", Kind.FLOAT: "float", Kind.INT64: "int64"}
+ARROW = {
+    FeatureKind.BYTES: pa.binary(),
+    FeatureKind.FLOAT: pa.float32(),
+    FeatureKind.INT64: pa.int64(),
+}
+NAMES = {FeatureKind.BYTES: "bytes", FeatureKind.FLOAT: "float", FeatureKind.INT64: "int64"}
 """What messages call a kind."""
 
 
-class Column(NamedTuple):
+class FeatureColumn(NamedTuple):
     """A column: `depth` is 0 for one value, 1 for an array, 2 for an array of arrays."""
 
     name: str
-    kind: Kind
+    kind: FeatureKind
     depth: int
     type: Any
     nullable: bool
@@ -45,12 +49,12 @@ class Column(NamedTuple):
         return kind
 
 
-def columns_of(schema: Any) -> list[Column]:
+def columns_of(schema: Any) -> list[FeatureColumn]:
     """The columns of an Arrow schema; raises BadInput for a type that TFRecord cannot hold."""
     return [_column(field) for field in schema]
 
 
-def _column(field: Any) -> Column:
+def _column(field: Any) -> FeatureColumn:
     leaf, depth = field.type, 0
     while types.is_list(leaf) or types.is_large_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
@@ -60,11 +64,16 @@ def _column(field: Any) -> Column:
             f"column {field.name}: expected long, int, float, double, string, binary, an array of"
             f" these or an array of arrays, got {field.type}"
         )
-    return Column(field.name, kind, depth, field.type, field.nullable)
+    return FeatureColumn(field.name, kind, depth, field.type, field.nullable)
 
 
 _FITS = {
-    Kind.BYTES: (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string),
-    Kind.FLOAT: (types.is_float32, types.is_float64),
-    Kind.INT64: (types.is_signed_integer,),
+    FeatureKind.BYTES: (
+        types.is_binary,
+        types.is_string,
+        types.is_large_binary,
+        types.is_large_string,
+    ),
+    FeatureKind.FLOAT: (types.is_float32, types.is_float64),
+    FeatureKind.INT64: (types.is_signed_integer,),
 }

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from pyarrow.compute import index_in
 
 from shards.errors import BadInput
-from worker.tfrecord.columns import ARROW, NAMES, Column, Kind
+from worker.tfrecord.columns import ARROW, NAMES, FeatureColumn, FeatureKind
 from worker.tfrecord.example_pb2 import SequenceExample
 from worker.tfrecord.framing import Block
 from worker.tfrecord.wire import (
@@ -56,7 +56,7 @@ class _Features(NamedTuple):
     values: Any
 
 
-def decode(block: Block, columns: list[Column], schema: Any, where: str) -> Any:
+def decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str) -> Any:
     """The records of `block` as a record batch of `schema`, whose columns are `columns`.
 
     A feature that is missing is null; features of other names are left out. Raises BadInput, which
@@ -93,7 +93,7 @@ def _rewritten(block: Block, where: str) -> Block:
     return Block(block.first, b"".join(records), starts, ends)
 
 
-def _decode(block: Block, columns: list[Column], schema: Any, where: str) -> Any:
+def _decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str) -> Any:
     parts = fields(block.data, block.starts, block.ends)
     names = [column.name for column in columns]
     context = _entries(block.data, parts, _CONTENT, names)
@@ -102,7 +102,7 @@ def _decode(block: Block, columns: list[Column], schema: Any, where: str) -> Any
         raise Unusual
     arrays = []
     for n, column in enumerate(columns):
-        reader = _Reader(block, column, where)
+        reader = _ColumnReader(block, column, where)
         own, other = context.of(n), lists.of(n)
         if column.depth == 2:
             own, other = other, own
@@ -159,10 +159,10 @@ def _once(record: Positions) -> None:
         raise Unusual
 
 
-class _Reader:
+class _ColumnReader:
     """Reads one column of a block."""
 
-    def __init__(self, block: Block, column: Column, where: str) -> None:
+    def __init__(self, block: Block, column: FeatureColumn, where: str) -> None:
         self.block, self.column, self.where = block, column, where
 
     def array(self, entries: _Entries) -> Any:
@@ -196,19 +196,21 @@ class _Reader:
         if np.any(end != ends[some]):
             raise Unusual
         if np.any(wrong := tag != kind.value):
-            got = next((NAMES[each] for each in Kind if each.value == tag[wrong][0]), "no kind")
+            got = next(
+                (NAMES[each] for each in FeatureKind if each.value == tag[wrong][0]), "no kind"
+            )
             self.fail(record[some][wrong][0], NAMES[kind], got)
         values = fields(data, start, end)
         if np.any(values.tag != _CONTENT):
             raise Unusual
-        if kind is Kind.BYTES:
+        if kind is FeatureKind.BYTES:
             counts[some] = np.bincount(values.parent, minlength=len(some))
             return _Features(record, counts, self.binary(values.starts, values.ends))
         _once(values.parent)
         content = gather(data, values.starts, values.ends)
         sizes = np.zeros(len(some), np.int64)
         sizes[values.parent] = values.ends - values.starts
-        if kind is Kind.INT64:
+        if kind is FeatureKind.INT64:
             integers, counts[some] = decode_varints(content, sizes)
             return _Features(record, counts, integers)
         if np.any(sizes % 4):

@@ -14,14 +14,14 @@ import pyarrow as pa
 from pyarrow.compute import list_value_length
 
 from shards.errors import BadInput
-from worker.tfrecord.columns import Column, Kind
+from worker.tfrecord.columns import FeatureColumn, FeatureKind
 from worker.tfrecord.framing import BLOCK_BYTES, frames
 from worker.tfrecord.wire import encode_varints, varint
 
 _CONTENT, _VALUE = b"\x0a", b"\x12"  # the tags of the fields 1 and 2 of every message
 
 
-def encode(batch: Any, columns: list[Column]) -> Iterator[bytes]:
+def encode(batch: Any, columns: list[FeatureColumn]) -> Iterator[bytes]:
     """The rows of a record batch as framed records, in pieces of about 4 MiB.
 
     A null is a feature left out. A row is a SequenceExample if a column is an array of arrays, and
@@ -34,7 +34,7 @@ def encode(batch: Any, columns: list[Column]) -> Iterator[bytes]:
         yield frames(_records(batch.slice(row, step), columns))
 
 
-def _records(batch: Any, columns: list[Column]) -> Iterator[bytes]:
+def _records(batch: Any, columns: list[FeatureColumn]) -> Iterator[bytes]:
     arrays = list(zip(columns, batch.columns, strict=True))
     context = [_entries(column, array) for column, array in arrays if column.depth < 2]
     lists = [_entries(column, array) for column, array in arrays if column.depth == 2]
@@ -53,7 +53,7 @@ def _rows(entries: list[list[bytes]], rows: int) -> Iterator[bytes]:
     return map(b"".join, zip(*entries, strict=True)) if entries else iter([b""] * rows)
 
 
-def _entries(column: Column, array: Any) -> list[bytes]:
+def _entries(column: FeatureColumn, array: Any) -> list[bytes]:
     """The column's entry in the map of each row; empty for a null."""
     if column.depth < 2:
         values = _features(column, array)
@@ -71,25 +71,25 @@ def _entries(column: Column, array: Any) -> list[bytes]:
     return entries
 
 
-def _features(column: Column, array: Any) -> list[bytes]:
+def _features(column: FeatureColumn, array: Any) -> list[bytes]:
     """The Features of an array's rows; of a null, one without values."""
     if column.depth:
         leaves, cuts = array.flatten(), _offsets(array)
         _no_null(column, leaves)
     else:
-        leaves = array.fill_null(b"" if column.kind is Kind.BYTES else 0)
+        leaves = array.fill_null(b"" if column.kind is FeatureKind.BYTES else 0)
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             leaves = array.fill_null("")
         cuts = np.arange(len(array) + 1)
     kind = bytes([column.kind.value])
-    if column.kind is Kind.BYTES:
+    if column.kind is FeatureKind.BYTES:
         heads = _heads(_CONTENT)
         content = [heads(len(value)) + value for value in leaves.cast(pa.binary()).to_pylist()]
         if column.depth:
             content = [b"".join(content[i:j]) for i, j in pairwise(cuts)]
         heads = _heads(kind)
         return [heads(len(each)) + each for each in content]
-    if column.kind is Kind.FLOAT:
+    if column.kind is FeatureKind.FLOAT:
         packed = leaves.cast(pa.float32(), safe=False).to_numpy().tobytes()
         cuts = 4 * cuts
     else:
@@ -100,7 +100,7 @@ def _features(column: Column, array: Any) -> list[bytes]:
     return [heads(j - i) + packed[i:j] for i, j in pairwise(cuts.tolist())]
 
 
-def _no_null(column: Column, values: Any) -> None:
+def _no_null(column: FeatureColumn, values: Any) -> None:
     """Refuse a null in an array: a list in a file has none."""
     if values.null_count:
         raise BadInput(f"column {column.name}: expected arrays without nulls, got a null in one")

@@ -6,17 +6,21 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from shards.errors import BadInput
-from worker.tfrecord.columns import ARROW, NAMES, Kind
+from worker.tfrecord.columns import ARROW, NAMES, FeatureKind
 from worker.tfrecord.decode import parse
 from worker.tfrecord.framing import Block
 
-_KINDS = {"bytes_list": Kind.BYTES, "float_list": Kind.FLOAT, "int64_list": Kind.INT64}
+_KINDS = {
+    "bytes_list": FeatureKind.BYTES,
+    "float_list": FeatureKind.FLOAT,
+    "int64_list": FeatureKind.INT64,
+}
 
 
 class _Seen(NamedTuple):
     """What a record holds under a name, and the first record that does."""
 
-    kind: Kind
+    kind: FeatureKind
     depth: int
     place: str
 
@@ -58,7 +62,7 @@ def _first(where: str, blocks: Iterable[Block], sample: int) -> Iterator[tuple[s
             yield f"{where}: record {n}", block.data[i:j]
 
 
-def _features(message: Any) -> Iterator[tuple[str, Kind, int]]:
+def _features(message: Any) -> Iterator[tuple[str, FeatureKind, int]]:
     for name, feature in message.context.feature.items():
         if kind := feature.WhichOneof("kind"):
             yield name, _KINDS[kind], int(len(getattr(feature, kind).value) != 1)
@@ -68,7 +72,7 @@ def _features(message: Any) -> Iterator[tuple[str, Kind, int]]:
                 yield name, _KINDS[kind], 2
 
 
-def _type(kind: Kind, depth: int) -> Any:
+def _type(kind: FeatureKind, depth: int) -> Any:
     found = ARROW[kind]
     for _ in range(depth):
         found = pa.list_(found)

@@ -69,7 +69,7 @@ class TFRecord(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads files as rows of `schema`, a file a partition."""
-        return _Reader(self._files(), _arrow(schema))
+        return _RecordReader(self._files(), _arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """What writes rows of `schema`, a partition a file; `overwrite` removes earlier files."""
@@ -111,7 +111,7 @@ def _arrow(schema: StructType) -> Any:
 
 
 @dataclass
-class _Reader(DataSourceReader):
+class _RecordReader(DataSourceReader):
     """Reads each file as one partition."""
 
     files: list[Any]
