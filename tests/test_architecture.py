@@ -64,7 +64,8 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
     ("library", "doors"),
     [
         ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
-        ("pyspark", {"worker/spark.py"}),
+        # A data source is a class of PySpark's, which Spark's own processes load by its name.
+        ("pyspark", {"worker/spark.py", "worker/tfrecord/source.py"}),
         ("py4j", {"worker/spark.py"}),
         ("cupy", {"cupy_kernels/device.py"}),
         ("xxhash", {"shards/checksums.py"}),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
+    from worker.tfrecord.source import TFRecord
     from worker.training_loop import Plan, train_worker
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "Source",
     "SparkNet",
     "StaleRate",
+    "TFRecord",
     "Trained",
     "Wanted",
     "features",
@@ -125,6 +127,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "TFRecord": "worker.tfrecord.source",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",

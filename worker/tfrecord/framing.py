@@ -1,0 +1,156 @@
+"""The framing of TFRecord files: a length, its checksum, a record, its checksum.
+
+    length uint64 | masked CRC-32C of the length uint32 | record | masked CRC-32C of it uint32
+
+All numbers are little-endian. The mask turns a checksum by 15 bits and adds a constant, so that the
+checksum of data that contains checksums stays sound. A file may be compressed as a whole by gzip.
+
+Every checksum is compared, so a flipped bit anywhere in a file is found. A file that ends between
+two records is whole as far as the format knows.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from io import BufferedReader
+from struct import Struct
+from typing import IO, Any, NamedTuple, cast
+
+import numpy as np
+from google_crc32c import value as crc32c
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.tfrecord.wire import gather
+
+BLOCK_BYTES = 4 << 20
+_LENGTH, _CRC = Struct("<Q"), Struct("<I")
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+_LONGEST = (1 << 31) - 1  # the largest message of protobuf
+_GZIP = b"\x1f\x8b"
+
+
+class Block(NamedTuple):
+    """Consecutive records of a file: `data[starts[i]:ends[i]]` is record `first + i`."""
+
+    first: int
+    data: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def masked(crc: Any) -> Any:
+    """The checksum as it is stored; `crc` is a number, or an array of uint64."""
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
+    """The records of a file, raw or gzipped, in blocks of about 4 MiB.
+
+    Errors are a BadInput that names the file `where` and the record, numbered from 0.
+    """
+    number, rest, missing = 0, b"", 0
+    source = _decompressed(stream)
+    while True:
+        try:
+            piece = source.read(max(BLOCK_BYTES, missing))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise BadInput(
+                f"{where}: record {number}: expected whole gzip data, got: {error}"
+            ) from None
+        rest += piece
+        block, end, missing = _scan(rest, number, where)
+        if len(block.starts):
+            yield block
+        number, rest = number + len(block.starts), rest[end:]
+        if not piece:
+            break
+    if rest:
+        raise BadInput(
+            f"{where}: record {number}: expected {len(rest) + missing} bytes with length and"
+            f" checksums, got {len(rest)}: the file is truncated"
+        )
+
+
+def frames(records: Iterable[bytes]) -> bytes:
+    """Records with their lengths and checksums, as they stand in a file."""
+    pieces: list[bytes] = []
+    for record in records:
+        pieces += (_header(len(record)), record, _CRC.pack(masked(crc32c(record))))
+    return b"".join(pieces)
+
+
+def _decompressed(stream: BufferedReader) -> IO[bytes]:
+    """The stream of records; a raw file is known by the checksum of its first length."""
+    start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
+    raw = len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0])
+    if start.startswith(_GZIP) and not raw:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    return stream
+
+
+def _scan(data: bytes, number: int, where: str) -> tuple[Block, int, int]:
+    """The whole records in `data`, the position after them, and the bytes that the next one lacks.
+
+    `number` is the number of the first record.
+    """
+    at, size = 0, len(data)
+    starts: list[int] = []
+    ends: list[int] = []
+    crcs: list[int] = []
+    missing = 0
+    while True:
+        start = at + _HEADER_BYTES
+        if start > size:
+            missing = start - size
+            break
+        header = data[at:start]
+        try:
+            end = start + _length(header)
+        except ValueError as error:
+            raise BadInput(f"{where}: record {number + len(starts)}: {error}") from None
+        if end + _FOOTER_BYTES > size:
+            missing = end + _FOOTER_BYTES - size
+            break
+        starts.append(start)
+        ends.append(end)
+        crcs.append(crc32c(data[start:end]))
+        at = end + _FOOTER_BYTES
+    block = Block(number, data, np.array(starts, np.int64), np.array(ends, np.int64))
+    _check(block, np.array(crcs, np.uint64), where)
+    return block, at, missing
+
+
+def _check(block: Block, crcs: NDArray[np.uint64], where: str) -> None:
+    """Raise BadInput unless each record has the checksum that is stored after it."""
+    if not len(crcs):
+        return
+    footers = np.full(len(crcs), _FOOTER_BYTES)
+    stored = gather(block.data, block.ends, block.ends + footers).view("<u4")
+    computed = masked(crcs)
+    if wrong := np.flatnonzero(stored != computed)[:1].tolist():
+        (i,) = wrong
+        raise BadInput(
+            f"{where}: record {block.first + i}: expected the checksum {stored[i]:08x},"
+            f" got {computed[i]:08x}"
+        )
+
+
+# Records of a file have few lengths, and a lookup costs a tenth of a checksum in Python.
+@lru_cache(maxsize=1 << 16)
+def _header(length: int) -> bytes:
+    packed = _LENGTH.pack(length)
+    return packed + _CRC.pack(masked(crc32c(packed)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _length(header: bytes) -> int:
+    """The length of the record after a header; raises ValueError."""
+    (length,), (stored,) = _LENGTH.unpack_from(header), _CRC.unpack_from(header, 8)
+    computed = masked(crc32c(header[:8]))
+    if stored != computed:
+        raise ValueError(f"expected the length's checksum {stored:08x}, got {computed:08x}")
+    if length > _LONGEST:
+        raise ValueError(f"expected a record of at most {_LONGEST} bytes, got {length}")
+    return int(length)
