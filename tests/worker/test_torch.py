@@ -32,7 +32,7 @@ def normed() -> Any:
     """A model with BatchNorm, from a seed."""
     torch.manual_seed(4)
     return torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+        torch.nn.Linear(3, 4, bias=False), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
     )
 
 
@@ -232,7 +232,7 @@ def two_tables() -> ps.Tables:
             None,
             r"weight: expected shape \(1, 4\)|got \(1, 4\)",
         ),
-        (line, normed, None, "expected the parameter 0.bias of the model, got none"),
+        (line, normed, None, "expected the parameter 0.weight of the model, got none"),
         (lambda: torch.nn.Bilinear(3, 3, 1, bias=False), line, None, "the parameter bias"),
         (line, lambda: line().double(), None, "weight: expected a parameter of float32, got torch"),
         (two_tables, line, None, "join: expected a job with one table, got a, b"),

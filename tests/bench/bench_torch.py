@@ -1,0 +1,173 @@
+"""What `worker.torch` adds to a step of PyTorch, and how well its workers learn.
+
+    python tests/bench/bench_torch.py [--steps 50] [--rounds 7] [--rows 12000]
+
+The step is that of an MLP of 1.1 M parameters, in one thread, with as many rows as take about 20
+ms. The plain loop and those with a worker take turns in short runs, in random order; each figure is
+the median over rounds. Shards are processes of this host. Then two workers on Spark train a CNN
+with BatchNorm and an MLP on the first rows of MNIST, and so does a plain loop with the same steps
+in all; the figures are shares of the test images, medians over three seeds of a plain loop.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import Flatten, Linear, ReLU, Sequential
+from torch.nn.functional import cross_entropy
+
+import worker
+import worker.torch
+from deploy.examples import mnist_spark_torch as cnn
+from deploy.java import java_environment
+from tests.bench.report import Goal, goals, save
+from worker.spark import start_session
+
+STEP_MS, ADDED, POINTS = 20.0, 0.05, 0.5
+STRATEGIES = ("downpour", "easgd:tau=10", "local_sgd:h=10")
+RATE, SIZE, EPOCHS = 0.1, 32, 3
+
+
+def mlp() -> Sequential:
+    torch.manual_seed(2)
+    return Sequential(
+        Flatten(), Linear(784, 800), ReLU(), Linear(800, 600), ReLU(), Linear(600, 10)
+    )
+
+
+def looped(model: Any, opt: Any, rows: int) -> Callable[[], None]:
+    """A step of an ordinary loop."""
+    images, labels = torch.rand(rows, 1, 28, 28), torch.randint(10, (rows,))
+
+    def step() -> None:
+        cross_entropy(model(images), labels).backward()
+        opt.step()
+        opt.zero_grad()
+
+    return step
+
+
+def step_ms(step: Callable[[], None], steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return 1e3 * (time.perf_counter() - started) / steps
+
+
+def rows_for(milliseconds: float) -> int:
+    """The rows of which a plain step takes about so long."""
+    model, rows = mlp(), 256
+    step = looped(model, torch.optim.SGD(model.parameters(), lr=1e-3), rows)
+    step_ms(step, 10)
+    return max(
+        1, round(rows * milliseconds / statistics.median(step_ms(step, 5) for _ in range(5)))
+    )
+
+
+def overhead(steps: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step: of the plain loop, and of a worker with each strategy."""
+    rows, plain = rows_for(STEP_MS), mlp()
+    usual = torch.optim.SGD(plain.parameters(), lr=1e-3)
+    with ExitStack() as stack:
+        cases = {"plain": looped(plain, usual, rows)}
+        for strategy in STRATEGIES:
+            model = mlp()
+            table = worker.torch.params(model, rate=1e-3)
+            job = stack.enter_context(worker.start(table, strategy=strategy))
+            joined = worker.torch.join(job, "w0", model, strategy=strategy)
+            cases[strategy] = looped(model, stack.enter_context(joined), rows)
+        found: dict[str, list[float]] = defaultdict(list)
+        dice = random.Random(7)
+        for step in cases.values():
+            step_ms(step, 10)  # warm
+        for _ in range(rounds):
+            for name in dice.sample(list(cases), len(cases)):
+                found[name].append(step_ms(cases[name], steps))
+    return {name: statistics.median(found[name]) for name in cases}
+
+
+def train(args: dict[str, Any], ctx: worker.Context) -> None:
+    """The example's loop, for either net."""
+    model = cnn.net() if args["net"] == "CNN" else mlp()
+    opt = worker.torch.wrap(model, None, ctx)
+    for batch in ctx.batches(SIZE, epochs=EPOCHS):
+        scores = model(cnn.inputs(batch["image"]))
+        cross_entropy(scores, torch.from_numpy(batch["label"])).backward()
+        opt.step()
+        opt.zero_grad()
+
+
+def plainly(model: Any, data: list[tuple[bytes, int]], seed: int) -> Any:
+    """The same loop in one process."""
+    opt, dice = torch.optim.SGD(model.parameters(), lr=RATE), random.Random(seed)
+    for _ in range(EPOCHS):
+        order = dice.sample(data, len(data))
+        for begin in range(0, len(order), SIZE):
+            images, labels = zip(*order[begin : begin + SIZE], strict=True)
+            cross_entropy(model(cnn.inputs(images)), torch.tensor(labels)).backward()
+            opt.step()
+            opt.zero_grad()
+    return model
+
+
+def learning(rows: int) -> dict[str, float]:
+    """The percentage of test images that each net recognises, by how it was trained."""
+    data, test = cnn.rows("train", rows), cnn.rows("t10k", 10_000)
+    found = {}
+    with start_session(None, 2, app="bench_torch", env=java_environment()) as spark:
+        df = spark.createDataFrame(data, "image binary, label long").repartition(2)
+        for name, net in (("CNN", cnn.net), ("MLP", mlp)):
+            plain = [100 * cnn.accuracy(plainly(net(), data, seed), test) for seed in range(3)]
+            found[f"{name} plain"] = statistics.median(plain)
+            for strategy in ("downpour:scale=1", "easgd:tau=4"):
+                trained = worker.run(
+                    df,
+                    train,
+                    {"net": name},
+                    params=worker.torch.params(net(), rate=RATE),
+                    strategy=strategy,
+                    shards_in="processes",
+                )
+                model = worker.torch.load(net(), trained.params)
+                found[f"{name} {strategy}"] = 100 * cnn.accuracy(model, test)
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--steps", type=int, default=50)
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--rows", type=int, default=12_000)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    took = overhead(given.steps, given.rounds)
+    for name, milliseconds in took.items():
+        print(f"{name:24}{milliseconds:8.2f} ms")
+    learned = learning(given.rows)
+    for name, percent in learned.items():
+        print(f"{name:24}{percent:8.2f} %")
+    print(save("torch", {"step_ms": took, "recognised": learned}))
+    plain = took["plain"]
+    goals(
+        [
+            *(
+                Goal(f"added to a step, {name}", 100 * (took[name] / plain - 1), 100 * ADDED, "%")
+                for name in STRATEGIES
+            ),
+            *(
+                Goal(f"behind, {name}", learned[f"{name[:3]} plain"] - percent, POINTS, "points")
+                for name, percent in learned.items()
+                if "plain" not in name
+            ),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
