@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ def net() -> Sequential:
     return Sequential(*first, Flatten(), Linear(288, 10))
 
 
-def inputs(images: list[bytes]) -> torch.Tensor:
+def inputs(images: Iterable[bytes]) -> torch.Tensor:
     pixels = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8)
     return pixels.view(-1, 1, 28, 28) / 255
 

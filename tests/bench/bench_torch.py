@@ -4,7 +4,8 @@
 
 The step is that of an MLP of 1.1 M parameters, in one thread, with as many rows as take about 20
 ms. The plain loop and those with a worker take turns in short runs, in random order; each figure is
-the median over rounds. Shards are processes of this host. Then two workers on Spark train a CNN
+the median over rounds, of wall time and of the worker's CPU time. The shard is a process of this
+host. Then two workers on Spark train a CNN
 with BatchNorm and an MLP on the first rows of MNIST, and so does a plain loop with the same steps
 in all; the figures are shares of the test images, medians over three seeds of a plain loop.
 """
@@ -30,7 +31,7 @@ from tests.bench.report import Goal, goals, save
 from worker.spark import start_session
 
 STEP_MS, ADDED, POINTS = 20.0, 0.05, 0.5
-STRATEGIES = ("downpour", "easgd:tau=10", "local_sgd:h=10")
+CASES = ("downpour", "downpour, prefetch", "easgd:tau=10", "local_sgd:h=10")
 RATE, SIZE, EPOCHS = 0.1, 32, 3
 
 
@@ -53,11 +54,13 @@ def looped(model: Any, opt: Any, rows: int) -> Callable[[], None]:
     return step
 
 
-def step_ms(step: Callable[[], None], steps: int) -> float:
-    started = time.perf_counter()
+def step_ms(step: Callable[[], None], steps: int) -> tuple[float, float]:
+    """Milliseconds of wall time and of CPU time of this process."""
+    started, used = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
-    return 1e3 * (time.perf_counter() - started) / steps
+    took = time.perf_counter() - started, time.process_time() - used
+    return 1e3 * took[0] / steps, 1e3 * took[1] / steps
 
 
 def rows_for(milliseconds: float) -> int:
@@ -66,30 +69,35 @@ def rows_for(milliseconds: float) -> int:
     step = looped(model, torch.optim.SGD(model.parameters(), lr=1e-3), rows)
     step_ms(step, 10)
     return max(
-        1, round(rows * milliseconds / statistics.median(step_ms(step, 5) for _ in range(5)))
+        1, round(rows * milliseconds / statistics.median(step_ms(step, 5)[1] for _ in range(5)))
     )
 
 
-def overhead(steps: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step: of the plain loop, and of a worker with each strategy."""
+def overhead(steps: int, rounds: int) -> dict[str, tuple[float, float]]:
+    """Milliseconds of a step, wall and CPU: of the plain loop, and of a worker in each case."""
     rows, plain = rows_for(STEP_MS), mlp()
     usual = torch.optim.SGD(plain.parameters(), lr=1e-3)
     with ExitStack() as stack:
         cases = {"plain": looped(plain, usual, rows)}
-        for strategy in STRATEGIES:
+        for case in CASES:
+            strategy, ahead = case.removesuffix(", prefetch"), case.endswith("prefetch")
             model = mlp()
             table = worker.torch.params(model, rate=1e-3)
             job = stack.enter_context(worker.start(table, strategy=strategy))
-            joined = worker.torch.join(job, "w0", model, strategy=strategy)
-            cases[strategy] = looped(model, stack.enter_context(joined), rows)
-        found: dict[str, list[float]] = defaultdict(list)
+            joined = worker.torch.join(job, "w0", model, strategy=strategy, prefetch=ahead)
+            cases[case] = looped(model, stack.enter_context(joined), rows)
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         dice = random.Random(7)
         for step in cases.values():
             step_ms(step, 10)  # warm
         for _ in range(rounds):
             for name in dice.sample(list(cases), len(cases)):
                 found[name].append(step_ms(cases[name], steps))
-    return {name: statistics.median(found[name]) for name in cases}
+    return {
+        name: (statistics.median(wall), statistics.median(cpu))
+        for name in cases
+        for wall, cpu in [zip(*found[name], strict=True)]
+    }
 
 
 def train(args: dict[str, Any], ctx: worker.Context) -> None:
@@ -125,6 +133,7 @@ def learning(rows: int) -> dict[str, float]:
         for name, net in (("CNN", cnn.net), ("MLP", mlp)):
             plain = [100 * cnn.accuracy(plainly(net(), data, seed), test) for seed in range(3)]
             found[f"{name} plain"] = statistics.median(plain)
+            print(name, "plain", [round(percent, 2) for percent in plain], flush=True)
             for strategy in ("downpour:scale=1", "easgd:tau=4"):
                 trained = worker.run(
                     df,
@@ -135,7 +144,8 @@ def learning(rows: int) -> dict[str, float]:
                     shards_in="processes",
                 )
                 model = worker.torch.load(net(), trained.params)
-                found[f"{name} {strategy}"] = 100 * cnn.accuracy(model, test)
+                percent = found[f"{name} {strategy}"] = 100 * cnn.accuracy(model, test)
+                print(f"{name} {strategy:20}{percent:8.2f} %", flush=True)
     return found
 
 
@@ -147,18 +157,18 @@ def main() -> None:
     given = options.parse_args()
     torch.set_num_threads(1)
     took = overhead(given.steps, given.rounds)
-    for name, milliseconds in took.items():
-        print(f"{name:24}{milliseconds:8.2f} ms")
+    for name, (wall, cpu) in took.items():
+        print(f"{name:24}{wall:8.2f} ms, CPU {cpu:8.2f} ms", flush=True)
     learned = learning(given.rows)
-    for name, percent in learned.items():
-        print(f"{name:24}{percent:8.2f} %")
     print(save("torch", {"step_ms": took, "recognised": learned}))
-    plain = took["plain"]
+    plain, _ = took["plain"]
     goals(
         [
             *(
-                Goal(f"added to a step, {name}", 100 * (took[name] / plain - 1), 100 * ADDED, "%")
-                for name in STRATEGIES
+                Goal(
+                    f"added to a step, {name}", 100 * (took[name][0] / plain - 1), 100 * ADDED, "%"
+                )
+                for name in CASES
             ),
             *(
                 Goal(f"behind, {name}", learned[f"{name[:3]} plain"] - percent, POINTS, "points")

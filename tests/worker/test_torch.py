@@ -181,6 +181,8 @@ def test_a_window_that_was_cut_short_is_pushed_at_its_end() -> None:
 class Counting(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not checked
     """Keeps a mean by assigning a new tensor to a buffer."""
 
+    mean: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(()))

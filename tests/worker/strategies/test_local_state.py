@@ -9,7 +9,7 @@ from shards.schedules import Fixed
 from tests.support.pure_cluster import TABLE, bowl, start
 from worker import step_machine as machine
 from worker.step_machine import Plan, StepMachine
-from worker.strategies import STRATEGIES, Local, Strategy
+from worker.strategies import STRATEGIES, Local, LocalSGD, Strategy
 from worker.strategies.base import Floats
 
 CUT = 7
@@ -104,5 +104,5 @@ def test_data_may_end_when_the_weights_are_there() -> None:
                 seen.append(want)
         return carried_out(want, [])
 
-    StepMachine(plan(STRATEGIES["local_sgd"](h=5)), TABLE).drive(carry_out)
+    StepMachine(plan(LocalSGD(h=5)), TABLE).drive(carry_out)
     assert [(one.steps, one.samples) for one in seen] == [(5, 0 + 1 + 2 + 3 + 4), (2, 5 + 6)]
