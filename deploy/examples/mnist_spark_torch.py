@@ -1,12 +1,11 @@
-"""Trains a small CNN on MNIST with a PyTorch loop in Spark tasks: [STRATEGY]."""
+"""Trains a small CNN on MNIST with a PyTorch loop in Spark tasks."""
 
 import gzip
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
-from pyspark.sql import SparkSession
 from torch.nn import BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
 from torch.nn.functional import cross_entropy
 
@@ -53,17 +52,13 @@ def accuracy(model: torch.nn.Module, test: list[tuple[bytes, int]]) -> float:
     return float((found == torch.tensor(labels)).float().mean())
 
 
-if __name__ == "__main__":
-    spark = SparkSession.builder.master("local[2]").getOrCreate()
-    df = spark.createDataFrame(rows("train", 12_000), "image binary, label long").repartition(2)
-    trained = worker.run(
+def fit(spark: Any, strategy: str = "downpour", count: int = 12_000) -> worker.RunResult:
+    df = spark.createDataFrame(rows("train", count), "image binary, label long").repartition(2)
+    return worker.run(
         df,
         train,
         {"size": 32, "epochs": 3},
         params=worker.torch.params(net(), rate=0.1),
-        strategy=sys.argv[1] if len(sys.argv) > 1 else "downpour",
+        strategy=strategy,
         shards_in="processes",
     )
-    trained.save("mnist.safetensors")
-    model = worker.torch.load(net(), trained.params)
-    print(f"accuracy {accuracy(model, rows('t10k', 10_000)):.4f}")  # noqa: T201  # its result

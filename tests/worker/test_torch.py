@@ -286,17 +286,9 @@ def test_values_that_do_not_fit_are_refused(change: dict[str, Any], message: str
 @pytest.mark.parametrize("strategy", ["downpour", "easgd:tau=4"])
 def test_mnist_from_a_dataframe(spark: Any, strategy: str, tmp_path: Path) -> None:
     """Two workers train a CNN with BatchNorm on Spark, and its file loads in PyTorch."""
-    from deploy.examples.mnist_spark_torch import accuracy, net, rows, train
+    from deploy.examples.mnist_spark_torch import accuracy, fit, net, rows
 
-    df = spark.createDataFrame(rows("train", 4000), "image binary, label long").repartition(2)
-    trained = worker.run(
-        df,
-        train,
-        {"size": 32, "epochs": 3},
-        params=worker.torch.params(net(), rate=0.1),
-        strategy=strategy,
-        shards_in="processes",
-    )
+    trained = fit(spark, strategy, 4000)
     assert sum(report.samples for report in trained.outcome.reports) == 3 * 4000
     saved = load_file(trained.save(tmp_path / "mnist.safetensors"))
     model = worker.torch.load(net(), saved)
