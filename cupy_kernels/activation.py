@@ -3,7 +3,9 @@
 Gradients at a kink are Caffe's. Results are valid until the next call with the same workspace.
 """
 
-from cupy_kernels.backends import pick
+import numpy as np
+
+from cupy_kernels.backends import backend_of, pick
 from cupy_kernels.cpu import activation as on_host
 from cupy_kernels.functions import Function, Relu, Smooth
 from cupy_kernels.gpu import activation as in_kernels
@@ -21,8 +23,10 @@ def backward(function: Smooth, dy: Array, x: Array, y: Array, work: Workspace) -
     return pick(dy, on_host.backward, in_kernels.backward)(function, dy, x, y, work)
 
 
-def relu(x: Array, slope: float, work: Workspace) -> Array:
-    """x above 0, slope * x elsewhere."""
+def relu(x: Array, slope: float, work: Workspace, *, over: bool = False) -> Array:
+    """x above 0, slope * x elsewhere. With `over`, it may write over x, and does on the host."""
+    if over and slope == 0.0 and not backend_of(x).runs_kernels:
+        return np.maximum(x, np.float32(0), out=x)
     return forward(Relu(slope), x, work)
 
 

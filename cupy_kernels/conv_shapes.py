@@ -52,11 +52,6 @@ class Pooling:
             count -= 1
         return count
 
-    def halves(self, height: int, width: int) -> bool:
-        """Whether this is the common case: adjacent 2x2 windows that tile the image."""
-        plain = self.kernel == (2, 2) == self.stride and self.pad == (0, 0)
-        return plain and height % 2 == 0 and width % 2 == 0
-
 
 @dataclass(frozen=True)
 class Lrn:

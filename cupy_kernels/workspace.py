@@ -1,9 +1,9 @@
 """Memory that one layer reuses in every step.
 
-The kernel provides large new arrays page by page, and on small networks the page faults cost more
-than a step's arithmetic; a captured step may not allocate at all. A workspace returns the same
-memory for the same role each time. The rule: an array from `take` is valid until the same role is
-taken again, so code that keeps an array beyond the step must copy it.
+On the host, an array from `take` comes from a pool, and is its own for as long as anything refers
+to it. Kernels' arrays have fixed places, as a captured step may not allocate at all: a workspace
+returns the same memory for the same role each time, valid until the same role is taken again. Code
+for both must follow the second rule.
 """
 
 from math import prod
@@ -13,17 +13,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cupy_kernels.backends import HOST, backend_of
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array
 
 
 class Workspace:
-    """Arrays by role; each grows to the largest size requested and never shrinks.
+    """Arrays by role; those of kernels grow to the largest size requested and never shrink.
 
-    Arrays are on the backend of `like`, any array of that backend, or without it on the host. A
-    role that moves to another backend gets new memory there.
+    Arrays are on the backend of `like`, any array of that backend, or without it on the host, in
+    `pool`. A role that moves to another backend gets new memory there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: HostPool | None = None) -> None:
+        self._pool = pool or HostPool()
         self._memory: dict[str, AnyArray] = {}
 
     def take(self, role: str, shape: tuple[int, ...], like: AnyArray | None = None) -> Array:
@@ -34,8 +36,9 @@ class Workspace:
         self, role: str, shape: tuple[int, ...], dtype: DTypeLike, like: AnyArray | None = None
     ) -> NDArray[Any]:
         """Like `take`, of any dtype; one role keeps one dtype."""
+        if like is None or (place := backend_of(like)) == HOST:
+            return self._pool.take(shape, dtype)
         size = prod(shape)
-        place = HOST if like is None else backend_of(like)
         held = self._memory.get(role)
         if held is None or held.size < size or backend_of(held) != place:
             held = place.empty((size,), dtype)

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli_convert import convert
+from deploy.cli_data import app as data_tools
 from deploy.cli_reshard import reshard
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
@@ -180,6 +181,7 @@ def version() -> None:
 
 app.command()(reshard)
 app.add_typer(snapshots, name="snapshots")
+app.add_typer(data_tools, name="data")
 
 
 def main() -> None:

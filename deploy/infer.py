@@ -11,14 +11,14 @@ from cupy_kernels.types import AnyArray
 from shards.errors import BadInput, GiveUp
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.phases import Phase
-from worker.caffe.row_shape import rows_of
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.device_selection import lent, parse_device
 from worker.inference import check_blobs, evaluate, features
-from worker.sources import ImageSource, Split, open_source, part_to_test
+from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
 
 _BATCH_ROWS = 100
 
@@ -64,7 +64,7 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     if output.exists():
         raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
-    read = Description(read_text(net), Phase.TEST, file=str(net))
+    read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
     source, shaped = fitted(read, data, _split(split, data))
     model = CaffeModel(shaped)
     check_blobs(model, blobs)
@@ -87,9 +87,8 @@ def run_features(
 
 def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
-    rows = rows_of(net)
-    source = open_source(data, split, shape=rows.shape, image=rows.image)
-    return source, replace(net, data_shape=source.shape)
+    source = open_net_data(data_of(net), data, split)
+    return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
 def _write(

@@ -1,7 +1,6 @@
 """Prepares a training run: reads and checks everything that it needs, before anything starts."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +17,20 @@ from worker import spark_settings
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.row_shape import rows_of
+from worker.caffe.net_data import data_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import starting_weights
 from worker.device_selection import check_here
 from worker.evaluation import EvaluationPlan
 from worker.initial_state import check_fit
-from worker.sources import ImageSource, Split, has_test, open_source, part_to_test
+from worker.sources import (
+    ImageSource,
+    Split,
+    has_test,
+    open_net_data,
+    part_to_test,
+    row_shapes,
+)
 
 
 class Prepared(NamedTuple):
@@ -62,15 +68,19 @@ class Inputs:
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
         solver = read_solver(settings.solver)
-        rows = rows_of(solver.train)
-        reads = partial(open_source, settings.data, "train", shape=rows.shape, image=rows.image)
-        source = reads()
+        self.data = data_of(solver.train)
+        if settings.data is None and self.data.source is None:
+            raise BadInput(
+                f"--data: expected data, as no data layer of {solver.train.file} names a source to"
+                " train on; got none"
+            )
+        source = self._train(None)
         if source.rows < settings.workers:
             raise BadInput(
-                f"--workers: expected at most {source.rows}, as {settings.data} has {source.rows}"
-                f" rows to train on and each worker needs one, got {settings.workers}"
+                f"--workers: expected at most {source.rows}, as {self.place} has {source.rows} rows"
+                f" to train on and each worker needs one, got {settings.workers}"
             )
-        self.solver = solver.with_data_shape(source.shape)
+        self.solver = solver.with_data_shape(source.shape, row_shapes(source))
         self.job = caffe_job(
             self.solver,
             settings,
@@ -84,9 +94,19 @@ class Inputs:
         self.model = CaffeModel(self.solver.train)
         # Open the data again, now with the range of labels, which only the net defines.
         self.classes = classes_of(self.model.net)
-        self.train = reads(classes=self.classes)
+        self.train = self._train(self.classes)
         self.weights, self.copied = starting_weights(self.model, self._files(), self.job.plan.seed)
         self.test = self._test()
+
+    @property
+    def place(self) -> Path:
+        """Where the data to train on is: --data, or what the net's data layer names."""
+        place = self.settings.data or self.data.source
+        assert place is not None, "checked at the start"
+        return place
+
+    def _train(self, classes: int | None) -> ImageSource:
+        return open_net_data(self.data, self.settings.data, "train", classes, self.settings.seed)
 
     @property
     def evaluation(self) -> EvaluationPlan | None:
@@ -104,24 +124,27 @@ class Inputs:
         found += self.solver.notices
         if self.solver.tests and self.solver.test_interval and self.test is None:
             found.append(
-                f"{self.settings.solver}: test_interval has no effect: {self.settings.data} has no"
-                " test part, and no --test-data was given"
+                f"{self.settings.solver}: test_interval has no effect: {self.place} has no test"
+                " part, and no --test-data was given"
             )
         return found
 
     def _test_source(self) -> ImageSource | None:
-        """The data to test on: --test-data, else the test part of --data, if any."""
+        """The data to test on: --test-data, else the test part of --data or the net's, if any."""
         if self.settings.test_data is not None:
             test = self.settings.test_data
             needs_test_net(self.solver, "--test-data", test)
             return self._opened(test, part_to_test(test))
-        if not self.solver.tests or not has_test(self.settings.data):
+        if not self.solver.tests:
             return None
-        return self._opened(self.settings.data, "test")
+        if self.settings.data is not None:
+            return self._opened(self.settings.data, "test") if has_test(self.place) else None
+        named = data_of(self.solver.tests[0].net).source
+        return self._opened(None, part_to_test(named)) if named is not None else None
 
-    def _opened(self, data: Path, split: Split) -> ImageSource:
-        rows = rows_of(self.solver.tests[0].net)
-        return open_source(data, split, classes=self.classes, shape=rows.shape, image=rows.image)
+    def _opened(self, data: Path | None, split: Split) -> ImageSource:
+        wanted = data_of(self.solver.tests[0].net)
+        return open_net_data(wanted, data, split, self.classes, self.settings.seed)
 
     def _test(self) -> Evaluator | None:
         """The test nets with their data, or None. They run on one row now, to find faults early."""
@@ -133,9 +156,7 @@ class Inputs:
         try:
             test.check(start)
         except BadInput as error:
-            raise BadInput(
-                f"test on {self.settings.test_data or self.settings.data}: {error}"
-            ) from None
+            raise BadInput(f"test on {self.settings.test_data or self.place}: {error}") from None
         return test
 
     def _files(self) -> Sequence[str | Path]:

@@ -21,7 +21,10 @@ from shards.errors import UNDECODABLE, BadInput
 from worker.option_fields import Options, option
 from worker.options import LAST_PORT, TrainOptions, foreign_options
 
-DATA = "A folder of MNIST IDX files, or a Parquet file or folder with columns label and image."
+DATA = (
+    "IDX or Parquet files, an LMDB or LevelDB, an image list, a folder of images for each class, or"
+    " HDF5 files."
+)
 """Help text: the kinds of data that a command reads."""
 
 
@@ -40,11 +43,12 @@ class RunFiles(Options):
     """The files and folders of a run. Paths are absolute."""
 
     solver: Path = option("The solver, a Caffe prototxt.")
-    data: Path = option(DATA)
+    data: Path | None = option(DATA, default=None, shown="what the net's data layer names")
     out: Path = option("The run folder to make.")
     test_data: Path | None = option(
-        "Data to test on, if not the test part of --data.", default=None
-    )
+        "Data to test on.",
+        default=None, shown="the test part of --data, or of what the test net names",
+    )  # fmt: skip
     weights: Path | None = option(
         "Weights to start from, found by layer name: .caffemodel, .h5 or .safetensors.",
         default=None,

@@ -22,6 +22,8 @@ from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, shelf_of
 from deploy.summary import Summary
 from ps.snapshots.catalog import LoadedSnapshot
+from worker import spark
+from worker.data.source import Source
 from worker.job_runner import run_job
 from worker.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
 
@@ -55,13 +57,17 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
     ):
         progress = stack.enter_context(_progress(inputs, found))
         observer = stack.enter_context(_observer(inputs, found, folder, progress))
-        # Read the data before Ray and Spark start: only reading finds faults such as a NaN.
-        table = pa.Table.from_batches(inputs.train.batches())
+        source = inputs.train if isinstance(inputs.train, Source) else None
+        # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
+        table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
         with hangup_spares_children():
             session = environment.start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
-            df = session.createDataFrame(table)
+            if table is None:
+                df = spark.numbered(session, settings.workers)
+            else:
+                df = session.createDataFrame(table)
         outcome = run_job(
             df,
             inputs.job,
@@ -74,6 +80,7 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
             evaluation=inputs.evaluation,
             observer=observer,
             even=True,
+            source=source,
         )
         if not outcome.interrupted:
             progress.starting("the test")

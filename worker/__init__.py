@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.code_archive import pack_code
     from worker.context import Context
+    from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+    from worker.data.source import Sample, Source
     from worker.function_run import Evaluate, RunResult, run
-    from worker.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
     from worker.sources import open_source
+    from worker.spark import sequence_file
     from worker.strategies import (
         ADAG,
         ASP,
@@ -70,12 +72,15 @@ __all__ = [
     "Outcome",
     "Plan",
     "RunResult",
+    "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
     "Softsync",
+    "Source",
     "SparkNet",
     "StaleRate",
     "Trained",
+    "Wanted",
     "image_batch",
     "image_schema",
     "loop",
@@ -83,6 +88,7 @@ __all__ = [
     "pack_code",
     "run",
     "run_job",
+    "sequence_file",
     "start",
     "train",
     "train_worker",
@@ -91,7 +97,7 @@ __all__ = [
 _HOMES = {
     "ADAG": "worker.strategies",
     "ASP": "worker.strategies",
-    "BATCH_ROWS": "worker.image_table",
+    "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
     "Context": "worker.context",
     "DCASGD": "worker.strategies",
@@ -111,6 +117,9 @@ _HOMES = {
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
     "Plan": "worker.training_loop",
+    "Sample": "worker.data.source",
+    "Source": "worker.data.source",
+    "Wanted": "worker.data.image_table",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
@@ -118,13 +127,14 @@ _HOMES = {
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
-    "image_batch": "worker.image_table",
-    "image_schema": "worker.image_table",
+    "image_batch": "worker.data.image_table",
+    "image_schema": "worker.data.image_table",
     "loop": "worker.own_loop",
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
     "run": "worker.function_run",
     "run_job": "worker.job_runner",
+    "sequence_file": "worker.spark",
     "start": "worker.own_loop",
     "train": "worker.api",
     "train_worker": "worker.training_loop",

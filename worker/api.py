@@ -13,15 +13,15 @@ from ps.logs import logger
 from shards import arguments
 from shards.errors import BadInput
 from worker import spark
-from worker.arrow_images import pixel_column
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.row_shape import rows_of
+from worker.caffe.net_data import data_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import Copied, starting_weights
-from worker.dataframes import check_columns, first_shape
+from worker.data.source import Source
+from worker.dataframes import check_columns, first_shape, named_shapes
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
@@ -80,8 +80,11 @@ class TrainArguments(TrainOptions):
 
 
 @keyword_options(TrainArguments)
-def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
+def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> Trained:
     """Train the network of a Caffe `solver` on a DataFrame; blocks until it is done.
+
+    With a Spark session in place of a DataFrame, the tasks read the source that the net's data
+    layer names, each its own part; every machine must have it at the same path.
 
     The options are keyword arguments: `worker.train(df, solver="lenet_solver.prototxt", shards=2)`.
     Those of `downpour train` have the same names, values and defaults here
@@ -114,12 +117,17 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
     Call it from the main thread, and after `ray.init` for shards in Ray. Raises BadInput for an
     error that the caller can fix, GiveUp when a worker or a shard fails for good.
     """
-    check_frame("train: df", df)
-    check_columns(df)
     given = options.solver
     read = given if isinstance(given, Solver) else read_solver(given)
-    rows = rows_of(read.train)
-    solver = read.with_data_shape(first_shape(df, rows.shape, image=rows.image))
+    source = None
+    if isinstance(df, spark.SparkSession):
+        source = _named_source(read, options)
+        solver = read.with_data_shape(source.shape, source.row_shapes)
+        assert options.workers is not None, "checked with the source"
+        df = spark.numbered(df, options.workers)
+    else:
+        check_frame("train: df", df)
+        solver = _fitted(read, df)
     for notice in solver.notices:
         _LOG.warning(notice)
     workers = spark.partition_count(df) if options.workers is None else options.workers
@@ -136,6 +144,7 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         evaluation=_plan(solver, evaluator),
         observer=options.observer,
         even=options.workers is not None,
+        source=source,
     )
     evaluations = list(outcome.evaluations)
     if evaluator is not None and not outcome.interrupted:
@@ -144,6 +153,33 @@ def train(df: spark.DataFrame, options: TrainArguments) -> Trained:
         for last in evaluations[len(outcome.evaluations) :]:
             options.observer.evaluated(last)
     return Trained(solver, outcome.weights, outcome, tuple(evaluations), tuple(copied))
+
+
+def _named_source(solver: Solver, options: TrainArguments) -> Source:
+    """The source that the net names, which tasks can read themselves; raises BadInput."""
+    from worker.sources import open_net_data
+
+    source = open_net_data(data_of(solver.train), seed=options.seed)
+    if not isinstance(source, Source):
+        raise BadInput(
+            "train: df: expected a DataFrame for IDX files and Parquet files of raw images"
+            " (spark.read.parquet), got a Spark session"
+        )
+    if options.workers is None or options.workers > source.rows:
+        raise BadInput(
+            f"train: workers: expected the number of workers, at most {source.rows}, as the source"
+            f" has {source.rows} rows, got {options.workers}"
+        )
+    return source
+
+
+def _fitted(solver: Solver, df: spark.DataFrame) -> Solver:
+    """The solver for the rows of `df`; a net with columns by name reads no images by default."""
+    wanted = data_of(solver.train).wanted
+    if wanted.tops:
+        return solver.with_data_shape(wanted.shape, named_shapes(df, wanted.tops))
+    check_columns(df)
+    return solver.with_data_shape(first_shape(df, wanted.shape, image=wanted.image))
 
 
 def _start(
@@ -182,20 +218,14 @@ def _evaluator(
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.
-        from worker.sources import open_source, part_to_test
+        from worker.sources import open_net_data, part_to_test
 
-        rows = rows_of(solver.tests[0].net)
-        source = open_source(
-            data,
-            part_to_test(data),
-            classes=classes_of(model.net),
-            shape=rows.shape,
-            image=rows.image,
-        )
+        wanted = data_of(solver.tests[0].net)
+        source = open_net_data(wanted, data, part_to_test(data), classes_of(model.net))
         evaluator = Evaluator(solver, model, source.batches)
     else:
-        pixel_column(data.columns, "train: test_data")
         evaluator = Evaluator(solver, model, lambda: batches)
+        evaluator.check_names(data.columns, "train: test_data")
         batches += spark.first_rows(data, evaluator.most_rows)
     try:
         evaluator.check(start if start is not None else model.initial(1))

@@ -14,23 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shards.errors import BadInput
+from shards.errors import BadInput, quoted
 
 Shape = tuple[int, int, int]
 Extents = tuple[int, ...]
 """The shape of one row as a net takes it: an image's, or any other."""
-PIXEL_COLUMNS = ("data", "image")
 SHAPE_COLUMNS = ("channels", "height", "width")
 _FLOATS = pa.list_(pa.float32())
 _ENCODED = {b"\x89PNG": "a PNG file", b"\xff\xd8\xff": "a JPEG file", b"RIFF": "a WebP file"}
-
-
-def pixel_column(names: Sequence[str], where: str) -> str:
-    """Which of the columns `names` holds the pixels: `data` or `image`."""
-    for name in PIXEL_COLUMNS:
-        if name in names:
-            return name
-    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")
 
 
 def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
@@ -52,8 +43,8 @@ def check_pixel_type(kind: Any, where: str) -> None:
 
 
 def check_label_type(kind: Any, where: str) -> None:
-    """Raise BadInput unless a column of Arrow type `kind` can hold labels."""
-    if not _is_number(kind) and not pa.types.is_boolean(kind):
+    """Raise BadInput unless a column of Arrow type `kind` can hold labels; text can, too."""
+    if not _is_number(kind) and not pa.types.is_boolean(kind) and not _is_text(kind):
         raise BadInput(f"{where}: expected whole numbers, got {kind}")
 
 
@@ -84,6 +75,24 @@ def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int 
     return values[ends[0] : ends[-1]].reshape(len(array), size)
 
 
+def number_rows(column: Any, where: str, first_row: int = 0) -> NDArray[np.float32]:
+    """A column of numbers as (rows, values) float32.
+
+    A row is a number, a text of one, a list of numbers, or bytes. Every row must hold as many
+    finite values as the first.
+    """
+    kind = column.type
+    if _is_number(kind) or pa.types.is_boolean(kind) or _is_text(kind):
+        _refuse_nulls(column, where, first_row)
+        values = _parsed(column, where, first_row) if _is_text(kind) else column
+        whole = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers: NDArray[np.float32] = whole.astype(np.float32)
+        _refuse_infinite(numbers.reshape(-1, 1), where, first_row)
+        return numbers.reshape(-1, 1)
+    rows: NDArray[np.float32] = pixel_rows(column, where, first_row=first_row).astype(np.float32)
+    return rows
+
+
 def one_row(values: Any) -> Any:
     """A column of one row of pixels from Python values, bytes or numbers."""
     if values is None or isinstance(values, bytes | bytearray):
@@ -100,6 +109,8 @@ def labels_as_int64(
     """
     check_label_type(column.type, where)
     _refuse_nulls(column, where, first_row)
+    if _is_text(column.type):
+        column = _parsed(column, where, first_row)
     try:
         labels: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -187,6 +198,25 @@ def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...
 
 def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _parsed(column: Any, where: str, first_row: int) -> Any:
+    """The numbers that texts hold, as float64."""
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid:
+        for row, text in enumerate(column.to_pylist()):
+            try:
+                float(text)
+            except ValueError:
+                raise BadInput(
+                    f"{where}: row {first_row + row}: expected a number, got {quoted(text)}"
+                ) from None
+        raise BadInput(f"{where}: expected numbers, got other texts") from None
 
 
 def _is_binary(kind: Any) -> bool:

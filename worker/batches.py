@@ -16,18 +16,20 @@ of the whole spool. Each permutation has its own generator, keyed by (seed, work
 so none depends on another and skipping is cheap.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker import arrow_images
+from worker.arrow_columns import read_columns, shapes_of
+from worker.columns import DATA, LABEL, ColumnSpec
 from worker.spool import Column, Spool
 
 Indices = NDArray[np.int64]
@@ -57,14 +59,13 @@ class RowStore(Protocol):
 class Batches(Iterator[dict[str, NDArray[Any]]]):
     """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
-    It is endless, unless a number of `epochs` is given.
-
     `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
     uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
     labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
     arrays. A row's shape is `shape`; without it, what columns channels, height and width say;
-    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. A stream without
-    rows gives no batch.
+    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. With `columns`,
+    a minibatch has these in place of data and label (worker/columns.py). A stream without rows
+    gives no batch.
 
     With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
     outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
@@ -83,11 +84,11 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        shape: arrow_images.Extents | None = None,
+        shape: tuple[int, ...] | None = None,
         label: str | None = "label",
+        columns: Sequence[ColumnSpec] = (),
         classes: int | None = None,
         folder: str | Path | None = None,
-        epochs: int | None = None,
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
@@ -100,11 +101,11 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._where = f"worker {worker}'s rows"
         self._shuffle = shuffle
         self._shuffle_rows = shuffle_rows
-        self._shape = shape
-        self._label = label
+        labels = () if label is None else (msgspec.structs.replace(LABEL, name=label),)
+        self._columns = columns or (msgspec.structs.replace(DATA, shape=shape), *labels)
         self._classes = classes
         self._folder = folder
-        self._epochs = epochs
+        self._epochs: int | None = None  # a subclass may end
         self._spool: RowStore | None = None
         self._order = self._places(start_step * batch_size)
         self._waiting: Indices = np.empty(0, np.int64)
@@ -184,40 +185,15 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         return self.rows
 
     def _append(self, batch: Any) -> None:
-        pixels = self._pixels(batch)
-        if self._spool is None:
-            layout = {"data": Column(pixels.dtype, pixels.shape[1:])}
-            if self._label is not None:
-                layout["label"] = Column(np.dtype(np.int64), ())
-            self._spool = Spool(layout, self._folder)
-        arrays = {"data": pixels}
-        if self._label is not None:
-            arrays["label"] = self._labels(batch, self._label)
-        self._spool.append(arrays)
-
-    def _pixels(self, batch: Any) -> NDArray[Any]:
-        """The batch's pixels as (rows, c, h, w); the first batch determines the shape of all."""
-        name = arrow_images.pixel_column(batch.schema.names, self._where)
-        where = f"{self._where}, column {name}"
-        size = int(np.prod(self._shape)) if self._shape else None
-        flat = arrow_images.pixel_rows(batch.column(name), where, size, self.rows)
-        declared = arrow_images.declared_shape(batch, self._where, self.rows)
-        if self._shape is None:
-            self._shape = arrow_images.row_shape(flat, where, declared)
-        elif len(self._shape) == 3 and declared not in {None, self._shape}:
-            raise BadInput(
-                f"{where}: row {self.rows}: expected images of {self._shape}, got {declared}"
-            )
-        images: NDArray[Any] = flat.reshape(-1, *self._shape)
-        return images
-
-    def _labels(self, batch: Any, name: str) -> NDArray[np.int64]:
-        if name not in batch.schema.names:
-            raise BadInput(
-                f"{self._where}: expected a column {name}, got {', '.join(batch.schema.names)}"
-            )
-        where = f"{self._where}, column {name}"
-        column = batch.column(name)
-        return arrow_images.labels_as_int64(
-            column, where, classes=self._classes, first_row=self.rows
+        """Spool the rows of a batch; the first batch determines the shape of all."""
+        arrays = read_columns(
+            batch, self._columns, self._where, first_row=self.rows, classes=self._classes
         )
+        if self._spool is None:
+            shapes = shapes_of(arrays)
+            self._columns = [
+                msgspec.structs.replace(each, shape=shapes[each.name]) for each in self._columns
+            ]
+            layout = {name: Column(arrays[name].dtype, shapes[name]) for name in shapes}
+            self._spool = Spool(layout, self._folder)
+        self._spool.append(arrays)

@@ -5,24 +5,29 @@ would run at the pace of the remaining workers. So partitions are counted first,
 redistributed if a worker would have none.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 from shards.errors import BadInput
 from worker import arrow_images, spark
-from worker.arrow_images import SHAPE_COLUMNS, Shape, pixel_column, row_shape
+from worker.arrow_images import SHAPE_COLUMNS, Shape, row_shape
+from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, pixel_column
+from worker.data import pictures
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
 
-def check_columns(df: spark.DataFrame) -> None:
-    """Raise BadInput unless `df` has columns of pixels and labels, of types that can hold them."""
+def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> None:
+    """Raise BadInput unless `df` has the columns, of types that fit; by default data and label."""
     where = "the DataFrame"
-    pixels = pixel_column(df.columns, where)
-    if "label" not in df.columns:
-        raise BadInput(f"{where}: expected a column label, got {', '.join(df.columns)}")
-    kinds = spark.column_types(df, {pixels, "label"})
-    arrow_images.check_pixel_type(kinds[pixels], f"{where}, column {pixels}")
-    arrow_images.check_label_type(kinds["label"], f"{where}, column label")
+    found = {column.find(df.columns, where): column for column in columns or (DATA, LABEL)}
+    kinds = spark.column_types(df, found)
+    for name, column in found.items():
+        if column.kind is ColumnKind.IMAGE:
+            arrow_images.check_pixel_type(kinds[name], f"{where}, column {name}")
+        elif column.kind is ColumnKind.LABEL:
+            arrow_images.check_label_type(kinds[name], f"{where}, column {name}")
 
 
 def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Shape:
@@ -37,6 +42,8 @@ def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Sh
     row = df.select(name, *(SHAPE_COLUMNS if declared else ())).head()
     if row is None:
         raise BadInput(f"{where}: expected rows, got none")
+    if isinstance(row[0], bytes | bytearray) and (found := _decoded_shape(bytes(row[0]), stated)):
+        return found
     values, *extents = row
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
@@ -47,7 +54,48 @@ def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Sh
     return row_shape(flat, f"{where}, column {name}", extents or None, image=image)
 
 
-def dealt(df: spark.DataFrame, workers: int, *, even: bool = False) -> spark.DataFrame:
+def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shape of a row of each of these columns, by the first row: a list's length, or ()."""
+    where = "the DataFrame"
+    for name in names:
+        ColumnSpec(name).find(df.columns, where)
+    row = df.select(*names).head()
+    if row is None:
+        raise BadInput(f"{where}: expected rows, got none")
+    return {
+        name: (len(value),) if isinstance(value, list) else ()
+        for name, value in zip(names, row, strict=True)
+    }
+
+
+def _decoded_shape(data: bytes, stated: Shape | None) -> Shape | None:
+    """The shape of an image file; None for raw pixels, or for an image that is damaged."""
+    if not pictures.looks_encoded(data[:16]) or (stated and len(data) == prod(stated)):
+        return None
+    with suppress(pictures.Undecodable):
+        colour = {1: False, 3: True}.get(stated[0]) if stated else None
+        channels, height, width = pictures.decode(data, colour).shape
+        return channels, height, width
+    return stated
+
+
+def check_pythons(df: spark.DataFrame) -> list[spark.PartitionRows]:
+    """Raise BadInput unless the Python that Spark runs over `df` can run workers.
+
+    Returns what each partition has, which a small Spark job counts.
+    """
+    parts = spark.survey(df)
+    for part in parts:
+        spark.check_python(part)
+    return parts
+
+
+def dealt(
+    df: spark.DataFrame,
+    workers: int,
+    *,
+    even: bool = False,
+) -> spark.DataFrame:
     """`df` partitioned so that exactly `workers` partitions have rows.
 
     It is unchanged if that holds already and, with `even`, no partition has more than twice the
@@ -55,9 +103,7 @@ def dealt(df: spark.DataFrame, workers: int, *, even: bool = False) -> spark.Dat
     inspects the Python that runs it. Raises BadInput for a Python that cannot run workers, and for
     fewer rows than workers.
     """
-    parts = spark.survey(df)
-    for part in parts:
-        spark.check_python(part)
+    parts = check_pythons(df)
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]
     if not rows:

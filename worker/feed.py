@@ -21,7 +21,10 @@ from worker.column_spool import ColumnSpool, column_arrays
 
 
 class ColumnBatches(Batches):
-    """Minibatches of the `columns` of a stream of record batches; all columns if None."""
+    """Minibatches of the `columns` of a stream of record batches; all columns if None.
+
+    They end after so many `epochs`, if a number is given.
+    """
 
     def __init__(
         self,
@@ -32,12 +35,14 @@ class ColumnBatches(Batches):
         *,
         columns: Collection[str] | None = None,
         ragged: Collection[str] = (),
+        epochs: int | None = None,
         **options: Any,
     ) -> None:
         """`ragged` names columns of lists that differ in length; options as of `Batches`."""
         super().__init__(stream, batch_size, seed, worker, **options)
         self._wanted = columns
         self._ragged = ragged
+        self._epochs = epochs
 
     def _append(self, batch: Any) -> None:
         wanted = selected(batch, self._wanted, self._where)

@@ -5,15 +5,17 @@ inside `mapInArrow`, a Spark partition.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker import arrow_images
+from worker.arrow_columns import read_columns
 from worker.caffe.model import CaffeModel
+from worker.columns import DATA, ColumnKind, ColumnSpec
+from worker.columns import LABEL as LABELS
+from worker.data.encoded import decoded
 
 Floats = NDArray[np.float32]
 
@@ -27,9 +29,9 @@ def evaluate(
     model.net.reset()
     sums: dict[str, float] = {}
     seen = 0
-    for part in slices(rows, batch_size):
+    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
         count = part.num_rows
-        batch = to_batch(part, seen, model.net.row_shape)
+        batch = to_batch(part, seen, model.net.column_specs)
         for name, value in model.outputs(weights, batch).items():
             sums[name] = sums.get(name, 0.0) + value * count
         seen += count
@@ -53,8 +55,8 @@ def features(
     check_blobs(model, blobs)
     model.net.reset()
     seen = 0
-    for part in slices(rows, batch_size):
-        values = model.forward(weights, to_batch(part, seen, model.net.row_shape), blobs)
+    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
+        values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
         arrays = {ID: ids.cast(pa.int64())}
@@ -83,26 +85,16 @@ def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.Recor
 
 
 def to_batch(
-    part: pa.RecordBatch, first_row: int = 0, shape: arrow_images.Extents | None = None
+    part: pa.RecordBatch, first_row: int = 0, columns: Sequence[ColumnSpec] = (DATA, LABELS)
 ) -> dict[str, NDArray[np.generic]]:
-    """A record batch as arrays: "data" (n, c, h, w), and "label" (n,) where there is one.
+    """A record batch as arrays: `columns`, which may lack those that the rows do not have.
 
-    `shape` is the shape of one row of the net's data. It is used if the rows do not state theirs,
-    or if the net does not take images but, for example, vectors.
+    Raises BadInput for rows without images that the columns have.
     """
     where = "rows"
-    name = arrow_images.pixel_column(part.schema.names, where)
-    declared = arrow_images.declared_shape(part, where, first_row)
-    own = shape if declared is None or (shape is not None and len(shape) != 3) else None
-    size = prod(own) if own is not None else None
-    flat = arrow_images.pixel_rows(part.column(name), where, size, first_row)
-    found = own if own is not None else arrow_images.row_shape(flat, where, declared)
-    batch: dict[str, NDArray[np.generic]] = {"data": flat.reshape(-1, *found)}
-    if LABEL in part.schema.names:
-        batch["label"] = arrow_images.labels_as_int64(
-            part.column(LABEL), f"{where}, column label", first_row=first_row
-        )
-    return batch
+    names = part.schema.names
+    there = [each for each in columns if each.kind is ColumnKind.IMAGE or each.among(names)]
+    return read_columns(part, there, where, first_row=first_row)
 
 
 def _lists(values: NDArray[np.generic], rows: int, name: str) -> pa.Array:

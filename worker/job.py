@@ -8,6 +8,7 @@ from msgspec import structs
 from shards import arguments
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from worker.columns import ColumnSpec
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
@@ -19,12 +20,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a training job; they do not depend on the data.
 
     Training: `model` builds the network, in this process and in every task. `plan` is the plan of
-    each worker. `workers` is the number of partitions to train on. `shape` is the shape of one row
-    of `data` (None: worker/arrow_images.py reads it from the columns). `bound` is the staleness
-    bound in steps (None: no bound). Each worker computes on a `device`
-    (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
-    mean of the last `average_loss` iterations (None: one). An iteration is one step of every
-    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches.
+    each worker. `workers` is the number of partitions to train on. `columns` are those that the
+    model reads (worker/columns.py); empty: images `data`, in the shape that the rows state, and
+    labels `label`. `bound` is the staleness bound in steps (None: no bound). Each worker computes
+    on a `device` (worker/device_selection.py). Every `display` iterations (0: never) the loss is
+    logged, as the mean of the last `average_loss` iterations (None: one). An iteration is one step
+    of every worker. Each worker runs a `function`, if there is one, in place of the loop over its
+    batches.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -38,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     decay: Decay
     batch_size: int
     workers: int
-    shape: tuple[int, ...] | None = None
+    columns: tuple[ColumnSpec, ...] = ()
     bound: int | None = 0
     shuffle: bool = True
     device: DeviceRequest = ANY
@@ -114,18 +116,12 @@ def _checked(job: Job) -> dict[str, object]:
             if job.average_loss is None
             else arguments.whole("average_loss", job.average_loss, 1)
         ),
-        "shape": _shape(job.shape),
+        "columns": tuple(
+            arguments.instance("columns", column, ColumnSpec, "a ColumnSpec")
+            for column in arguments.iterable("columns", job.columns, "a tuple of ColumnSpec")
+        ),
         **{
             name: arguments.flag(name, getattr(job, name))
             for name in ("shuffle", "snapshot_at_end", "logs_apart")
         },
     }
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    """The shape of a row, or None for what the data says."""
-    if value is None:
-        return None
-    if not isinstance(value, tuple | list):
-        raise arguments.wrong("shape", "a tuple of whole numbers, or None", value)
-    return tuple(arguments.whole("shape", extent, 1) for extent in value)

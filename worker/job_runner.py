@@ -37,7 +37,8 @@ from shards.repartition import whole_weights
 from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
-from worker.dataframes import check_columns, dealt
+from worker.data.source import Source
+from worker.dataframes import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
@@ -113,13 +114,15 @@ def run_job(
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
+    source: Source | None = None,
 ) -> Outcome:
     """Train on `df` as `job` says; blocks until every worker is done.
 
     If exactly `job.workers` partitions of `df` have rows, each of these is one worker's; otherwise
     the rows are dealt evenly to `job.workers` partitions. With `even`, the rows are also dealt
     where one partition has more than twice the rows of another. A small Spark job counts the rows
-    first.
+    first. With a `source` each task reads its own part of it, from files that every machine must
+    have at the same path; `df` is then `spark.numbered` of the workers.
 
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
@@ -150,9 +153,12 @@ def run_job(
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
-    if job.function is None:
-        check_columns(df)
-    df = dealt(df, job.workers, even=even)
+    if source is None:
+        if job.function is None:
+            check_columns(df, job.columns)
+        df = dealt(df, job.workers, even=even)
+    else:
+        check_pythons(df)
     patience_s = _patience_s(job, inputs.model.table)
     with JobShards(
         specs,
@@ -175,7 +181,7 @@ def run_job(
             outcome = _Run(
                 df,
                 job,
-                _task(inputs, job, cluster, patience_s),
+                _task(inputs, job, cluster, patience_s, source),
                 job_shards,
                 snapshotter,
                 evaluator,
@@ -218,14 +224,18 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
     return expect_compression(specs, job.links.build_compression())
 
 
-def _task(inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float) -> TaskSpec:
+def _task(
+    inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float, source: Source | None
+) -> TaskSpec:
     """What every worker's task is given."""
     found = inputs.found if job.keeps_own_state else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
         batch_size=job.batch_size,
-        shape=job.shape,
+        columns=job.columns,
+        source=source,
+        parts=job.workers,
         shuffle=job.shuffle,
         first_incarnation=initial_state.first_incarnation(inputs.beginning),
         link=job.links.build_link(),

@@ -1,22 +1,64 @@
-"""Local data sources: files of images and labels, opened, checked and read as Arrow.
+"""Data sources: files of images and labels, opened, checked and read as Arrow.
 
-For every kind of file the result is one table (image_table.py). A source checks as much as it can
-when it is opened, labels included, so that a mistake shows before anything has started; `batches`
-raises the errors that only reading shows. Each error is a BadInput of one line that names the file,
-what was expected and what was found.
+A format is one file of worker/data/ and one row of `FORMATS`. For every format the result is a
+table (worker/data/image_table.py), or columns by name. A source checks as much as it can when it
+is opened, so that a mistake shows before anything has started; `batches` raises the errors that
+only reading shows. Each error is a BadInput of one line that names the file, what was expected and
+what was found.
 
 PyArrow comes with Spark; `import worker` does not load this file.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from shards.errors import BadInput
-from worker.idx import is_idx_folder, open_idx
-from worker.image_table import ImageSource, Split, listing
-from worker.parquet import open_parquet, parquet_files
+from worker.arrow_images import Extents
+from worker.caffe.net_data import NetData
+from worker.data.databases import DatabaseSource, is_leveldb, is_lmdb
+from worker.data.hdf5 import Hdf5Source, is_hdf5
+from worker.data.idx import is_idx_folder, open_idx
+from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
+from worker.data.image_table import ImageSource, Split, Wanted, listing
+from worker.data.parquet import is_parquet
+from worker.data.pictures import Undecodable
+from worker.data.source import Sample, Source
+from worker.data.table import open_table
 
-__all__ = ["ImageSource", "Split", "has_test", "open_source", "part_to_test"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "ImageSource",
+    "Sample",
+    "Source",
+    "Split",
+    "Undecodable",
+    "Wanted",
+    "has_test",
+    "open_net_data",
+    "open_source",
+    "open_wanted",
+    "part_to_test",
+    "row_shapes",
+]
+
+
+class Format(NamedTuple):
+    """A format of data: how files of it are recognised, and opened.
+
+    `divided` is whether the format itself has a training and a test part; of any other format,
+    these are two files or folders, with `train` and `test` in their names.
+    """
+
+    name: str
+    matches: Callable[[Path], bool]
+    open: Callable[[Path, Wanted], ImageSource]
+    divided: bool = False
 
 
 def open_source(
@@ -26,30 +68,76 @@ def open_source(
     classes: int | None = None,
     shape: Sequence[int] | None = None,
     image: bool = False,
+    **more: Any,
 ) -> ImageSource:
     """The training or test part of the data at `path`.
 
-    `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file; or a folder of
-    Parquet files. Parquet needs a column `label` and one named `image` or `data`, and may have id,
-    channels, height and width. A folder's parts are its subfolders `train` and `test`, or files
-    with names that begin with these words; other files there are ignored. Parquet that is not
-    divided in this way is all training data.
+    `path` is a folder of MNIST's four IDX files, raw or gzipped; a Parquet file, or a folder of
+    them; an LMDB or a LevelDB of Datum; a list of image files with labels; a folder with a
+    subfolder of images for each class; or an HDF5 file, or a list of them. Parquet needs a column
+    `label` and one named `image` or `data`, and may have id, channels, height and width.
+
+    A folder's parts are its entries with `train` or `test` in their names; others are ignored. Data
+    that is not divided in this way is all training data.
 
     With `classes`, labels outside [0, classes) are refused. `shape` is the (channels, height,
     width) that a net states: it is used if the data does not state its own and has as many values.
     Otherwise lists of numbers are vectors, or square images for a net that needs an `image`
-    (worker/arrow_images.py has the rule).
+    (worker/arrow_images.py has the rule). Further keywords are fields of `Wanted`.
     """
-    folder = Path(path)
-    if not folder.exists():
-        raise BadInput(f"data {folder}: expected a folder or a Parquet file, got nothing there")
-    if folder.is_dir() and is_idx_folder(folder):
-        return open_idx(folder, split, classes)
-    if folder.is_file() or parquet_files(folder):
-        return open_parquet(folder, split, classes, shape, image)
+    stated = None if shape is None else (shape[0], shape[1], shape[2])
+    return open_wanted(Path(path), Wanted(split, classes, stated, image, **more))
+
+
+def open_wanted(path: Path, wanted: Wanted, kind: str = "") -> ImageSource:
+    """The part of the data at `path` that a net wants, as it wants it.
+
+    `kind` is the name of its format, or "package.module.Class" for a source of the user's own;
+    empty to recognise the format.
+    """
+    if "." in kind:
+        return _checked(_own(kind)(path, wanted))
+    if not path.exists():
+        raise BadInput(f"data {path}: expected a folder or a file, got nothing there")
+    formats = [each for each in FORMATS if not kind or each.name == kind]
+    for each in formats:
+        if each.divided and each.matches(path):
+            return _checked(each.open(path, wanted))
+        if not each.divided and _parts(path, each.matches):
+            return _checked(each.open(_part(path, wanted.split, each.matches), wanted))
+    names = ", ".join(each.name for each in formats) or kind
     raise BadInput(
-        f"data folder {folder}: expected MNIST's IDX files or Parquet files, got {listing(folder)}"
+        f"data {path}: expected data of one of these formats: {names}; got"
+        f" {listing(path) if path.is_dir() else 'another file'}"
     )
+
+
+def open_net_data(
+    data: NetData,
+    place: Path | None = None,
+    split: Split = "train",
+    classes: int | None = None,
+    seed: int | None = None,
+) -> ImageSource:
+    """A part of the data at `place`, or else of the source that a net names, as the net wants it.
+
+    Labels outside [0, classes) are refused. Raises BadInput that names the layer, if it named the
+    source, and the file.
+    """
+    wanted = replace(data.wanted, split=split, classes=classes, seed=seed or 0)
+    if place is not None:
+        return open_wanted(place, wanted)
+    if data.source is None:
+        raise BadInput("expected a data layer that names a source, got none")
+    try:
+        return open_wanted(data.source, wanted, data.kind)
+    except BadInput as error:
+        raise BadInput(f"{data.layer}: {error}") from None
+
+
+def row_shapes(source: ImageSource) -> dict[str, Extents]:
+    """The shapes of a row of the columns of a source other than images and labels."""
+    return source.row_shapes if isinstance(source, Source) else {}
 
 
 def has_test(path: str | Path) -> bool:
@@ -61,10 +149,77 @@ def has_test(path: str | Path) -> bool:
     folder = Path(path)
     if not folder.is_dir():
         return False
-    tests = (part for part in folder.glob("test*") if part.is_dir() or part.suffix == ".parquet")
-    return is_idx_folder(folder) or any(tests)
+    if is_idx_folder(folder):
+        return True
+    if is_parquet(folder):
+        tests = folder.glob("test*")
+        return any(part.is_dir() or part.suffix == ".parquet" for part in tests)
+    return any("test" in _parts(folder, each.matches) for each in FORMATS if not each.divided)
 
 
 def part_to_test(path: str | Path) -> Split:
     """The part of the data at `path` to test on: `test`, or all of data that is not divided."""
     return "test" if has_test(path) else "train"
+
+
+def _parts(path: Path, matches: Callable[[Path], bool]) -> dict[str, Path]:
+    """The parts of the data of one format at `path`: all of it, or those of a divided folder."""
+    if matches(path):
+        return {"": path}
+    if not path.is_dir():
+        return {}
+    parts = {}
+    for name in ("train", "test"):
+        named = re.compile(rf"(^|[^a-z]){name}([^a-z]|$)")
+        found = [each for each in sorted(path.iterdir()) if named.search(each.name.lower())]
+        found = [each for each in found if matches(each)]
+        if len(found) > 1:
+            raise BadInput(
+                f"data {path}: expected one part to {name} with, got"
+                f" {' and '.join(each.name for each in found[:2])}"
+            )
+        if found:
+            parts[name] = found[0]
+    return parts
+
+
+def _part(path: Path, split: Split, matches: Callable[[Path], bool]) -> Path:
+    """The place of one part; undivided data is all for training."""
+    parts = _parts(path, matches)
+    found = parts.get("" if split == "train" and "" in parts else split)
+    if found is not None:
+        return found
+    raise BadInput(
+        f"{path}: expected a part with {split} in its name for the {split} data, got"
+        f" {listing(path) if path.is_dir() else 'one file'}"
+    )
+
+
+def _own(kind: str) -> Callable[[Path, Wanted], Source]:
+    """A user's own class of sources, by its full name; raises BadInput."""
+    module, _, name = kind.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"source_class {kind}: cannot be imported: {error}") from None
+    if not isinstance(found, type) or not issubclass(found, Source):
+        raise BadInput(f"source_class {kind}: expected a subclass of worker.Source")
+    return found
+
+
+def _checked(source: ImageSource) -> ImageSource:
+    if isinstance(source, Source):
+        source.check()
+    return source
+
+
+FORMATS = (
+    Format("IDX", is_idx_folder, open_idx, divided=True),
+    Format("Parquet", is_parquet, open_table, divided=True),
+    Format("LMDB", is_lmdb, DatabaseSource),
+    Format("LevelDB", is_leveldb, DatabaseSource),
+    Format("HDF5", is_hdf5, Hdf5Source),
+    Format("image list", is_list, open_list),
+    Format("image folder", is_image_folder, open_folder),
+)
+"""The formats, in the order in which data is compared with them."""

@@ -32,6 +32,7 @@ from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput, GiveUp
 from worker import spark_settings
 from worker.code_archive import pack_code
+from worker.data.sequence_file import SCHEMA, image_record
 
 __all__ = [
     "DataFrame",
@@ -46,9 +47,11 @@ __all__ = [
     "first_rows",
     "has_partitions",
     "interrupt",
+    "numbered",
     "partition_count",
     "run_tasks",
     "runs_here",
+    "sequence_file",
     "start_session",
     "survey",
 ]
@@ -320,6 +323,32 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
         df = _mapped(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
+
+
+def sequence_file(session: SparkSession, path: str) -> DataFrame:
+    """The images in the SequenceFiles at `path`, any path or URI of Hadoop's, as a DataFrame.
+
+    They are as CaffeOnSpark wrote them (worker/data/sequence_file.py has the columns), and are read
+    when the DataFrame is. A record that does not fit fails the task that reads it, with an error
+    that names the record. Raises BadInput over Spark Connect, which cannot read them.
+    """
+    if not hasattr(session, "_jsparkSession"):
+        raise BadInput(f"SequenceFile {path}: expected a Spark session that is not Spark Connect's")
+    kind = "org.apache.hadoop.io.BytesWritable"
+    try:
+        records: Any = session.sparkContext.sequenceFile(path, kind, kind)
+
+        def row(record: tuple[bytearray, bytearray]) -> Any:
+            return image_record(bytes(record[0]), bytes(record[1]), f"SequenceFile {path}")
+
+        return session.createDataFrame(records.map(row), SCHEMA)
+    except _SPARK_ERRORS as error:
+        raise BadInput(f"SequenceFile {path}: cannot be read: {reason(error)}") from None
+
+
+def numbered(session: SparkSession, partitions: int) -> DataFrame:
+    """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
+    return session.range(0, partitions, 1, partitions)
 
 
 def check_sendable(function: object, args: object) -> None:

@@ -24,7 +24,10 @@ from ps.transport.local_sockets import Transport
 from shards.errors import DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES
+from worker.columns import DATA, LABEL, ColumnSpec
 from worker.context import FunctionTask, TaskAttempt, run_function
+from worker.data.encoded import decoded
+from worker.data.source import Source, part_rows
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
 from worker.own_state import continued
@@ -42,6 +45,7 @@ REPORT = pa.schema([("report", pa.binary())])
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every task of a job.
 
+    With a `source` a task reads its own of `parts` parts of it, in place of the partition's rows.
     `first_incarnation` numbers the workers of a resumed job above all earlier ones. `link` emulates
     a network link for each worker, to try one out. `compression` is the encoding of each worker's
     pushes and pulls. The worker's own state is written for the snapshots at `keep`, and restored:
@@ -53,7 +57,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     plan: Plan
     batch_size: int
-    shape: tuple[int, ...] | None = None
+    columns: tuple[ColumnSpec, ...] = ()
+    source: Source | None = None
+    parts: int = 0
     shuffle: bool = True
     first_incarnation: int = 0
     patience_s: float = PATIENCE_S
@@ -74,10 +80,15 @@ def run_task(
     attempt: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Train on a partition's rows; yields one batch of schema REPORT, or nothing without rows.
+    """Train on a partition's rows, or on a part of a source.
 
+    Yields one batch of schema REPORT, or nothing without rows.
     `gpus` are the addresses of the GPUs that Spark assigned to this task.
     """
+    if spec.source is not None:
+        rows = part_rows(spec.source, spec.parts, partition)
+    elif spec.function is None:
+        rows = decoded(rows, spec.columns or (DATA, LABEL), f"worker w{partition}'s rows")
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
@@ -155,7 +166,7 @@ def _live(
                 seed=spec.plan.seed,
                 worker=name,
                 shuffle=spec.shuffle,
-                shape=spec.shape,
+                columns=spec.columns,
                 start_step=(client.step + own.steps) * spec.plan.iter_size,
             )
         )

@@ -3,6 +3,7 @@
 import numpy as np
 
 from cupy_kernels import functions as f
+from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -81,6 +82,9 @@ def _relu(x: Array, slope: float, y: Array, work: Workspace) -> None:
 
 
 def _relu_backward(dy: Array, x: Array, slope: float, dx: Array, work: Workspace) -> None:
+    if loops.COMPILED:
+        loops.relu_backward(dy.reshape(-1), x.reshape(-1), np.float32(slope), dx.reshape(-1))
+        return
     positive = work.take_as("mask", x.shape, np.bool_)
     np.greater(x, ZERO, out=positive)
     if slope == 0.0:

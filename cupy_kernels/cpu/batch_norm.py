@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from cupy_kernels.cpu import loops
 from cupy_kernels.running_statistics import RunningStatistics
-from cupy_kernels.types import Array
+from cupy_kernels.types import Array, Wide
 from cupy_kernels.workspace import Workspace
 
 
@@ -11,8 +12,7 @@ def statistics(
     x: Array, epsilon: float, running: RunningStatistics | None, work: Workspace
 ) -> tuple[Array, Array]:
     rows = x.reshape(-1, x.shape[-1])
-    mean = rows.mean(axis=0, dtype=np.float64)
-    variance = np.square(rows - mean.astype(np.float32)).mean(axis=0, dtype=np.float64)
+    mean, variance = _moments(rows)
     if running is not None:
         unbiased = variance * (len(rows) / max(len(rows) - 1, 1))
         for kept, new in zip(running[:3], (mean, unbiased, 1.0), strict=True):
@@ -36,8 +36,14 @@ def forward(
     shift: Array | None,
     work: Workspace,
 ) -> Array:
-    y = np.subtract(x, mean, out=work.take("y", x.shape))
-    y *= deviate if scale is None else deviate * scale
+    y = work.take("y", x.shape)
+    factors = deviate if scale is None else deviate * scale
+    if loops.COMPILED:
+        offset = np.zeros_like(mean) if shift is None else shift
+        loops.normalise(_rows(x), mean, factors, offset, _rows(y))
+        return y
+    np.subtract(x, mean, out=y)
+    y *= factors
     if shift is not None:
         y += shift
     return y
@@ -53,20 +59,49 @@ def backward(
     dshift: Array | None,
     work: Workspace,
 ) -> Array:
-    xhat = np.subtract(x, mean, out=work.take("xhat", x.shape))
-    xhat *= deviate
-    channels, count = x.shape[-1], x.size // x.shape[-1]
-    dx = np.multiply(dy, xhat, out=work.take("dx", x.shape))
-    scale_sum = dx.reshape(-1, channels).sum(axis=0, dtype=np.float64).astype(np.float32)
-    shift_sum = dy.reshape(-1, channels).sum(axis=0, dtype=np.float64).astype(np.float32)
+    rows, given, dx = _rows(x), _rows(dy), work.take("dx", x.shape)
+    scale_sum, shift_sum = _normal_sums(given, rows, mean, deviate)
     for asked, total in ((dscale, scale_sum), (dshift, shift_sum)):
         if asked is not None:
             asked[...] = total
-    xhat *= scale_sum / np.float32(count)
-    np.subtract(dy, xhat, out=dx)
-    dx -= shift_sum / np.float32(count)
-    dx *= deviate if scale is None else deviate * scale
+    factors = deviate if scale is None else deviate * scale
+    count = np.float32(len(rows))
+    ahead, along = shift_sum / count, scale_sum / count * deviate
+    if loops.COMPILED:
+        loops.normal_gradient(given, rows, mean, factors, (ahead, along), _rows(dx))
+        return dx
+    np.subtract(x, mean, out=dx)
+    dx *= along
+    np.subtract(dy, dx, out=dx)
+    dx -= ahead
+    dx *= factors
     return dx
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _moments(rows: Array) -> tuple[Wide, Wide]:
+    """The mean and the variance of each column."""
+    if not loops.COMPILED:
+        mean = rows.mean(axis=0, dtype=np.float64)
+        return mean, np.square(rows - mean.astype(np.float32)).mean(axis=0, dtype=np.float64)
+    sums, squares = np.zeros((2, rows.shape[1]))
+    loops.moments(rows, sums, squares)
+    apart = sums / len(rows)
+    return rows[0] + apart, np.maximum(squares / len(rows) - np.square(apart), 0)
+
+
+def _normal_sums(dy: Array, x: Array, mean: Array, deviate: Array) -> tuple[Array, Array]:
+    """The columns' sums of dy times normalised x, and of dy."""
+    sums, products = np.zeros((2, x.shape[1]))
+    if loops.COMPILED:
+        loops.normal_sums(dy, x, mean, deviate, sums, products)
+    else:
+        np.sum(dy, axis=0, out=sums)
+        np.sum(dy * ((x - mean) * deviate), axis=0, dtype=np.float64, out=products)
+    return products.astype(np.float32), sums.astype(np.float32)
 
 
 def _given(

@@ -38,12 +38,17 @@ def words(size: int, draw: RngKey) -> NDArray[np.uint32]:
 
 
 def forward(x: Array, ratio: float, draw: RngKey, work: Workspace) -> tuple[Array, Kept]:
-    mask = work.take("mask", x.shape)
-    flat = mask.reshape(-1)
-    np.greater_equal(words(x.size, draw), np.uint32(limit(ratio)), out=flat)
-    np.multiply(flat, np.float32(1.0 / (1.0 - ratio)), out=flat)
-    return np.multiply(x, mask, out=work.take("y", x.shape)), (mask,)
+    mask = work.take_as("mask", x.shape, np.bool_)
+    np.greater_equal(words(x.size, draw), np.uint32(limit(ratio)), out=mask.reshape(-1))
+    factor = np.float32(1.0 / (1.0 - ratio))
+    return _masked(x, mask, factor, work.take("y", x.shape)), (mask, factor)
 
 
 def backward(dy: Array, kept: Kept, work: Workspace) -> Array:
-    return np.multiply(dy, kept[0], out=work.take("dx", dy.shape))
+    mask, factor = kept
+    return _masked(dy, mask, factor, work.take("dx", dy.shape))
+
+
+def _masked(x: Array, mask: NDArray[np.bool_], factor: np.float32, out: Array) -> Array:
+    np.multiply(x, mask, out=out)
+    return np.multiply(out, factor, out=out)

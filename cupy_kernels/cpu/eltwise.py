@@ -13,7 +13,12 @@ def accumulate(x: Array, total: Array, factor: float) -> None:
 
 
 def weighted_sum(parts: Sequence[Array], factors: Sequence[float], work: Workspace) -> Array:
-    y = np.multiply(parts[0], np.float32(factors[0]), out=work.take("y", parts[0].shape))
+    y = work.take("y", parts[0].shape)
+    if factors[:2] == [1.0, 1.0]:
+        np.add(parts[0], parts[1], out=y)
+        parts, factors = parts[1:], factors[1:]
+    else:
+        np.multiply(parts[0], np.float32(factors[0]), out=y)
     for part, factor in zip(parts[1:], factors[1:], strict=True):
         accumulate(part, y, factor)
     return y

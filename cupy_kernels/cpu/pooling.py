@@ -1,7 +1,7 @@
-"""Pooling on the host: one pass over the image for each cell of the window.
+"""Pooling on the host: one compiled pass, or in NumPy one pass for each cell of the window.
 
 A maximum's position is kept as a uint8 offset in its window, uint16 for windows of more than 256
-cells. 2x2 windows that tile the image have a faster implementation.
+cells.
 """
 
 import math
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.cpu import loops
 from cupy_kernels.cpu.dropout import words
 from cupy_kernels.rng_keys import WORD, RngKey
 from cupy_kernels.types import AnyArray, Array, Kept
@@ -18,14 +19,15 @@ from cupy_kernels.workspace import Workspace
 
 def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]:
     n, h, w, c = x.shape
-    if shape.halves(h, w):
-        return _halve(x, work)
     output = shape.output(h, w)
-    wide = _widen(x, output, shape, -np.inf, work)
     cells = shape.kernel[0] * shape.kernel[1]
     y = work.take("y", (n, *output, c))
     kind = np.uint8 if cells <= 256 else np.uint16
     where: NDArray[np.integer] = work.take_as(f"where{kind.__name__}", y.shape, kind)
+    if loops.COMPILED:
+        loops.max_pool(x, _rule(shape), y, where)
+        return y, (where,)
+    wide = _widen(x, output, shape, -np.inf, work)
     better = work.take_as("better", y.shape, np.bool_)
     offset = work.take_as(f"offset{kind.__name__}", y.shape, kind)
     for cell in range(cells):
@@ -45,9 +47,6 @@ def max_forward(x: Array, shape: Pooling, work: Workspace) -> tuple[Array, Kept]
 def max_backward(
     dy: Array, where: Kept, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
-    _, h, w, _ = x_shape
-    if shape.halves(h, w):
-        return _halve_backward(dy, where, x_shape, work)
     return _to_places(dy, where[0], x_shape, shape, work)
 
 
@@ -55,6 +54,10 @@ def _to_places(
     dy: Array, where: AnyArray, x_shape: tuple[int, ...], shape: Pooling, work: Workspace
 ) -> Array:
     """dx: each gradient, added to the cell of its window that `where` names."""
+    if loops.COMPILED:
+        dx = work.zeros("dx", x_shape)
+        loops.max_pool_backward(dy, where, _rule(shape), dx)
+        return dx
     output = shape.output(*x_shape[1:3])
     wide = work.zeros("dwide", _wide_shape(x_shape, output, shape))
     chosen = work.take_as("better", dy.shape, np.bool_)
@@ -91,17 +94,25 @@ def stochastic_backward(
 def average_forward(x: Array, shape: Pooling, work: Workspace) -> Array:
     n, h, w, c = x.shape
     output = shape.output(h, w)
+    y, shares = work.zeros("y", (n, *output, c)), _shares((h, w), output, shape)
+    if loops.COMPILED:
+        loops.average_pool(x, _rule(shape), shares[:, :, 0], y)
+        return y
     wide = _widen(x, output, shape, 0.0, work)
-    y = work.zeros("y", (n, *output, c))
     for cell in range(shape.kernel[0] * shape.kernel[1]):
         np.add(y, _cell(wide, cell, output, shape), out=y)
-    return np.multiply(y, _shares((h, w), output, shape), out=y)
+    return np.multiply(y, shares, out=y)
 
 
 def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: Workspace) -> Array:
     _, h, w, _ = x_shape
     output = shape.output(h, w)
-    share = np.multiply(dy, _shares((h, w), output, shape), out=work.take("share", dy.shape))
+    shares = _shares((h, w), output, shape)
+    if loops.COMPILED:
+        dx = work.zeros("dx", x_shape)
+        loops.average_pool_backward(dy, _rule(shape), shares[:, :, 0], dx)
+        return dx
+    share = np.multiply(dy, shares, out=work.take("share", dy.shape))
     wide = work.zeros("dwide", _wide_shape(x_shape, output, shape))
     for cell in range(shape.kernel[0] * shape.kernel[1]):
         target = _cell(wide, cell, output, shape)
@@ -109,36 +120,8 @@ def average_backward(dy: Array, x_shape: tuple[int, ...], shape: Pooling, work: 
     return _narrow(wide, x_shape, shape, work)
 
 
-def _halve(x: Array, work: Workspace) -> tuple[Array, Kept]:
-    """The maxima of pairs in a row first, then of the two rows, so that the first tie wins."""
-    n, h, w, c = x.shape
-    pairs = x.reshape(n * h * w // 2, 2, c)
-    rows = work.take("rows", (n, h, w // 2, c))
-    right = work.take_as("right", rows.shape, np.bool_)
-    np.maximum(pairs[:, 0], pairs[:, 1], out=rows.reshape(-1, c))
-    np.greater(pairs[:, 1], pairs[:, 0], out=right.reshape(-1, c))
-    y = work.take("y", (n, h // 2, w // 2, c))
-    below = work.take_as("below", y.shape, np.bool_)
-    np.maximum(rows[:, 0::2], rows[:, 1::2], out=y)
-    np.greater(rows[:, 1::2], rows[:, 0::2], out=below)
-    return y, (right, below)
-
-
-def _halve_backward(dy: Array, where: Kept, x_shape: tuple[int, ...], work: Workspace) -> Array:
-    """Give each gradient to one cell of a pair, the other gets the rest: a - a*1 = 0, a - a*0 = a.
-
-    Both differences are exact.
-    """
-    right, below = where
-    n, h, w, c = x_shape
-    rows = work.take("drows", (n, h, w // 2, c))
-    np.multiply(dy, below, out=rows[:, 1::2])
-    np.subtract(dy, rows[:, 1::2], out=rows[:, 0::2])
-    dx = work.take("dx", x_shape)
-    pairs, flat = dx.reshape(n * h * w // 2, 2, c), rows.reshape(-1, c)
-    np.multiply(flat, right.reshape(-1, c), out=pairs[:, 1])
-    np.subtract(flat, pairs[:, 1], out=pairs[:, 0])
-    return dx
+def _rule(shape: Pooling) -> loops.Rule:
+    return (*shape.kernel, *shape.stride, *shape.pad)
 
 
 def _wide_shape(

@@ -61,8 +61,6 @@ class Decision(msgspec.Struct, frozen=True):
 
     record: dict[int, ShardGroup] | None
     assignments: list[tuple[int, Assignment]]
-    lonely: list[int]
-    """Shards without a backup and without a spare process that could become one."""
 
 
 class Coordinator:
@@ -100,7 +98,7 @@ class Coordinator:
         """Count a process as dead at once, as after a long silence, until its next beat."""
         shard = self._shard_of.get(boot)
         if shard is None:
-            return Decision(None, [], [])
+            return Decision(None, [])
         self._forgive_pause(now)
         self._seen[boot] = -inf
         before = self.groups[shard]
@@ -119,7 +117,16 @@ class Coordinator:
         assignments = [
             notice for shard in changed for notice in self._notices(shard, self._members(shard))
         ]
-        return Decision(self._unsaved(), assignments, self._lonely(now))
+        return Decision(self._unsaved(), assignments)
+
+    def lonely(self, now: float) -> list[int]:
+        """The shards without a backup and without a spare process that could become one."""
+        return [
+            shard
+            for shard, group in self.groups.items()
+            if (group.newest is None or group.newest.backup is None)
+            and self._spare(shard, now) is None
+        ]
 
     def _forgive_pause(self, now: float) -> None:
         """Do not count a pause of this coordinator as silence of the copies."""
@@ -204,18 +211,10 @@ class Coordinator:
         group = self.groups[shard]
         return {*self._of(group.settled), *self._of(group.pending)}
 
-    def _lonely(self, now: float) -> list[int]:
-        return [
-            shard
-            for shard, group in self.groups.items()
-            if (group.newest is None or group.newest.backup is None)
-            and self._spare(shard, now) is None
-        ]
-
     # --- output -----------------------------------------------------------------------------------
 
     def _decision(self, shard: int, recipients: Iterable[int]) -> Decision:
-        return Decision(self._unsaved(), self._notices(shard, recipients), [])
+        return Decision(self._unsaved(), self._notices(shard, recipients))
 
     def _notices(self, shard: int, recipients: Iterable[int]) -> list[tuple[int, Assignment]]:
         """The pending configuration for its members, the settled one for the other recipients."""

@@ -148,7 +148,6 @@ class CoordinatorServer(ServerThread):
         self._reports: dict[int, tuple[bytes, Heartbeat]] = {}
         self._watches: dict[int, _Watch] = {}
         self._askers: dict[bytes, float] = {}
-        self._lonely: list[int] = []
         self._published: list[PrimaryInfo] = []
 
     def _let_go(self) -> None:
@@ -184,9 +183,7 @@ class CoordinatorServer(ServerThread):
 
     def _tick(self) -> None:
         now = time.monotonic()
-        decision = self._coordinator.tick(now)
-        self._lonely = decision.lonely
-        self._carry_out(decision)
+        self._carry_out(self._coordinator.tick(now))
         self._askers = {asker: until for asker, until in self._askers.items() if until > now}
 
     def _listen(self) -> None:
@@ -235,6 +232,9 @@ class CoordinatorServer(ServerThread):
                 self._send(asker, PrimaryList(seats))
 
     def _seats(self) -> list[PrimaryInfo]:
+        # Of this moment, not of the last tick: a backup may have been found since, and a further
+        # process would be started in vain.
+        lonely = self._coordinator.lonely(time.monotonic())
         seats = []
         for shard, group in self._coordinator.groups.items():
             settled = group.settled
@@ -247,7 +247,7 @@ class CoordinatorServer(ServerThread):
                         settled.backup,
                         list(group.promotable),
                         self._reports[settled.primary][1].endpoint,
-                        shard in self._lonely,
+                        shard in lonely,
                     )
                 )
         return seats

@@ -1,11 +1,16 @@
 """Convolution against its float64 reference, over odd sizes."""
 
+from unittest.mock import patch
+
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import convolution, reference
 from cupy_kernels.conv_shapes import Convolution
+from cupy_kernels.cpu import convolution as on_host
+from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -24,6 +29,7 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, np.float32)
 
 
+@pytest.mark.parametrize("compiled", [loops.COMPILED, False])
 @given(
     shape=SHAPES,
     n=st.integers(1, 3),
@@ -33,12 +39,33 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
 )
 @settings(max_examples=60)
 def test_forward_and_backward_equal_the_reference(
-    shape: Convolution, n: int, size: tuple[int, int], each: tuple[int, int], seed: int
+    compiled: bool,
+    shape: Convolution,
+    n: int,
+    size: tuple[int, int],
+    each: tuple[int, int],
+    seed: int,
 ) -> None:
     """Output and all three gradients, for any kernel, stride, pad, dilation and group.
 
-    1 to 21 input channels cover both ways of unrolling.
+    1 to 21 input channels cover all ways of unrolling, in compiled loops and in NumPy.
     """
+    with patch.object(loops, "COMPILED", compiled):
+        check(shape, n, size, each, seed)
+
+
+@pytest.mark.parametrize("lines", [1, 3, 20])
+def test_blocks_of_any_size_make_up_the_whole(lines: int) -> None:
+    """An output line at a time, a part of an image, and several images."""
+    shape = Convolution((3, 3), pad=(1, 1))
+    with patch.object(on_host, "_BLOCK", lines * 8 * 9 * 4):
+        check(shape, 3, (9, 8), (4, 5), seed=6)
+
+
+def check(
+    shape: Convolution, n: int, size: tuple[int, int], each: tuple[int, int], seed: int
+) -> None:
+    """Compare both passes with the reference."""
     assume(min(shape.output(*size)) >= 1)
     rng, work = np.random.default_rng(seed), Workspace()
     channels, outputs = each[0] * shape.group, each[1] * shape.group

@@ -5,8 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cupy_kernels import device
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.workspace import Workspace
 
 
@@ -42,12 +45,31 @@ def test_a_broken_cupy_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         device.gpu.cache_clear()
 
 
-def test_a_workspace_hands_out_the_same_memory_for_the_same_role() -> None:
-    """Smaller requests reuse the largest; other roles are other memory."""
+def test_memory_of_the_host_is_reused_once_nothing_refers_to_it() -> None:
+    """A view keeps an array's memory; after that the next array has it, of any role and type."""
     work = Workspace()
-    large, small = work.take("a", (4, 5)), work.take("a", (3, 2))
-    assert np.shares_memory(large, small)
-    assert small.shape == (3, 2)
+    large = work.take("a", (4, 5))
+    address, view = large.ctypes.data, large[1:].reshape(-1)
+    assert not np.shares_memory(view, work.take("a", (4, 5)))
+    del large
+    assert not np.shares_memory(view, work.take_as("b", (3, 2), np.uint8))
+    del view
+    small = work.take_as("b", (3, 2), np.uint8)
+    assert small.ctypes.data == address
     assert small.flags.c_contiguous
-    assert not np.shares_memory(large, work.take("b", (4, 5)))
     assert work.zeros("a", (2, 2)).tolist() == [[0, 0], [0, 0]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5)), max_size=40))
+def test_arrays_of_a_pool_never_overlap(steps: list[tuple[int, int]]) -> None:
+    """Whatever is taken and dropped, in whatever order; in the end all memory is one piece."""
+    pool, held = HostPool(), list[np.ndarray]()
+    start = pool.take((1,), np.int32).ctypes.data
+    for number, (size, dropped) in enumerate(steps):
+        held.append(pool.take((size,), np.int32))
+        held[-1].fill(number)
+        if dropped < len(held):
+            del held[dropped]
+        assert all(len(set(array.tolist())) <= 1 for array in held)
+    held.clear()
+    assert pool.take((64 * 2**20,), np.uint8).ctypes.data == start

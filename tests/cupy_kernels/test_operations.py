@@ -5,6 +5,7 @@ from importlib import import_module
 from inspect import signature
 from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from cupy_kernels import (
     softmax,
 )
 from cupy_kernels.backends import HOST, Backend, EmulatorBackend, as_host, backend_of, copied
+from cupy_kernels.cpu import loops
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
 from cupy_kernels.gpu import convolution as in_kernels
@@ -42,11 +44,18 @@ KERNELS = EmulatorBackend(Emulator())
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
-@pytest.mark.parametrize("place", [HOST, KERNELS], ids=["host", "kernels"])
+@pytest.mark.parametrize(
+    ("place", "compiled"),
+    [(HOST, loops.COMPILED), (HOST, False), (KERNELS, False)],
+    ids=["host", "NumPy", "kernels"],
+)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_an_operation_equals_its_float64_reference(operation: Operation, place: Backend) -> None:
-    """Where its arrays live, in one body or the other, and what it gives lives there too."""
-    found = operation.run(lambda array: copied(array, place), defaultdict(Workspace))
+def test_an_operation_equals_its_float64_reference(
+    operation: Operation, place: Backend, compiled: bool
+) -> None:
+    """On the device of its arrays, compiled or in NumPy, and its results are there, too."""
+    with patch.object(loops, "COMPILED", compiled):
+        found = operation.run(lambda array: copied(array, place), defaultdict(Workspace))
     assert found.keys() == operation.expected.keys()
     for name, values in found.items():
         assert backend_of(values) == place
@@ -81,7 +90,7 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(in_kernels, "PACKED_PIXELS", 1)
     packed = [one for one in OPERATIONS if one.name.startswith("convolution")]
     for operation in packed:
-        test_an_operation_equals_its_float64_reference(operation, KERNELS)
+        test_an_operation_equals_its_float64_reference(operation, KERNELS, compiled=False)
 
 
 SUBJECTS = (

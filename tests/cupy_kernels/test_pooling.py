@@ -1,5 +1,7 @@
 """Pooling against its float64 reference, over odd sizes and Caffe's border rules."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from cupy_kernels import pooling, reference
 from cupy_kernels.conv_shapes import Pooling
+from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 
@@ -48,29 +51,17 @@ def check(shape: Pooling, x: Array, mode: str, dy_seed: int) -> None:
 
 
 @given(case=poolings(), n=st.integers(1, 2), c=st.integers(1, 3), seed=st.integers(0, 99))
+@pytest.mark.parametrize("compiled", [loops.COMPILED, False])
 @pytest.mark.parametrize("mode", ["max", "average"])
 @settings(max_examples=60)
 def test_forward_and_backward_equal_the_reference(
-    mode: str, case: tuple[Pooling, tuple[int, int]], n: int, c: int, seed: int
+    mode: str, compiled: bool, case: tuple[Pooling, tuple[int, int]], n: int, c: int, seed: int
 ) -> None:
     """Values and gradients; few distinct values, so that ties are frequent."""
     shape, size = case
     x = np.random.default_rng(seed).integers(-2, 3, (n, *size, c)).astype(np.float32)
-    check(shape, x, mode, seed)
-
-
-@given(
-    n=st.integers(1, 3), half=st.tuples(st.integers(1, 5), st.integers(1, 5)), c=st.integers(1, 5)
-)
-@settings(max_examples=40)
-def test_the_fast_two_by_two_path_breaks_ties_in_reading_order(
-    n: int, half: tuple[int, int], c: int
-) -> None:
-    """2x2 windows that tile the image have a path of their own; of equal values the first wins."""
-    shape = Pooling((2, 2), (2, 2))
-    assert shape.halves(2 * half[0], 2 * half[1])
-    x = np.random.default_rng(n).integers(0, 2, (n, 2 * half[0], 2 * half[1], c))
-    check(shape, x.astype(np.float32), "max", c)
+    with patch.object(loops, "COMPILED", compiled):
+        check(shape, x, mode, seed)
 
 
 def test_windows_of_more_than_256_cells_remember_their_maximum() -> None:

@@ -109,14 +109,14 @@ def test_names_that_the_system_refuses(downpour: Run, job: Path) -> None:
 
 
 OPTIONS = [
-    ("--data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing there"),
-    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a Parquet file, got nothing"),
+    ("--data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing there"),
+    ("--test-data nowhere", r"data \S*nowhere: expected a folder or a file, got nothing"),
     ("--solver nowhere", r"nowhere: cannot be read: No such file"),
     ("--solver data", r"data: cannot be read: Is a directory"),
     ("--weights nowhere.h5", r"nowhere.h5: cannot be read: No such file"),
     (
         "--weights net.prototxt",
-        r"net\.prototxt: expected a \.caffemodel, got \d+ bytes of something",
+        r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got '\.prototxt'",
     ),
     ("--weights x.safetensors", r"x\.safetensors: expected a \.safetensors file: No such file"),
     ("--workers -1", r"--workers: expected at least 1, got -1"),
@@ -158,18 +158,25 @@ def test_wrong_options(option: str, line: str, downpour: Run, job: Path) -> None
     refuses(downpour, job, f"{TRAIN} {option}", line)
 
 
-@pytest.mark.parametrize("missing", ["solver", "data", "out"])
+@pytest.mark.parametrize("missing", ["solver", "out"])
 def test_missing_options(missing: str, downpour: Run, job: Path) -> None:
-    """A new run needs these three options."""
+    """A new run needs these two options."""
     arguments = re.sub(rf"--{missing} \S+", "", TRAIN)
     refuses(downpour, job, arguments, rf"train: expected --{missing}, or --resume with an earlier")
+
+
+def test_data_that_neither_an_option_nor_the_net_names(downpour: Run, job: Path) -> None:
+    """The error names the net, whose data layer could name a source."""
+    line = r"--data: expected data, as no data layer of \S*net\.prototxt names a source to train on"
+    refuses(downpour, job, re.sub(r"--data \S+", "", TRAIN), line)
 
 
 def test_weights_of_another_net(downpour: Run, job: Path) -> None:
     """A tensor with the right name and a wrong shape is named."""
     other = job / "other.safetensors"
-    save_file({"ip2/0": np.zeros((3, 5), np.float32)}, other)
-    line = r"other\.safetensors: tensor ip2/0: expected shape \(3, 16\), got \(3, 5\)"
+    tensors = {"ip2/0": np.zeros((3, 5), np.float32), "ip2/1": np.zeros(3, np.float32)}
+    save_file(tensors, other)
+    line = r"other\.safetensors: layer ip2: blob 0: expected shape \(3, 16\), got \(3, 5\)"
     refuses(downpour, job, f"{TRAIN} --weights {other}", line)
 
 

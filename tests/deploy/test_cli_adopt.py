@@ -8,7 +8,10 @@ import pytest
 from deploy.prepare import prepare
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import origin_of
-from ps import AdminClient, Client, local_shards, shard_specs
+from ps import AdminClient
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import refuses
 from tests.support.serial_solver import SerialSolver

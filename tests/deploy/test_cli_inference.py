@@ -94,7 +94,7 @@ REFUSED = [
         f"{TEST} --weights net.prototxt",
         r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got ",
     ),
-    (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a Parquet file"),
+    (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
     (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),

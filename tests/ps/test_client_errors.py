@@ -238,7 +238,7 @@ def test_a_gradient_without_a_number_goes_to_no_shard(cluster: Cluster, value: f
 def test_a_single_shard_refuses_what_is_no_number() -> None:
     """It has the whole push, so nothing is looked at before; the push counts as zeros."""
     with (
-        ps.local_shards(ps.shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster,
+        local_shards(shard_specs(TABLE, schedule=Fixed(base_rate=1.0))) as cluster,
         Client(cluster, worker="w") as client,
         AdminClient(cluster) as console,
     ):
@@ -260,9 +260,9 @@ def test_a_gradient_above_the_cap(spoilt: tuple[int, ...]) -> None:
     gradient = np.ones(512, np.float32)
     gradient[list(spoilt)] = 1e6
     rate = Fixed(base_rate=1.0)
-    specs = ps.shard_specs(TABLE, shards=2, schedule=rate, guard=ps.Guard(max_norm=1e3))
+    specs = shard_specs(TABLE, shards=2, schedule=rate, guard=ps.Guard(max_norm=1e3))
     with (
-        ps.local_shards(specs) as cluster,
+        local_shards(specs) as cluster,
         Client(cluster, worker="w") as client,
         AdminClient(cluster) as console,
     ):

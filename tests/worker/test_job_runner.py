@@ -115,6 +115,7 @@ class Spark:
         self.deaf = self.interrupts = 0
         self._ended = threading.Event()
         self.ended_by_itself = False
+        monkeypatch.setattr(job_runner, "check_columns", lambda *_: None)
         monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
         monkeypatch.setattr(spark, "run_tasks", self._run_tasks)
         monkeypatch.setattr(spark, "interrupt", self._interrupt)
@@ -199,6 +200,7 @@ def test_residuals_are_read_where_the_snapshot_is(
         (answer,) = host(iter(rows(8).to_batches()), 0, 0, [])
         return [(answer["report"][0].as_py(),)]
 
+    monkeypatch.setattr(job_runner, "check_columns", lambda *_: None)
     monkeypatch.setattr(job_runner, "dealt", lambda df, *_, **__: df)
     monkeypatch.setattr(spark, "run_tasks", tasks)
     told, shelf, whole = Notes(), SnapshotCatalog(Keyed.URI), Keyed.URI.replace("?", "/2?")

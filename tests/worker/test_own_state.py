@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import AdminClient, Client, Cluster, local_shards, shard_specs
+from ps import AdminClient, Cluster
+from ps.client import Client
+from ps.job_spec import shard_specs
+from ps.launch.threads import local_shards
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog

@@ -276,8 +276,8 @@ BROKEN_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
         "column data: expected binary pixels or a list of numbers a row, got string",
     ),
     "text labels": (
-        {"label": pa.array(["7"] * 20)},
-        "column label: expected whole numbers, got string",
+        {"label": pa.array(["7"] * 19 + ["seven"])},
+        "column label: row 19: expected a number, got seven",
     ),
     "a fraction": (
         {"label": pa.array([1.0] * 5 + [1.5] + [2.0] * 14)},
@@ -325,7 +325,7 @@ BROKEN_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "encoded images": (
         {"data": pa.array([b"\x89PNG\r\n\x1a\n" + bytes(9)] * 20), "channels": None},
-        "got 17 values a row: a PNG file, and only raw pixels are read",
+        "got none with an image that can be decoded",
     ),
     "integers beyond float32": (
         {"data": pa.array([[2**25 + 1] * 20] * 20)},
@@ -364,12 +364,11 @@ def test_damaged_parquet_pages_are_refused_while_reading(tmp_path: Path) -> None
 
 def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
     """A missing path, and a folder without data, are refused; the error lists the contents."""
-    assert refusal(tmp_path / "none").endswith(
-        "expected a folder or a Parquet file, got nothing there"
-    )
+    assert refusal(tmp_path / "none").endswith("expected a folder or a file, got nothing there")
     assert refusal(tmp_path).endswith("got an empty folder")
     for number in range(12):
         (tmp_path / f"{number:02}.txt").touch()
     said = refusal(tmp_path)
-    assert "expected MNIST's IDX files or Parquet files, got 00.txt, 01.txt, " in said
+    assert "expected data of one of these formats: IDX, Parquet, LMDB, " in said
+    assert "; got 00.txt, 01.txt, " in said
     assert said.endswith("07.txt and 4 more")

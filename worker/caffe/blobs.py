@@ -45,12 +45,41 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def read_blob(path: Path) -> Floats:
     """The array in a file of one blob; raises BadInput."""
-    data, blob = read_limited(path), BlobProto()
+    return parse_blob(read_limited(path), str(path))
+
+
+def parse_blob(data: bytes, where: str) -> Floats:
+    """The array in the bytes of one blob; `where` names them in errors."""
+    blob = BlobProto()
     try:
         blob.ParseFromString(data)
     except DecodeError:
-        raise BadInput(f"{path}: expected one blob, got {len(data)} other bytes") from None
-    return array_of(blob, str(path))
+        raise BadInput(f"{where}: expected one blob, got {len(data)} other bytes") from None
+    return array_of(blob, where)
+
+
+def write_blob(path: Path, array: Floats) -> None:
+    """Write a file of one blob with the older shape of four axes, as Caffe's tools do.
+
+    `array` has at most four axes; raises BadInput.
+    """
+    shape = (1,) * (4 - array.ndim) + array.shape
+    num, channels, height, width = shape
+    blob = BlobProto(num=num, channels=channels, height=height, width=width)
+    blob.data.extend(array.reshape(-1).tolist())
+    try:
+        path.write_bytes(blob.SerializeToString())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def beside(name: str, file: str) -> Path:
+    """The file that `file` calls `name`: in its own folder, or, as in Caffe, the working one."""
+    near = Path(file).parent / name
+    with suppress(OSError):  # the name may be too long for a file name
+        if near.exists():
+            return near
+    return Path(name)
 
 
 def array_of(blob: BlobProto, where: str) -> Floats:

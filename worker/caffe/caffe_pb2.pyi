@@ -1,6 +1,5 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from google.protobuf.internal import python_message as _python_message
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -580,9 +579,61 @@ class WindowDataParameter(_message.Message):
     def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., fg_threshold: _Optional[float] = ..., bg_threshold: _Optional[float] = ..., fg_fraction: _Optional[float] = ..., context_pad: _Optional[int] = ..., crop_mode: _Optional[str] = ..., cache_images: _Optional[bool] = ..., root_folder: _Optional[str] = ...) -> None: ...
 
 class CoSDataParameter(_message.Message):
-    __slots__ = ()
-    Extensions: _python_message._ExtensionDict
-    def __init__(self) -> None: ...
+    __slots__ = ("source", "batch_size", "top", "dataframe_column_select", "dataframe_format")
+    class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STRING: _ClassVar[CoSDataParameter.DataType]
+        INT: _ClassVar[CoSDataParameter.DataType]
+        FLOAT: _ClassVar[CoSDataParameter.DataType]
+        INT_ARRAY: _ClassVar[CoSDataParameter.DataType]
+        FLOAT_ARRAY: _ClassVar[CoSDataParameter.DataType]
+        RAW_IMAGE: _ClassVar[CoSDataParameter.DataType]
+        ENCODED_IMAGE: _ClassVar[CoSDataParameter.DataType]
+        ENCODED_IMAGE_WITH_DIM: _ClassVar[CoSDataParameter.DataType]
+    STRING: CoSDataParameter.DataType
+    INT: CoSDataParameter.DataType
+    FLOAT: CoSDataParameter.DataType
+    INT_ARRAY: CoSDataParameter.DataType
+    FLOAT_ARRAY: CoSDataParameter.DataType
+    RAW_IMAGE: CoSDataParameter.DataType
+    ENCODED_IMAGE: CoSDataParameter.DataType
+    ENCODED_IMAGE_WITH_DIM: CoSDataParameter.DataType
+    class TopBlob(_message.Message):
+        __slots__ = ("name", "type", "channels", "height", "width", "out_channels", "out_height", "out_width", "sample_num_axes", "transpose", "transform_param")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        CHANNELS_FIELD_NUMBER: _ClassVar[int]
+        HEIGHT_FIELD_NUMBER: _ClassVar[int]
+        WIDTH_FIELD_NUMBER: _ClassVar[int]
+        OUT_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+        OUT_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+        OUT_WIDTH_FIELD_NUMBER: _ClassVar[int]
+        SAMPLE_NUM_AXES_FIELD_NUMBER: _ClassVar[int]
+        TRANSPOSE_FIELD_NUMBER: _ClassVar[int]
+        TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        type: CoSDataParameter.DataType
+        channels: int
+        height: int
+        width: int
+        out_channels: int
+        out_height: int
+        out_width: int
+        sample_num_axes: int
+        transpose: bool
+        transform_param: TransformationParameter
+        def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[CoSDataParameter.DataType, str]] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., out_channels: _Optional[int] = ..., out_height: _Optional[int] = ..., out_width: _Optional[int] = ..., sample_num_axes: _Optional[int] = ..., transpose: _Optional[bool] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ...) -> None: ...
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    DATAFRAME_COLUMN_SELECT_FIELD_NUMBER: _ClassVar[int]
+    DATAFRAME_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    batch_size: int
+    top: _containers.RepeatedCompositeFieldContainer[CoSDataParameter.TopBlob]
+    dataframe_column_select: _containers.RepeatedScalarFieldContainer[str]
+    dataframe_format: str
+    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., top: _Optional[_Iterable[_Union[CoSDataParameter.TopBlob, _Mapping]]] = ..., dataframe_column_select: _Optional[_Iterable[str]] = ..., dataframe_format: _Optional[str] = ...) -> None: ...
 
 class ConvolutionParameter(_message.Message):
     __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation")

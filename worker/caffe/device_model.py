@@ -72,7 +72,7 @@ class DeviceModel:
         seed: int,
     ) -> None:
         """See `worker.model.Ahead`."""
-        found = self.net.columns(batch)
+        found = self.net.prepare(self.net.columns(batch), StepKey(step, seed))
         columns = {name: _as_kernels_take(column) for name, column in found.items()}
         key = (seed, _layout(columns))
         if key not in self._steps:

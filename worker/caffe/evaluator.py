@@ -1,6 +1,6 @@
 """Evaluates the test nets of a solver on test data."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -14,6 +14,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.caffe.weights import moved
+from worker.columns import ColumnKind
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -35,6 +36,13 @@ class Evaluator:
         self._nets = [(CaffeModel(test.net), test.iterations) for test in solver.tests]
         self._trained = trained
         self._rows = rows
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Raise BadInput unless the images that the test nets read are among these columns."""
+        for model, _ in self._nets:
+            for column in model.net.column_specs:
+                if column.kind is ColumnKind.IMAGE:
+                    column.find(names, where)
 
     @property
     def most_rows(self) -> int:

@@ -49,7 +49,7 @@ def caffe_job(
         decay=solver.decay,
         batch_size=built.net.batch_size,
         workers=workers,
-        shape=built.net.row_shape,
+        columns=built.net.column_specs,
         bound=options.staleness,
         shuffle=options.shuffle,
         device=options.build_device(solver.device),

@@ -13,8 +13,10 @@ A new type is one class in `layers/`, and its row in the table at the end of its
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import ClassVar
 
 import msgspec
@@ -24,13 +26,16 @@ from numpy.typing import DTypeLike
 
 from cupy_kernels import backends, layout, softmax
 from cupy_kernels.backends import as_host
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array, Labels, Precision
 from cupy_kernels.workspace import Workspace
 from shards.errors import BadInput
 from shards.tables import TensorSpec
 from worker.caffe import fillers
+from worker.caffe.blobs import beside, parse_blob, read_blob
 from worker.caffe.caffe_pb2 import TRAIN, FillerParameter, LayerParameter, ParamSpec
 from worker.caffe.phases import Phase
+from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
 
 Shape = tuple[int, ...]
@@ -50,7 +55,9 @@ class LayerContext(msgspec.Struct, frozen=True):
     """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
     `precision` is that of products in kernels; the host computes in float32. `makers` are the
-    names of the layers that compute the bottoms.
+    names of the layers that compute the bottoms. `row_shapes` are the shapes of a row of columns
+    that the data alone knows. `files` are the files that layers name, as bytes; any other is read.
+    `pool` is the network's memory on the host.
     """
 
     file: str
@@ -58,6 +65,15 @@ class LayerContext(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     precision: Precision = Precision.FP32
     makers: tuple[str, ...] = ()
+    row_shapes: Mapping[str, Shape] = MappingProxyType({})
+    files: Mapping[str, bytes] = MappingProxyType({})
+    pool: HostPool = msgspec.field(default_factory=HostPool)
+
+    def read_blob(self, name: str) -> Array:
+        """The array in a file of one blob that a layer names; raises BadInput."""
+        if name in self.files:
+            return parse_blob(self.files[name], name)
+        return read_blob(beside(name, self.file))
 
 
 class StepKey(msgspec.Struct, frozen=True):
@@ -93,7 +109,10 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `LABELS` are the bottoms that never have a gradient.
+    by default. `work` is its memory, and `works` is more of it, for operations whose results must
+    outlive those of others. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
+    whether a layer in place behind may write into its top: no bottom shares its memory, and
+    `backward` does not read it.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
@@ -101,6 +120,7 @@ class Layer(ABC):
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
     LABELS: ClassVar[frozenset[int]] = frozenset()
+    OVERWRITABLE: ClassVar[bool] = False
     captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(
@@ -113,7 +133,8 @@ class Layer(ABC):
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
         self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
         self.owned: list[LayerTensor] = []
-        self.work = Workspace()
+        self.work = Workspace(setting.pool)
+        self.works = defaultdict[object, Workspace](lambda: Workspace(setting.pool))
         self.bottoms = tuple(bottoms)
         self._check_fields()
         self._check_blobs()
@@ -242,7 +263,8 @@ class Layer(ABC):
             if field.name not in self.SUPPORTED_FIELDS:
                 known = ", ".join(sorted(self.SUPPORTED_FIELDS)) or "no settings of its own"
                 raise self.bad(f"{field.name} is not supported here; expected {known}")
-            self._check_message(field.name, value)
+            if field.message_type is not None:
+                self._check_message(field.name, value)
         if len(self.spec.loss_weight) not in {0, len(self.spec.top)}:
             raise self.bad(
                 f"expected a loss_weight for each of {len(self.spec.top)} tops, or none, got"
@@ -368,7 +390,32 @@ class SourceLayer(Layer):
 
     @abstractmethod
     def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
-        """Top number `top` from its column, on the device of `like`; raises BadInput."""
+        """Top number `top` from its prepared column, on the device of `like`; raises BadInput."""
+
+    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+        """What the host computes of a column before `read` gets it; by default nothing."""
+        return column
+
+    def rows(self, top: int) -> int:
+        """The number of rows that the prototxt states for the column of a top."""
+        return self.tops[top][0]
+
+    def column_spec(self, top: int) -> ColumnSpec:
+        """The column that a top is made of."""
+        name, shape = self.spec.top[top], self.tops[top][1:]
+        if name == "data":
+            return ColumnSpec(name, shape, ColumnKind.IMAGE)
+        label = name == "label" and not shape
+        return ColumnSpec(name, shape, ColumnKind.LABEL if label else ColumnKind.NUMBERS)
+
+    def fitting(self, top: int, column: AnyArray, shape: Shape) -> AnyArray:
+        """The column, whose rows must have this shape; raises BadInput."""
+        if column.shape[1:] != shape:
+            sizes = "".join(f", {size}" for size in shape)
+            raise self.bad(
+                f"column {self.spec.top[top]}: expected shape (n{sizes or ','}), got {column.shape}"
+            )
+        return column
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         raise AssertionError("a source is read, not run")
@@ -396,6 +443,17 @@ class SourceLayer(Layer):
         there = self.work.take_as(f"{role} {np.dtype(dtype)}", column.shape, dtype, like)
         backends.copy(column, there)
         return there
+
+    def numbers(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
+        """A top of plain numbers, as float32, from its column."""
+        column = self.fitting(top, self.column(top, batch), self.tops[top][1:])
+        there = self.brought(column, f"column{top}", np.float32, like)
+        x = self.work.take(f"x{top}", to_nhwc(there).shape, like)
+        if there.ndim == 4:
+            layout.channels_last(there, x)
+        else:
+            backends.copy(there, x)
+        return x
 
 
 def to_nhwc(array: AnyArray) -> AnyArray:

@@ -105,4 +105,17 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
     for setting, value in old.ListFields():
         if setting.name.endswith("_param"):
             getattr(new, setting.name).CopyFrom(value)
+    _move_transform(new)
     return new
+
+
+def _move_transform(layer: LayerParameter) -> None:
+    """Move the transform that older data layers have among their own fields to where it is now."""
+    for name in ("data_param", "image_data_param", "window_data_param"):
+        if not layer.HasField(name):
+            continue
+        param = getattr(layer, name)
+        for field in ("scale", "mean_file", "crop_size", "mirror"):
+            if param.HasField(field):
+                setattr(layer.transform_param, field, getattr(param, field))
+                param.ClearField(field)

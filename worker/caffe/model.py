@@ -13,7 +13,7 @@ from cupy_kernels.types import AnyArray
 from shards.tables import DenseTable
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.layer import StepKey
-from worker.caffe.net import Description, Network
+from worker.caffe.net import START, Description, Network
 from worker.device import Device
 from worker.model import Batch
 
@@ -44,7 +44,8 @@ class CaffeModel:
     ) -> float:
         """See `worker.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
-        self.net.forward(weights, batch, StepKey(step, seed))
+        moment = StepKey(step, seed)
+        self.net.forward(weights, self.net.prepare(batch, moment), moment, release=True)
         self.net.backward(weights, out)
         return self.net.loss()
 
@@ -56,7 +57,7 @@ class CaffeModel:
         Only the layers that the blobs depend on run, and the batch needs only their columns.
         """
         self.net.check(batch)
-        self.net.forward(weights, batch, wanted=set(blobs))
+        self.net.forward(weights, self.net.prepare(batch, START), wanted=set(blobs))
         return {name: self.net.blob(name) for name in blobs}
 
     def outputs(self, weights: NDArray[np.float32], batch: Batch) -> dict[str, float]:

@@ -12,6 +12,7 @@ Tensors are named "layer/0", "layer/1" and laid out in Caffe's order, so an aren
 hold the same bytes. Padding in the arena's gradient is zero.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_kernels import backends, eltwise, reduction
+from cupy_kernels.host_pool import HostPool
 from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Precision
 from cupy_kernels.workspace import Workspace
@@ -42,6 +44,7 @@ from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
+from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
 
 TABLE = "weights"
@@ -51,8 +54,10 @@ START = StepKey(step=0, seed=0)
 class Description(msgspec.Struct, frozen=True):
     """Everything a network is built from, in plain values that can be sent to another machine.
 
-    `data_shape` is (c, h, w), for data layers that do not state it in the prototxt; `file` is for
-    errors; `precision` is that of products in kernels, if the network runs in kernels.
+    `data_shape` is (c, h, w), for data layers that do not state it in the prototxt, and
+    `row_shapes` are the shapes of a row of other columns; `file` is for errors; `precision` is that
+    of products in kernels, if the network runs in kernels. `files` are the files that layers name,
+    such as a mean file, as bytes.
     """
 
     prototxt: str
@@ -62,6 +67,8 @@ class Description(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     file: str = "net"
     precision: Precision = Precision.FP32
+    row_shapes: Mapping[str, Shape] = {}
+    files: Mapping[str, bytes] = {}
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -93,8 +100,15 @@ class Network:
         self._columns: dict[int, str] = {}
         self._tensors: list[LayerTensor] = []
         self._shared: dict[str, int] = {}
+        pool = HostPool()
         setting = LayerContext(
-            file, description.phase, description.data_shape, description.precision
+            file,
+            description.phase,
+            description.data_shape,
+            description.precision,
+            row_shapes=description.row_shapes,
+            files=description.files,
+            pool=pool,
         )
         for spec in layers_kept(self.parsed, state, file):
             self._add(spec, setting)
@@ -105,8 +119,9 @@ class Network:
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
         ]
         self._values: dict[int, AnyArray] = {}
-        self._work = Workspace()
-        self._sums: dict[int, Workspace] = {}
+        self._last = {value: i for i, node in enumerate(self.nodes) for value in node.bottoms}
+        self._work = Workspace(pool)
+        self._sums = defaultdict[int, Workspace](lambda: Workspace(pool))
 
     @property
     def name(self) -> str:
@@ -130,9 +145,17 @@ class Network:
         return [x for x in layers if isinstance(x, SourceLayer) and x.COLUMNS]
 
     @property
+    def column_specs(self) -> tuple[ColumnSpec, ...]:
+        """The columns that a batch must have, as the rows of data hold them."""
+        return tuple(
+            source.column_spec(top) for source in self._sources for top in range(len(source.tops))
+        )
+
+    @property
     def row_shape(self) -> Shape | None:
-        """The shape of one row of the column `data`; None for a net without that column."""
-        return self.blobs["data"][1:] if "data" in self.inputs else None
+        """The shape of one row of the net's images, before a crop; None for a net without any."""
+        kinds = (each.shape for each in self.column_specs if each.kind is ColumnKind.IMAGE)
+        return next(kinds, None)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -144,7 +167,7 @@ class Network:
         """The first input's leading dimension: rows a step on one device."""
         if not self.inputs:
             raise BadInput(f"{self.description.file}: the net has no data layer in this phase")
-        return self.blobs[self.inputs[0]][0]
+        return next(source.rows(0) for source in self._sources)
 
     def check(self, batch: Batch) -> None:
         """Raise BadInput unless those of the net's columns that are present are of one length.
@@ -152,9 +175,10 @@ class Network:
         Columns for which the prototxt states different lengths (of time and of rows) may differ.
         """
         stated: dict[int, dict[str, int]] = {}
-        for name in self.inputs:
-            if name in batch:
-                stated.setdefault(self.blobs[name][0], {})[name] = len(batch[name])
+        for source in self._sources:
+            for top, name in enumerate(source.spec.top):
+                if name in batch:
+                    stated.setdefault(source.rows(top), {})[name] = len(batch[name])
         for rows in stated.values():
             if len(set(rows.values())) > 1:
                 raise BadInput(
@@ -171,6 +195,18 @@ class Network:
         self.check(found)
         self._check_values(found)
         return found
+
+    def prepare(self, batch: Batch, moment: StepKey) -> Batch:
+        """The batch as `forward` takes it, after the steps of data layers that the host computes.
+
+        They are a random crop, for example. Columns that are not there are left out.
+        """
+        prepared = dict(batch)
+        for source in self._sources:
+            for top, name in enumerate(source.spec.top):
+                if name in batch:
+                    prepared[name] = source.prepare(top, source.column(top, batch), moment)
+        return prepared
 
     def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
         """The names of the tensors that the named blobs depend on."""
@@ -229,17 +265,23 @@ class Network:
         batch: Batch,
         moment: StepKey = START,
         wanted: Collection[str] | None = None,
+        *,
+        release: bool = False,
     ) -> None:
         """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
 
+        `batch` is what `prepare` returns; a net without a crop, a mirror, a mean file or a
+        transposed column takes it as it is.
         The network runs on the device that holds `weights`; columns may be there or on the host.
+        With `release`, each blob is dropped behind its last reader: layers then keep only what a
+        backward pass needs.
         """
         tensors = self._bind(weights)
         if backends.backend_of(weights).runs_kernels:
             self._check_values(batch, wanted)
         needed = None if wanted is None else self._needed(wanted)
-        self._values = {}
-        for node in self.nodes:
+        self._values, losses = {}, self._losses()
+        for number, node in enumerate(self.nodes):
             if needed is not None and not needed.intersection(node.tops):
                 continue
             if isinstance(node.layer, SourceLayer):
@@ -250,6 +292,11 @@ class Network:
             bottoms = [self._values[value] for value in node.bottoms]
             tops = node.layer.forward(bottoms, _of(node, tensors), moment)
             self._values.update(zip(node.tops, tops, strict=True))
+            if release:
+                for value in set(node.bottoms).difference(losses):
+                    if self._last[value] == number:
+                        del self._values[value]
+                del bottoms
 
     def blob(self, name: str) -> AnyArray:
         """A copy of a blob of the latest forward pass, in Caffe's order."""
@@ -285,8 +332,10 @@ class Network:
         for node in reversed(self.nodes):
             for place, change in node.layer.buffer_changes().items():
                 backends.copy(change, into[node.tensors[place]])
-            tops = [gradients.get(value) for value in node.tops]
-            if isinstance(node.layer, SourceLayer) or all(top is None for top in tops):
+            if isinstance(node.layer, SourceLayer):
+                continue
+            tops = [gradients.pop(value, None) for value in node.tops]
+            if all(top is None for top in tops):
                 continue
             if not any(node.wanted) and not node.tensors:
                 continue
@@ -298,6 +347,7 @@ class Network:
                     gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
                     gradients[value] = gradient
+            del tops, found, gradient
         return {
             name: _caffes(gradients[self._names[name]])
             for name in self.inputs
@@ -406,8 +456,8 @@ class Network:
         array = self._values[value]
         if array.ndim == 0:
             return array
-        work = self._sums.setdefault(value, Workspace())
-        return reduction.row_sums(array.reshape(1, -1), Term.VALUES, 1.0, work).reshape(())
+        rows = array.reshape(1, -1)
+        return reduction.row_sums(rows, Term.VALUES, 1.0, self._sums[value]).reshape(())
 
     def _bind(self, arena: Array) -> list[Array]:
         """The tensors as views of an arena, a float32 array of the table's size."""
@@ -453,12 +503,13 @@ class Network:
 
     def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
         """The sum of two gradients of a value, in separate memory: `held` may be a layer's own."""
-        total = self._work.take(f"sum{value}", held.shape, held)
         if value not in summed:
+            total = self._work.take(f"sum{value}", held.shape, held)
             backends.copy(held, total)
             summed.add(value)
-        eltwise.accumulate(more, total)
-        return total
+            held = total
+        eltwise.accumulate(more, held)
+        return held
 
     def _seed(self, value: int, weight: float) -> Array:
         """The gradient of the net's loss by one of its terms: the weight of each number."""

@@ -5,7 +5,7 @@ defaults, and refuses what Caffe would refuse. A float in a solver file is a flo
 the shortest decimal that rounds to it, so that 0.01 stays 0.01 in every report.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from shards import rules, schedules
 from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
+from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
 from worker.caffe.solver_fields import check_fields, notices
 from worker.caffe.text import parse_solver, read_text
@@ -75,10 +76,20 @@ class Solver(msgspec.Struct, frozen=True):
             return given
         return DEFAULT_SEED if self.random_seed is None else self.random_seed
 
-    def with_data_shape(self, shape: DataShape | None) -> "Solver":
-        """This solver for rows of `shape` (c, h, w), for data layers that state none."""
-        tests = tuple(replace(test, net=replace(test.net, data_shape=shape)) for test in self.tests)
-        return replace(self, train=replace(self.train, data_shape=shape), tests=tests)
+    def with_data_shape(
+        self, shape: DataShape | None, row_shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> "Solver":
+        """This solver for rows of `shape` (c, h, w), for data layers that state none.
+
+        `row_shapes` are the shapes of a row of other columns.
+        """
+        shapes = dict(row_shapes or {})
+
+        def fitted(net: Description) -> Description:
+            return replace(net, data_shape=shape, row_shapes=shapes)
+
+        tests = tuple(replace(test, net=fitted(test.net)) for test in self.tests)
+        return replace(self, train=fitted(self.train), tests=tests)
 
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
@@ -254,7 +265,7 @@ def _description(
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
-    return Description(text, phase, tuple(state.stage), state.level, file=file)
+    return with_files(Description(text, phase, tuple(state.stage), state.level, file=file))
 
 
 def _find(name: str, solver: Path, what: str) -> Path:

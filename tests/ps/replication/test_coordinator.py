@@ -82,8 +82,8 @@ def test_who_lives_although_its_connection_broke_is_heard_again() -> None:
     coordinator = Coordinator(1, silence_s=1.0)
     coordinator.receive_beat(Beat(0, P, 0), 0.0)
     coordinator.receive_beat(Beat(0, P, 1), 0.0)
-    assert coordinator.report_death(P, 0.1) == Decision(None, [], [])
-    assert coordinator.report_death(99, 0.1) == Decision(None, [], [])
+    assert coordinator.report_death(P, 0.1) == Decision(None, [])
+    assert coordinator.report_death(99, 0.1) == Decision(None, [])
     coordinator.receive_beat(Beat(0, P, 1), 0.2)
     assert told(coordinator.receive_beat(Beat(0, B, 0), 0.3))[B] == (
         Configuration(0, 2, P, B),
@@ -150,7 +150,7 @@ def test_a_process_that_had_a_part_is_no_spare() -> None:
     coordinator = bereaved()
     coordinator.receive_beat(Beat(0, B, 2), 1.6)
     assert coordinator.groups[0] == ShardGroup(Configuration(0, 3, P))
-    assert coordinator.tick(1.7).lonely == [0]
+    assert coordinator.lonely(1.7) == [0]
 
 
 @pytest.mark.parametrize("first", ["a tick", "its primary", "its backup", "another's death"])

@@ -190,6 +190,31 @@ def test_saving_what_one_copy_says_is_no_silence_of_another(
         server.stop()
 
 
+def test_a_shard_that_has_found_its_backup_is_not_lonely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients and the shards' parent are sent what holds now, though no tick has come since."""
+    server = CoordinatorServer("job", 1, tmp_path / "record", silence_s=30.0)
+    nowhere = "tcp://127.0.0.1:1"
+
+    def hear(*beats: Beat) -> bool:
+        reports = [Heartbeat("job", beat, nowhere, nowhere) for beat in beats]
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "_accepted", Waiting(reports))
+            server._listen()
+        (seat,) = server._seats()
+        return seat.lonely
+
+    settled = Beat(0, 1, 1)
+    try:
+        assert hear(Beat(0, 1, 0), settled)
+        server._tick()
+        assert hear(settled)
+        assert not hear(Beat(0, 2, 0), Beat(0, 1, 2))
+    finally:
+        server.stop()
+
+
 def test_an_address_that_is_none(tmp_path: Path) -> None:
     """The error names it as it was given."""
     with pytest.raises(BadInput, match=r"^coordinator cannot listen on 'tcp://nowhere:x'"):

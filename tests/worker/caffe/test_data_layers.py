@@ -59,9 +59,8 @@ def test_the_image_size_comes_from_the_prototxt_or_from_the_data() -> None:
     [
         (data(), None, "the prototxt states no image size; expected data_shape"),
         (data(param=""), (2, 5, 4), "expected a batch_size of at least 1"),
-        (data("crop_size: 3"), (2, 5, 4), "transform_param.crop_size is not supported"),
-        (data("mirror: true"), (2, 5, 4), "transform_param.mirror is not supported"),
-        (data('mean_file: "m"'), (2, 5, 4), "transform_param.mean_file is not supported"),
+        (data("crop_size: 5"), (2, 5, 4), "expected a crop_size of at most 4, got 5"),
+        (data('mean_file: "m" mean_value: 1'), (2, 5, 4), "expected a mean_file or mean_value"),
         (data("mean_value: [1, 2, 3]"), (2, 5, 4), "expected 1 or 2 mean_value entries"),
         (data(param="batch_size: 4 rand_skip: 3"), (2, 5, 4), "data_param.rand_skip"),
         (

@@ -178,5 +178,5 @@ def test_an_older_form_that_makes_no_sense_is_refused(text: str, error: str) -> 
 def test_old_type_names_are_known_to_the_registry() -> None:
     """Each type of version 1 is registered by its present name, but those named here."""
     names = {type_name(kind) for kind in V1LayerParameter.LayerType.values()}
-    files = {"HDF5Data", "HDF5Output", "ImageData", "WindowData"}
+    files = {"HDF5Output", "WindowData"}
     assert names - set(LAYERS) == files | {"Im2col", "None"}

@@ -114,7 +114,7 @@ class Deconvolution(_Convolving):
         if min(size) < 1:
             raise self.bad(f"{shape} does not fit a bottom of shape {self.described(0)}")
         self._size = size
-        self._back, self._bias = Workspace(), Workspace()
+        self._back, self._bias = Workspace(self.setting.pool), Workspace(self.setting.pool)
         self.add_parameter((c, out // param.group, *shape.kernel), param.weight_filler)
         if param.bias_term:
             self.add_parameter((out,), param.bias_filler)

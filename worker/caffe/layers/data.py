@@ -1,67 +1,106 @@
-"""The layers that provide a net's data: Data, MemoryData, Input and DummyData.
+"""The layers that provide a net's data: Data, ImageData, MemoryData, HDF5Data, CoSData and others.
 
 None of them opens a file here. The batch arrives as columns, and a data layer's tops name the
-columns that it reads; `source` and `backend` in the prototxt have no effect here. The transform is
-Caffe's: (pixel - mean) * scale.
+columns that it reads; an image or a label may also be in the column `data` or `label`. What
+`source` names is read by worker/sources.py. The transform of images is Caffe's
+(worker/caffe/transform.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
-from cupy_kernels import layout
-from cupy_kernels.backends import backend_of, copied, copy
-from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.backends import as_host, copy
+from cupy_kernels.types import AnyArray
 from worker.caffe import fillers
-from worker.caffe.caffe_pb2 import FillerParameter
+from worker.caffe.caffe_pb2 import (
+    CoSDataParameter,
+    FillerParameter,
+    TransformationParameter,
+)
 from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, Takes, to_nhwc
+from worker.caffe.transform import FIELDS, Image, Transform, transformed
+from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
 
-_TRANSFORM = frozenset({"scale", "mean_value"})
+ENCODED = frozenset({CoSDataParameter.ENCODED_IMAGE, CoSDataParameter.ENCODED_IMAGE_WITH_DIM})
+"""The types of a CoSData top that are images in a file format, such as JPEG."""
+_IMAGES = ENCODED | {CoSDataParameter.RAW_IMAGE}
 
 
-class _Images(SourceLayer):
+class _Source(SourceLayer):
+    """A data layer with a batch size. Some of its tops are images, and have a transform."""
+
+    TOPS = range(1, 17)
+
+    def set_batch(self, size: int) -> None:
+        """Keep the number of rows of a batch; called first."""
+        if size < 1:
+            raise self.bad("expected a batch_size of at least 1")
+        self.batch_size = size
+        self.transforms: dict[int, Transform] = {}
+
+    def add_images(self, top: int, param: TransformationParameter, image: Image) -> Shape:
+        """Give a top the transform of images of this shape, and return the shape of a batch."""
+        self.transforms[top] = Transform(
+            param,
+            image,
+            training=self.training,
+            key=f"{self.name}/{top}",
+            read=self.setting.read_blob,
+            bad=self.bad,
+        )
+        return (self.batch_size, *self.transforms[top].shape)
+
+    def rows(self, top: int) -> int:
+        return self.batch_size
+
+    def column_spec(self, top: int) -> ColumnSpec:
+        if top in self.transforms:
+            image = self.transforms[top].image
+            return ColumnSpec(self.spec.top[top], image, ColumnKind.IMAGE)
+        return super().column_spec(top)
+
+    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+        transform = self.transforms.get(top)
+        if transform is None:
+            return column
+        return transform.on_host(self.fitting(top, column, transform.image), moment)
+
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+        if top not in self.transforms:
+            return self.numbers(top, batch, like)
+        column = self.fitting(top, self.column(top, batch), self.tops[top][1:])
+        pixel = np.uint8 if column.dtype == np.uint8 else np.float32
+        pixels = self.brought(column, f"pixels{top}", pixel, like)
+        return transformed(self.transforms[top], pixels, self.work, f"x{top}")
+
+
+class _Images(_Source):
     """A top of images, and optionally a second one of labels."""
 
     TOPS = range(1, 3)
 
-    def shapes(self, batch_size: int, image: tuple[int, int, int]) -> tuple[Shape, ...]:
+    def shapes(self, batch_size: int, image: Image) -> tuple[Shape, ...]:
         """Prepare the transform, and return the tops' shapes."""
-        if batch_size < 1:
-            raise self.bad("expected a batch_size of at least 1")
-        transform = self.spec.transform_param
-        means: Sequence[float] = transform.mean_value
-        if len(means) not in {0, 1, image[0]}:
-            raise self.bad(
-                f"expected 1 or {image[0]} mean_value entries, one a channel, got {len(means)}"
-            )
-        each = [*means] if len(means) == image[0] else [*means] * image[0]
-        self._mean: Array | None = np.array(each, np.float32) if means else None
-        self._scale = transform.scale
-        return ((batch_size, *image), (batch_size,))[: len(self.spec.top)]
+        self.set_batch(batch_size)
+        images = self.add_images(0, self.spec.transform_param, image)
+        return (images, (batch_size,))[: len(self.spec.top)]
+
+    def column_spec(self, top: int) -> ColumnSpec:
+        if top:
+            return ColumnSpec(self.spec.top[top], (), ColumnKind.LABEL)
+        return super().column_spec(top)
 
     def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
-        column = self.column(top, batch)
-        if column.shape[1:] != self.tops[top][1:]:
-            raise self.bad(
-                f"column {self.spec.top[top]}: expected shape (n, {_listed(self.tops[top][1:])}),"
-                f" got {column.shape}"
-            )
-        if top:
-            whole = column.dtype.kind in "bui"
-            return self.brought(column, "labels", np.int64 if whole else np.float32, like)
-        pixel = np.uint8 if column.dtype == np.uint8 else np.float32
-        return self._transform(self.brought(column, "pixels", pixel, like))
+        if not top:
+            return super().read(top, batch, like, moment)
+        column = self.fitting(top, self.column(top, batch), ())
+        whole = column.dtype.kind in "bui"
+        return self.brought(column, "labels", np.int64 if whole else np.float32, like)
 
-    def _transform(self, pixels: AnyArray) -> Array:
-        x = self.work.take("x", to_nhwc(pixels).shape, pixels)
-        if self._mean is not None and backend_of(self._mean) != backend_of(x):
-            self._mean = copied(self._mean, backend_of(x))
-        layout.images(pixels, self._mean, self._scale, x)
-        return x
-
-    def given_shape(self) -> tuple[int, int, int]:
+    def given_shape(self) -> Image:
         """The (c, h, w) passed in with the prototxt, for layers that do not state it themselves."""
         if self.setting.data_shape is None:
             raise self.bad("the prototxt states no image size; expected data_shape=(c, h, w)")
@@ -69,42 +108,146 @@ class _Images(SourceLayer):
 
 
 class Data(_Images):
-    """A database in Caffe; here the rows of the worker's batches."""
+    """A database of images: LMDB or LevelDB."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
-        "transform_param": _TRANSFORM,
-        "data_param": frozenset({"source", "backend", "batch_size", "prefetch"}),
+        "transform_param": FIELDS,
+        "data_param": frozenset(
+            {"source", "backend", "batch_size", "prefetch", "force_encoded_color"}
+        ),
     }
 
     def set_up(self) -> tuple[Shape, ...]:
         return self.shapes(self.spec.data_param.batch_size, self.given_shape())
 
 
-class MemoryData(_Images):
-    """Rows in memory; the image size is in the prototxt, or passed in with it."""
+class ImageData(_Images):
+    """Image files that a list names, each with its label."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {
-        "transform_param": _TRANSFORM,
-        "memory_data_param": frozenset(
-            {
-                "batch_size",
-                "channels",
-                "height",
-                "width",
-                "source",
-                "share_in_parallel",
-            }
-        ),
-    }
+        "transform_param": FIELDS,
+        "image_data_param": frozenset({
+            "source", "batch_size", "shuffle", "new_height", "new_width", "is_color", "root_folder",
+        }),
+    }  # fmt: skip
+
+    def set_up(self) -> tuple[Shape, ...]:
+        return self.shapes(self.spec.image_data_param.batch_size, self.given_shape())
+
+
+class MemoryData(_Images):
+    """Rows in memory, such as a DataFrame; the prototxt states their size, or the data does.
+
+    With a crop the size may be that before the crop, as in CaffeOnSpark, or after, as in Caffe.
+    """
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "transform_param": FIELDS,
+        "source_class": frozenset(),
+        "memory_data_param": frozenset({
+            "batch_size", "channels", "height", "width", "source", "share_in_parallel",
+            "dataframe_column_select", "dataframe_format", "image_encoded",
+        }),
+    }  # fmt: skip
 
     def set_up(self) -> tuple[Shape, ...]:
         param, given = self.spec.memory_data_param, self.setting.data_shape
         said = (param.channels, param.height, param.width)
         if not all(said):
             return self.shapes(param.batch_size, self.given_shape())
-        if given is not None and given != said:
+        crop = self.spec.transform_param.crop_size
+        cropped = given is not None and crop and said == (given[0], crop, crop)
+        if given is not None and given != said and not cropped:
             raise self.bad(f"expected images of shape {said}, the data has {given}")
-        return self.shapes(param.batch_size, said)
+        return self.shapes(param.batch_size, given if cropped and given is not None else said)
+
+
+class HDF5Data(_Source):
+    """Datasets of HDF5 files, with the tops' names. As in Caffe, they have no transform."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "hdf5_data_param": frozenset({"source", "batch_size", "shuffle"}),
+    }
+
+    def set_up(self) -> tuple[Shape, ...]:
+        size, known = self.spec.hdf5_data_param.batch_size, self.setting.row_shapes
+        self.set_batch(size)
+        for top in self.spec.top:
+            if top not in known:
+                raise self.bad(f"expected the shape of a row of {top} from the data, got none")
+        return tuple((size, *known[top]) for top in self.spec.top)
+
+    def column_spec(self, top: int) -> ColumnSpec:
+        return ColumnSpec(self.spec.top[top], self.tops[top][1:])
+
+
+class CoSData(_Source):
+    """CoSData of CaffeOnSpark: columns of a DataFrame, each with a type, a shape, a transform."""
+
+    SUPPORTED_FIELDS: ClassVar[Takes] = {
+        "source_class": frozenset(),
+        "cos_data_param": frozenset({
+            "source", "batch_size", "top", "dataframe_column_select", "dataframe_format",
+        }),
+    }  # fmt: skip
+
+    def set_up(self) -> tuple[Shape, ...]:
+        param = self.spec.cos_data_param
+        self.set_batch(param.batch_size)
+        names = [each.name for each in param.top]
+        if names != list(self.spec.top):
+            raise self.bad(
+                f"expected tops with the names {', '.join(self.spec.top)}, as the layer, got"
+                f" {', '.join(names) or 'none'}"
+            )
+        return tuple(self._shape(top, each) for top, each in enumerate(param.top))
+
+    def _shape(self, top: int, stated: CoSDataParameter.TopBlob) -> Shape:
+        """The shape of a top; an image gets its transform."""
+        whole = (stated.channels, stated.height, stated.width)
+        if min(whole) < 1 or stated.sample_num_axes > 3:
+            raise self.bad(
+                f"top {stated.name}: expected channels, height and width of at least 1 and at most"
+                f" 3 axes, got {whole} and {stated.sample_num_axes}"
+            )
+        if stated.type in _IMAGES:
+            shape = self.add_images(top, stated.transform_param, whole)
+            out = (stated.out_channels, stated.out_height, stated.out_width)
+            if any(want not in {0, got} for want, got in zip(out, shape[1:], strict=True)):
+                raise self.bad(f"top {stated.name}: expected an output of {shape[1:]}, got {out}")
+            return shape
+        row = whole[: stated.sample_num_axes]
+        if not stated.transpose:
+            return (self.batch_size, *row)
+        if len(row) != 1:
+            raise self.bad(f"top {stated.name}: transpose: expected 1 axis a row, got {len(row)}")
+        return (*row, self.batch_size)
+
+    def column_spec(self, top: int) -> ColumnSpec:
+        if top in self.transforms:
+            return super().column_spec(top)
+        return ColumnSpec(self.spec.top[top], self._row(top))
+
+    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+        if top in self.transforms:
+            return super().prepare(top, column, moment)
+        # A column of whole labels has no axes apart from its rows.
+        rows = column.reshape(-1, *self._row(top)) if column.ndim == 1 else column
+        rows = self.fitting(top, rows, self._row(top))
+        transposed = self.spec.cos_data_param.top[top].transpose
+        return np.ascontiguousarray(as_host(rows).T) if transposed else rows
+
+    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+        if not self.spec.cos_data_param.top[top].transpose:
+            return super().read(top, batch, like, moment)
+        there = self.brought(self.column(top, batch), f"column{top}", np.float32, like)
+        x = self.work.take(f"x{top}", there.shape, like)
+        copy(there, x)
+        return x
+
+    def _row(self, top: int) -> Shape:
+        stated = self.spec.cos_data_param.top[top]
+        return (stated.channels, stated.height, stated.width)[: stated.sample_num_axes]
 
 
 class Input(SourceLayer):
@@ -123,19 +266,7 @@ class Input(SourceLayer):
         return tuple(shapes * count if len(shapes) == 1 else shapes)
 
     def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
-        column = self.column(top, batch)
-        if column.shape[1:] != self.tops[top][1:]:
-            raise self.bad(
-                f"column {self.spec.top[top]}: expected shape (n, {_listed(self.tops[top][1:])}),"
-                f" got {column.shape}"
-            )
-        there = self.brought(column, f"column{top}", np.float32, like)
-        x = self.work.take(f"x{top}", to_nhwc(there).shape, like)
-        if there.ndim == 4:
-            layout.channels_last(there, x)
-        else:
-            copy(there, x)
-        return x
+        return self.numbers(top, batch, like)
 
 
 class DummyData(SourceLayer):
@@ -173,13 +304,12 @@ class DummyData(SourceLayer):
         return x
 
 
-def _listed(sizes: Shape) -> str:
-    return ", ".join(str(size) for size in sizes)
-
-
 ROWS: Mapping[str, type[Layer]] = {
     "Data": Data,
+    "ImageData": ImageData,
     "MemoryData": MemoryData,
+    "HDF5Data": HDF5Data,
+    "CoSData": CoSData,
     "Input": Input,
     "DummyData": DummyData,
 }

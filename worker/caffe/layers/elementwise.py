@@ -52,21 +52,22 @@ class ReLU(Elementwise):
     """x above 0, negative_slope * x elsewhere."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"relu_param": frozenset({"negative_slope", "engine"})}
-    _done = False
+    _done = _over = False
 
     def function_of(self) -> Function:
         return functions.Relu(self.spec.relu_param.negative_slope)
 
     def fuse_into(self, before: Layer) -> bool:
-        # A ReLU's gradient can be computed from its output, so `differentiate` stays the same.
         self._done = self.function == functions.Relu() and before.fuse_relu()
+        self._over = before.OVERWRITABLE
         return self._done
 
     def apply(self, x: Array, moment: StepKey) -> Array:
-        if not self._done:
+        if self.function != functions.Relu():
             return super().apply(x, moment)
-        self._x = self._y = x
-        return x
+        y = x if self._done else activation.relu(x, 0.0, self.work, over=self._over)
+        self._x = self._y = y  # its gradient can be computed from its output
+        return y
 
 
 class PReLU(Layer):

@@ -124,6 +124,7 @@ class Eltwise(Layer):
         "eltwise_param": frozenset({"operation", "coeff", "stable_prod_grad"})
     }
     BOTTOMS = range(2, _MANY)
+    OVERWRITABLE = True
 
     def set_up(self) -> tuple[Shape, ...]:
         param, count = self.spec.eltwise_param, len(self.bottoms)
@@ -140,9 +141,9 @@ class Eltwise(Layer):
         return (self.bottoms[0],)
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        self._bottoms = bottoms
         if self._operation == EltwiseParameter.SUM:
             return (eltwise.weighted_sum(bottoms, self._factors, self.work),)
+        self._bottoms = bottoms
         if self._operation == EltwiseParameter.PROD:
             return (eltwise.product(bottoms, self.work),)
         y, self._kept = eltwise.maximum(bottoms, self.work)

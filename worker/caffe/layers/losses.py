@@ -7,14 +7,12 @@ the loss weight.
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import ClassVar
 
 from cupy_kernels import backends, eltwise, losses, reduction, softmax
 from cupy_kernels.losses import ClassRule
 from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array
-from worker.caffe.blobs import read_blob
 from worker.caffe.caffe_pb2 import HingeLossParameter, LossParameter
 from worker.caffe.layer import (
     Arrays,
@@ -154,7 +152,7 @@ class InfogainLoss(Labelled, _Loss):
         if len(self.bottoms) == 2:
             if not param.source:
                 raise self.bad("expected a source, or a third bottom with the matrix, got neither")
-            self._matrix = self._checked(read_blob(Path(param.source)), param.source)
+            self._matrix = self._checked(self.setting.read_blob(param.source), param.source)
         elif prod(self.bottoms[2]) != self.classes**2:
             raise self.bad(
                 f"expected a matrix of {self.classes} x {self.classes}, got {self.described(2)}"

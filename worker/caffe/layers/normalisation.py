@@ -79,39 +79,47 @@ class BatchNorm(Layer):
         for shape in ((bottom[1],), (bottom[1],), (1,)):
             self.add_buffer(shape)
         self._changes: dict[int, Array] = {}
+        self._deferred = False
         return (bottom,)
+
+    def defer(self) -> bool:
+        """Leave everything but the statistics to the Scale behind, if they are the batch's own.
+
+        From now on the top is the bottom, and its gradient is the bottom's. Returns whether so.
+        """
+        self._deferred = not self._global
+        return self._deferred
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         param = self.spec.batch_norm_param
         self._shape = caffe_shape(bottoms[0])
-        self._x = x = by_channel(bottoms[0], 1, 1, self.work, "x")
+        x = by_channel(bottoms[0], 1, 1, self.work, "x")
         fraction = param.moving_average_fraction
         if self._global:
             statistics = RunningStatistics(weights[0], weights[1], weights[2], fraction)
-            self._mean, self._deviate = batch_norm.running_statistics(
-                statistics, param.eps, self.work
-            )
+            self.statistics = batch_norm.running_statistics(statistics, param.eps, self.work)
         else:
             copies = [self._copied(weight, f"buffer{i}") for i, weight in enumerate(weights)]
             statistics = RunningStatistics(copies[0], copies[1], copies[2], fraction)
-            self._mean, self._deviate = batch_norm.statistics(x, param.eps, statistics, self.work)
+            self.statistics = batch_norm.statistics(x, param.eps, statistics, self.work)
             self._note(weights, copies)
-        y = batch_norm.forward(x, self._mean, self._deviate, None, None, self.work)
+        if self._deferred:
+            return bottoms
+        self._x = x
+        y = batch_norm.forward(x, *self.statistics, None, None, self.work)
         return (from_channel(y, self._shape, 1, 1, self.work, "top"),)
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
     ) -> Gradients:
         assert gradients[0] is not None
-        if not wanted[0]:
-            return [None]
+        if not wanted[0] or self._deferred:
+            return gradients if wanted[0] else [None]
         dy = by_channel(gradients[0], 1, 1, self.work, "dy")
         if self._global:
-            dx = channels.scale_backward(dy, self._x, self._deviate, None, None, self.work)
+            dx = channels.scale_backward(dy, self._x, self.statistics[1], None, None, self.work)
         else:
-            dx = batch_norm.backward(
-                *(dy, self._x, self._mean, self._deviate, None, None, None, self.work)
-            )
+            dx = batch_norm.backward(dy, self._x, *self.statistics, None, None, None, self.work)
         return [from_channel(dx, self._shape, 1, 1, self.work, "bottom")]
 
     def buffer_changes(self) -> Mapping[int, AnyArray]:

@@ -1,6 +1,5 @@
 """Pooling, and SPP, a pyramid of poolings."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
@@ -40,11 +39,11 @@ class Pooling(Unary):
             "stride_h", "stride_w", "engine", "global_pooling", "round_mode",
         })
     }  # fmt: skip
+    OVERWRITABLE = True
 
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
         self._kind = param.pool
-        self._works: dict[str, Workspace] = defaultdict(Workspace)  # for a test of STOCHASTIC
         self._shape = conv_shapes.Pooling(
             self._kernel(h, w),
             pair(self, param, "stride", "stride", 1),
@@ -73,7 +72,7 @@ class Pooling(Unary):
         return h, w
 
     def apply(self, x: Array, moment: StepKey) -> AnyArray:
-        self._x = x
+        self._x_shape = x.shape
         if self._kind == PoolingParameter.AVE:
             return pooling.average_forward(x, self._shape, self.work)
         if self._kind == PoolingParameter.MAX:
@@ -83,14 +82,15 @@ class Pooling(Unary):
             draw = RngKey(moment.seed, moment.step, number_of(self.name))
             y, self._where = pooling.stochastic_forward(x, self._shape, draw, self.work)
             return y
+        self._x = x
         # The sum of squares over the sum: both windows have the same number of elements.
-        squares = eltwise.product([x, x], self._works["squares"])
-        self._means = pooling.average_forward(x, self._shape, self._works["means"])
+        squares = eltwise.product([x, x], self.works["squares"])
+        self._means = pooling.average_forward(x, self._shape, self.works["means"])
         means = pooling.average_forward(squares, self._shape, self.work)
-        return eltwise.quotient(means, self._means, self._works["top"])
+        return eltwise.quotient(means, self._means, self.works["top"])
 
     def differentiate(self, dy: Array) -> AnyArray:
-        known = self._x.shape, self._shape, self.work
+        known = self._x_shape, self._shape, self.work
         if self._kind == PoolingParameter.AVE:
             return pooling.average_backward(dy, *known)
         if self._kind == PoolingParameter.MAX:
@@ -98,9 +98,9 @@ class Pooling(Unary):
         if self.training:
             return pooling.stochastic_backward(dy, self._where, *known)
         # As in Caffe, the weights of the mean are constants.
-        shares = eltwise.quotient(dy, self._means, self._works["shares"])
+        shares = eltwise.quotient(dy, self._means, self.works["shares"])
         spread = pooling.average_backward(shares, *known)
-        return eltwise.product([spread, self._x], self._works["squares"])
+        return eltwise.product([spread, self._x], self.works["squares"])
 
 
 class SPP(Layer):
@@ -118,7 +118,7 @@ class SPP(Layer):
             raise self.bad(f"expected a pyramid_height in [1, 16], got {param.pyramid_height}")
         self._max = param.pool == SPPParameter.MAX
         self._levels = [self._level(2**level, h, w) for level in range(param.pyramid_height)]
-        self._works = [Workspace() for _ in self._levels]
+        self._works = [Workspace(self.setting.pool) for _ in self._levels]
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 

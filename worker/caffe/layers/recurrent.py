@@ -9,7 +9,6 @@ the last state is ignored: none travels from one batch to the one before.
 """
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
@@ -17,7 +16,6 @@ from typing import ClassVar
 from cupy_kernels import activation, backends, channels, inner_product, recurrent
 from cupy_kernels.functions import Tanh
 from cupy_kernels.types import AnyArray, Array
-from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import (
     Arrays,
     Gradients,
@@ -73,7 +71,6 @@ class _Recurrent(Layer):
             if self.bottoms[number] != state:
                 raise self.bad(f"expected a state of shape {state}, got {self.described(number)}")
         wide = self.GATES * self._outputs
-        self._works: dict[str, Workspace] = defaultdict(Workspace)
         self._matrix = 2 + self._static
         self._exposed = states > 0
         self._carried: tuple[Array, ...] = ()
@@ -90,6 +87,9 @@ class _Recurrent(Layer):
 
     def add_output_parameters(self) -> None:  # an LSTM has none
         """Declare the tensors between the state and the top."""
+
+    def begin(self) -> None:  # an RNN has none
+        """Take the memory of a sequence that only this type of layer has."""
 
     @abstractmethod
     def step(self, time: int, products: Array | None, before: Array | None) -> None:
@@ -123,7 +123,7 @@ class _Recurrent(Layer):
         if self._static:
             self._still = flat(bottoms[2], 1, self.work, "still")
             still = self.product(self._still, weights[2], None, "static").reshape(-1)
-            gates = channels.scale(gates, None, still, self._works["gates"])
+            gates = channels.scale(gates, None, still, self.works["gates"])
         self._gates = gates.reshape(time, batch, -1)
         sequence = (time, batch, self._outputs)
         self._hidden, self._counted = (
@@ -132,6 +132,7 @@ class _Recurrent(Layer):
         self._state = self.work.take("state", sequence[1:], self._x)
         exposed = [bottom[0] for bottom in bottoms[self._first :]]
         self._given = exposed or self._continued((batch, self._outputs))
+        self.begin()
         before: Array = self._given[0]
         for t in range(time):
             products = self.product(before, weights[self._matrix], None, "state")
@@ -176,14 +177,14 @@ class _Recurrent(Layer):
 
     def product(self, x: Array, weight: Array, bias: Array | None, role: str) -> Array:
         """x W^T + b, in memory of this role."""
-        return inner_product.forward(x, weight, bias, self._works[role], self.setting.precision)
+        return inner_product.forward(x, weight, bias, self.works[role], self.setting.precision)
 
     def product_back(
         self, dy: Array, x: Array, weight: Array, out: Gradients, role: str, *, wanted: bool = True
     ) -> Array | None:
         """The gradient by x, if wanted; writes those by weight and bias into `out`."""
         dweight, dbias = (*out, None, None)[:2]
-        work, precision = self._works[role], self.setting.precision
+        work, precision = self.works[role], self.setting.precision
         dx: Array | None = inner_product.backward(
             dy, x, weight, dweight, dbias, work, precision, wanted=wanted
         )
@@ -194,7 +195,7 @@ class _Recurrent(Layer):
         batch, gates = self._gates.shape[1:]
         steps = self._dgates.reshape(len(self._gates), -1)
         sums = self.work.take("static sums", (batch * gates,), steps)
-        channels.scale_backward(steps, steps, None, None, sums, self._works["static"])
+        channels.scale_backward(steps, steps, None, None, sums, self.works["static"])
         dy = sums.reshape(batch, gates)
         dx = self.product_back(dy, self._still, weights[2], out[2:3], "static", wanted=wanted)
         if dx is None:
@@ -238,8 +239,10 @@ class LSTM(_Recurrent):
     GATES = 4
     STATES = 2
 
-    def step(self, time: int, products: Array | None, before: Array | None) -> None:
+    def begin(self) -> None:
         self._cells = self.work.take("cells", self._hidden.shape, self._hidden)
+
+    def step(self, time: int, products: Array | None, before: Array | None) -> None:
         recurrent.lstm_step(
             self._gates[time],
             products,
@@ -309,12 +312,12 @@ class RNN(_Recurrent):
     def output(self, weights: Arrays) -> Array:
         rows = self._hidden.reshape(-1, self._outputs)
         self._sums = self.product(rows, weights[-2], weights[-1], "output")
-        self._top = activation.forward(Tanh(), self._sums, self._works["top"])
+        self._top = activation.forward(Tanh(), self._sums, self.works["top"])
         return self._top.reshape(self._hidden.shape)
 
     def output_back(self, dy: Array, weights: Arrays, out: Gradients) -> Array:
         given, rows = dy.reshape(self._top.shape), self._hidden.reshape(-1, self._outputs)
-        dsums = activation.backward(Tanh(), given, self._sums, self._top, self._works["top"])
+        dsums = activation.backward(Tanh(), given, self._sums, self._top, self.works["top"])
         dhidden = self.product_back(dsums, rows, weights[-2], out[-2:], "output")
         assert dhidden is not None
         return dhidden

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
-from cupy_kernels import channels
+from cupy_kernels import batch_norm, channels
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.caffe_pb2 import BiasParameter, FillerParameter, ScaleParameter
 from worker.caffe.layer import (
@@ -21,12 +21,14 @@ from worker.caffe.layer import (
     flat,
     from_channel,
 )
+from worker.caffe.layers.normalisation import BatchNorm
 
 
 class _Broadcasting(Layer):
     """A tensor, or the second bottom, spread over some axes of the first bottom."""
 
     BOTTOMS = range(1, 3)
+    OVERWRITABLE = True
 
     def read_axes(self, param: ScaleParameter | BiasParameter) -> Shape:
         """Set the axes from the entry, and return the shape of the tensor."""
@@ -100,14 +102,26 @@ class Scale(_Broadcasting):
             self.add_parameter(shape, param.filler if param.HasField("filler") else one)
         if param.bias_term:
             self.add_parameter(shape, param.bias_filler)
+        self._norm: BatchNorm | None = None
         return (self.bottoms[0],)
+
+    def fuse_into(self, before: Layer) -> bool:
+        # One pass over the image in place of two, and one image less to keep.
+        alike = len(self.bottoms) == 1 and (self._axis, self._count) == (1, 1)
+        if alike and isinstance(before, BatchNorm) and before.defer():
+            self._norm = before
+        return self._norm is not None
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         self.note(bottoms)
         self._x = self.spread(bottoms[0], "x")
         self._factors = self.operand(bottoms, weights)
         bias = weights[-1].reshape(-1) if self.spec.scale_param.bias_term else None
-        y = channels.scale(self._x, self._factors, bias, self.work)
+        if self._norm is None:
+            y = channels.scale(self._x, self._factors, bias, self.work)
+        else:
+            known = *self._norm.statistics, self._factors, bias
+            y = batch_norm.forward(self._x, *known, self.work)
         return (self.gathered(y, "top"),)
 
     def backward(
@@ -116,14 +130,12 @@ class Scale(_Broadcasting):
         assert gradients[0] is not None
         dbias = out[-1] if self.spec.scale_param.bias_term else None
         place = self.place(out, wanted, gradients[0])
-        dx = channels.scale_backward(
-            self.spread(gradients[0], "dy"),
-            self._x,
-            self._factors,
-            place,
-            None if dbias is None else dbias.reshape(-1),
-            self.work,
-        )
+        dy, dbias = self.spread(gradients[0], "dy"), None if dbias is None else dbias.reshape(-1)
+        if self._norm is None:
+            dx = channels.scale_backward(dy, self._x, self._factors, place, dbias, self.work)
+        else:
+            known = *self._norm.statistics, self._factors
+            dx = batch_norm.backward(dy, self._x, *known, place, dbias, self.work)
         found = [self.gathered(dx, "bottom") if wanted[0] else None]
         return found if len(wanted) == 1 else [*found, self.returned(place)]
 

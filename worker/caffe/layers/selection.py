@@ -1,6 +1,5 @@
 """Layers that pick or reduce: Reduction, ArgMax, Filter and BatchReindex."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
@@ -10,7 +9,6 @@ import numpy as np
 from cupy_kernels import backends, channels, embedding, reduction
 from cupy_kernels.reduction import Term
 from cupy_kernels.types import AnyArray, Array, Labels
-from cupy_kernels.workspace import Workspace
 from worker.caffe.caffe_pb2 import ReductionParameter
 from worker.caffe.layer import (
     Arrays,
@@ -122,7 +120,6 @@ class Filter(Layer):
                 f"expected one number a row in the last bottom, got {self.described(-1)} for"
                 f" {self.described(0)}"
             )
-        self._works: dict[tuple[str, int], Workspace] = defaultdict(Workspace)
         return tuple(bottoms)
 
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
@@ -147,7 +144,7 @@ class Filter(Layer):
 
     def _gathered(self, blob: int, side: str, array: AnyArray, rows: Labels) -> AnyArray:
         """The rows of an array at these places, in memory of its own for each blob and side."""
-        found = embedding.gather(array.reshape(len(array), -1), rows, self._works[side, blob])
+        found = embedding.gather(array.reshape(len(array), -1), rows, self.works[side, blob])
         return found.reshape(len(rows), *array.shape[1:])
 
     def _there(self, rows: AnyArray, role: str, like: AnyArray) -> Labels:

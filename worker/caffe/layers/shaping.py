@@ -1,7 +1,6 @@
 """Layers that change shapes: Flatten, Reshape, Crop and Tile."""
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
@@ -117,7 +116,6 @@ class Crop(Layer):
                     f"an offset of {offset} and the size of {self.described(1)} do not fit axis"
                     f" {axis} of {self.described(0)}"
                 )
-        self._works: dict[str, Workspace] = defaultdict(Workspace)
         # (axis in memory, floats before the window, in it, behind it) of each axis that shrinks
         self._cuts = [
             (memory_axis(axis, len(bottom)), offset, top[axis], bottom[axis] - offset - top[axis])
@@ -129,7 +127,7 @@ class Crop(Layer):
     def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
         y = bottoms[0]
         for axis, *sizes in self._cuts:
-            y = channels.split(y, sizes, axis, self._works[f"cut{axis}"])[1]
+            y = channels.split(y, sizes, axis, self.works[f"cut{axis}"])[1]
         return (y,)
 
     def backward(
@@ -141,12 +139,12 @@ class Crop(Layer):
             return [None, None]
         for axis, before, _, after in reversed(self._cuts):
             parts = [self._zeros(dx, axis, before), dx, self._zeros(dx, axis, after)]
-            dx = channels.concatenate(parts, axis, self._works[f"back{axis}"])
+            dx = channels.concatenate(parts, axis, self.works[f"back{axis}"])
         return [dx, None]
 
     def _zeros(self, like: Array, axis: int, size: int) -> Array:
         shape = (*like.shape[:axis], size, *like.shape[axis + 1 :])
-        return self._works[f"zeros{axis}"].zeros(f"{size}", shape, like)
+        return self.works[f"zeros{axis}"].zeros(f"{size}", shape, like)
 
 
 class Tile(Unary):
@@ -159,7 +157,7 @@ class Tile(Unary):
         axis = self.axis(param.axis, bottom)
         if param.tiles < 1:
             raise self.bad(f"expected at least 1 tiles, got {param.tiles}")
-        self._sums = Workspace()  # the top must outlive the backward pass
+        self._sums = Workspace(self.setting.pool)  # the top must outlive the backward pass
         self._tiles, self._axis = param.tiles, memory_axis(axis, len(bottom))
         return ((*bottom[:axis], bottom[axis] * param.tiles, *bottom[axis + 1 :]),)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from worker.arrow_images import Shape, check_labels
-from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
+from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema, listing
 
 Bytes = NDArray[np.uint8]
 Readable = gzip.GzipFile | BufferedReader
@@ -63,12 +63,13 @@ class IdxSource:
 
 
 def is_idx_folder(folder: Path) -> bool:
-    """Whether any file in the folder is named like one of MNIST's."""
-    return any("-ubyte" in entry.name for entry in folder.iterdir())
+    """Whether `folder` is one, with any file that is named like one of MNIST's."""
+    return folder.is_dir() and any("-ubyte" in entry.name for entry in folder.iterdir())
 
 
-def open_idx(folder: Path, split: Split, classes: int | None) -> IdxSource:
+def open_idx(folder: Path, wanted: Wanted) -> IdxSource:
     """The training or test images and labels of a folder, read and checked."""
+    split = wanted.split
     image_file = _find(folder, f"{_PREFIX[split]}-images-idx3-ubyte")
     label_file = _find(folder, f"{_PREFIX[split]}-labels-idx1-ubyte")
     images, labels = _read(image_file, _IMAGES, 3), _read(label_file, _LABELS, 1)
@@ -79,7 +80,7 @@ def open_idx(folder: Path, split: Split, classes: int | None) -> IdxSource:
         )
     if not images.size:
         raise BadInput(f"{image_file}: expected images, got {'x'.join(map(str, images.shape))}")
-    check_labels(labels, str(label_file), classes)
+    check_labels(labels, str(label_file), wanted.classes)
     return IdxSource(images, labels)
 
 

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from shards.errors import BadInput
 from worker import arrow_images
 from worker.arrow_images import Shape
-from worker.image_table import BATCH_ROWS, Split, image_batch, image_schema, listing
+from worker.columns import pixel_column
+from worker.data.image_table import BATCH_ROWS, Split, Wanted, image_batch, image_schema, listing
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ParquetSource:
 
     def _normal(self, path: Path, first: int, number: int, batch: Any) -> Any:
         names = batch.schema.names
-        name = arrow_images.pixel_column(names, str(path))
+        name = pixel_column(names, str(path))
         where = f"{path}, column {name}"
         pixels = arrow_images.pixels_as_arrow(batch.column(name), where, first)
         arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
@@ -76,21 +77,30 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def open_parquet(
-    path: Path, split: Split, classes: int | None, shape: Sequence[int] | None, image: bool
-) -> ParquetSource:
+def is_parquet(path: Path) -> bool:
+    """Whether there is a Parquet file at `path`, or in the folder there."""
+    if path.is_dir():
+        return bool(parquet_files(path))
+    if path.suffix == ".parquet":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def open_parquet(path: Path, wanted: Wanted) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
-    files = tuple(file for file in _part(path, split) if _rows(file))
+    classes = wanted.classes
+    files = tuple(file for file in parquet_part(path, wanted.split) if _rows(file))
     if not files:
         raise BadInput(f"{path}: expected rows, got Parquet files without any")
-    found, pixels = _first_image(files[0], shape, image)
+    found, pixels = _first_image(files[0], wanted.shape, wanted.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)
     return ParquetSource(files, sum(map(_rows, files)), found, pixels, classes)
 
 
-def _part(path: Path, split: Split) -> tuple[Path, ...]:
+def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
     """The files of a split: those below a folder, or with a name, that begins with its name.
 
     Undivided data is `train`. Raises BadInput if the split is missing.
@@ -115,7 +125,7 @@ def _part(path: Path, split: Split) -> tuple[Path, ...]:
 def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[Shape, Any]:
     """The shape of the first row, and the Arrow type of its pixels after conversion."""
     _, batch = next(_read(path, 1))
-    name = arrow_images.pixel_column(batch.schema.names, str(path))
+    name = pixel_column(batch.schema.names, str(path))
     where = f"{path}, column {name}"
     pixels = arrow_images.pixels_as_arrow(batch.column(name), where)
     flat = arrow_images.pixel_rows(pixels, where)
@@ -143,7 +153,7 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
         names = file.schema_arrow.names
         if "label" not in names:
             raise BadInput(f"{path}: expected a column label, got {', '.join(names) or 'none'}")
-        pixels = arrow_images.pixel_column(names, str(path))
+        pixels = pixel_column(names, str(path))
         known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
         chosen = [name for name in names if name in (wanted or known)]
         first = 0

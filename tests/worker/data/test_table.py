@@ -1,0 +1,96 @@
+"""Parquet of encoded images and typed columns, as CaffeOnSpark's users have them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shards.errors import BadInput
+from worker.arrow_columns import read_columns
+from worker.caffe.layer import StepKey
+from worker.caffe.net import Description, Network
+from worker.caffe.net_data import data_of
+from worker.data import pictures
+from worker.data.source import Source
+from worker.sources import open_net_data, open_source
+
+IMAGES = np.random.default_rng(3).integers(0, 256, (20, 3, 8, 8), np.uint8)
+PNGS = [pictures.encode(image) for image in IMAGES]
+
+
+def write(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=6)
+    return path
+
+
+def test_encoded_images_with_labels_as_text(tmp_path: Path) -> None:
+    """CaffeOnSpark's image DataFrames: label is a string, data an image file."""
+    path = write(
+        tmp_path / "a.parquet",
+        label=[str(n % 10) for n in range(20)],
+        data=PNGS,
+        encoded=[True] * 20,
+    )
+    source = open_source(path, classes=10)
+    assert (source.rows, source.shape) == (20, (3, 8, 8))
+    assert isinstance(source, Source)
+    table = pa.Table.from_batches(list(source.batches(4, 5, 17)))
+    assert table["data"].to_pylist() == [image.tobytes() for image in IMAGES[5:17]]
+    assert table["label"].to_pylist() == [str(n % 10) for n in range(5, 17)]
+    with pytest.raises(BadInput, match=r"column label: row 3: expected a label in \[0, 3\), got 3"):
+        list(open_source(path, classes=3).batches())
+
+
+TYPED = """
+layer {{ name: "d" type: "CoSData" source_class: "com.yahoo.ml.caffe.DataFrameSource"
+  top: "data" top: "label" top: "words" top: "weight"
+  cos_data_param {{ source: "{source}" batch_size: 4
+    top {{ name: "data" type: {image} channels: 3 height: 8 width: 8 out_height: 6 out_width: 6
+           transform_param {{ crop_size: 6 mean_value: 100 }} }}
+    top {{ name: "label" type: STRING }}
+    top {{ name: "words" type: INT_ARRAY channels: 5 sample_num_axes: 1 transpose: true }}
+    top {{ name: "weight" type: FLOAT_ARRAY channels: 2 height: 2 sample_num_axes: 2 }} }} }}
+"""
+WORDS = np.arange(100).reshape(20, 5)
+WEIGHTS = np.random.default_rng(4).standard_normal((20, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["RAW_IMAGE", "ENCODED_IMAGE", "ENCODED_IMAGE_WITH_DIM"])
+def test_typed_columns_reach_the_net(tmp_path: Path, kind: str) -> None:
+    """Each top has its type, shape and transform; a transposed one has time as its first axis."""
+    data: Any = {
+        "RAW_IMAGE": [image.tobytes() for image in IMAGES],
+        "ENCODED_IMAGE": PNGS,
+        "ENCODED_IMAGE_WITH_DIM": [{"image": png, "height": 8, "width": 8} for png in PNGS],
+    }[kind]
+    labels = [str(n % 3) for n in range(20)]
+    path = write(
+        tmp_path / "a.parquet", data=data, label=labels, words=list(WORDS), weight=list(WEIGHTS)
+    )
+    text = (
+        TYPED.format(source=path, image=kind) + 'layer { name: "s" type: "Silence" bottom: "data" }'
+    )
+    from worker.caffe.phases import Phase
+
+    net = Network(Description(text, Phase.TEST))
+    source = open_net_data(data_of(net.description))
+    batch = read_columns(next(iter(source.batches(4))), net.column_specs, "rows")
+    net.forward(net.table.empty(), net.prepare(batch, StepKey(0, 1)), StepKey(0, 1))
+    np.testing.assert_array_equal(
+        net.blob("data"), IMAGES[:4, :, 1:7, 1:7].astype(np.float32) - 100
+    )
+    np.testing.assert_array_equal(net.blob("label"), np.reshape([0, 1, 2, 0], (4, 1, 1, 1)))
+    np.testing.assert_array_equal(net.blob("words"), WORDS[:4].T)
+    np.testing.assert_array_equal(net.blob("weight"), WEIGHTS[:4].reshape(4, 2, 2))
+    assert net.batch_size == 4
+
+
+def test_a_column_that_is_missing(tmp_path: Path) -> None:
+    """The error names the layer, the file and the column."""
+    path = write(tmp_path / "a.parquet", data=PNGS, label=["1"] * 20)
+    net = Description(TYPED.format(source=path, image="ENCODED_IMAGE"))
+    with pytest.raises(BadInput, match=r"layer d: .*a\.parquet: expected a column words, got data"):
+        open_net_data(data_of(net))

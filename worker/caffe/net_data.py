@@ -1,0 +1,165 @@
+"""What a prototxt says about its data, known before any data is opened.
+
+A row is a list of values. The prototxt or the data may state its shape. If neither does, a net with
+layers that need an image reads a row as a square image, and every other net reads it as a vector
+(worker/arrow_images.py has the rule). A data layer may name its source, and how it is read.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from shards.errors import BadInput
+from worker.arrow_images import Shape
+from worker.caffe.blobs import beside, read_limited
+from worker.caffe.caffe_pb2 import LayerParameter
+from worker.caffe.layers.data import ENCODED
+from worker.caffe.legacy import upgrade
+from worker.caffe.net import Description
+from worker.caffe.phases import NetState, layers_kept
+from worker.caffe.text import parse_net
+from worker.data.image_table import Wanted
+
+_NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}
+_DATA = "data"
+_OF_YAHOO = "com.yahoo.ml.caffe."  # the sources of CaffeOnSpark; formats are recognised here
+
+
+class NetData(msgspec.Struct, frozen=True):
+    """The source of a net's data, if its prototxt names one, and how the net reads any data.
+
+    `kind` is a user's own class of sources, by its full name, or empty. `layer` names the layer in
+    errors.
+    """
+
+    wanted: Wanted
+    source: Path | None = None
+    kind: str = ""
+    layer: str = ""
+
+
+def data_of(net: Description) -> NetData:
+    """What the prototxt of `net` says about its data; raises BadInput for two sources."""
+    layers = _layers(net)
+    stated = (shape for layer in layers if (shape := _stated(layer)) is not None)
+    wanted = Wanted(
+        shape=next(stated, None), image=any(layer.type in _NEED_IMAGES for layer in layers)
+    )
+    named = [layer for layer in layers if _name(layer)]
+    if len(named) > 1:
+        names = " and ".join(layer.name for layer in named)
+        raise BadInput(
+            f"{net.file}: expected one data layer that names a source in each phase, got {names};"
+            " put their columns into one HDF5 file or DataFrame"
+        )
+    if not named:
+        return NetData(wanted)
+    layer = named[0]
+    kind = layer.source_class
+    return NetData(
+        wanted=_OPTIONS[layer.type](layer, wanted),
+        source=beside(_name(layer).removeprefix("file:"), net.file),
+        kind="" if kind.startswith(_OF_YAHOO) else kind,
+        layer=f"{net.file}: layer {layer.name}",
+    )
+
+
+def with_files(net: Description) -> Description:
+    """The net with the contents of the files that its layers name, to be built on any machine."""
+    names = set()
+    for layer in _layers(net):
+        params = [layer.transform_param, *(top.transform_param for top in layer.cos_data_param.top)]
+        names |= {param.mean_file for param in params if param.mean_file}
+        if layer.type == "InfogainLoss" and layer.infogain_loss_param.source:
+            names.add(layer.infogain_loss_param.source)
+    return replace(net, files={name: read_limited(beside(name, net.file)) for name in names})
+
+
+def _layers(net: Description) -> list[LayerParameter]:
+    parsed = upgrade(parse_net(net.prototxt, net.file), net.file)
+    return layers_kept(parsed, NetState(net.phase, net.stages, net.level), net.file)
+
+
+def _stated(layer: LayerParameter) -> Shape | None:
+    """The image shape that a layer states; None unless it is a data layer that states one."""
+    if layer.type == "MemoryData":
+        param = layer.memory_data_param
+        said = (param.channels, param.height, param.width)
+        return said if all(said) else None
+    if layer.type != "Input" or _DATA not in layer.top:
+        return None
+    shapes = [tuple(shape.dim) for shape in layer.input_param.shape]
+    place = list(layer.top).index(_DATA) if len(shapes) > 1 else 0
+    found = shapes[place] if place < len(shapes) else ()
+    return (found[1], found[2], found[3]) if len(found) == 4 else None
+
+
+def _name(layer: LayerParameter) -> str:
+    """The source that a layer names; empty if none."""
+    match layer.type:
+        case "Data":
+            return layer.data_param.source
+        case "ImageData":
+            return layer.image_data_param.source
+        case "MemoryData":
+            return layer.memory_data_param.source
+        case "HDF5Data":
+            return layer.hdf5_data_param.source
+        case "CoSData":
+            return layer.cos_data_param.source
+    return ""
+
+
+def _colour(layer: LayerParameter) -> bool | None:
+    param = layer.transform_param
+    return True if param.force_color else False if param.force_gray else None
+
+
+def _database(layer: LayerParameter, wanted: Wanted) -> Wanted:
+    forced = True if layer.data_param.force_encoded_color else None
+    return replace(wanted, colour=_colour(layer) if _colour(layer) is not None else forced)
+
+
+def _image_list(layer: LayerParameter, wanted: Wanted) -> Wanted:
+    param = layer.image_data_param
+    size = (param.new_height, param.new_width)
+    if any(size) and not all(size):
+        raise BadInput(f"layer {layer.name}: expected new_height and new_width, or neither")
+    return replace(
+        wanted,
+        colour=param.is_color,
+        resize=size if all(size) else None,
+        shuffle=param.shuffle,
+        root=param.root_folder,
+    )
+
+
+def _memory(layer: LayerParameter, wanted: Wanted) -> Wanted:
+    channels = layer.memory_data_param.channels
+    return replace(wanted, colour={1: False, 3: True}.get(channels))
+
+
+def _hdf5(layer: LayerParameter, wanted: Wanted) -> Wanted:
+    return replace(wanted, tops=tuple(layer.top), shuffle=layer.hdf5_data_param.shuffle)
+
+
+def _typed(layer: LayerParameter, wanted: Wanted) -> Wanted:
+    param = layer.cos_data_param
+    encoded = [top for top in param.top if top.type in ENCODED]
+    return replace(
+        wanted,
+        tops=tuple(layer.top),
+        encoded=tuple(top.name for top in encoded),
+        colour={1: False, 3: True}.get(encoded[0].channels) if encoded else None,
+    )
+
+
+_OPTIONS: dict[str, Callable[[LayerParameter, Wanted], Wanted]] = {
+    "Data": _database,
+    "ImageData": _image_list,
+    "MemoryData": _memory,
+    "HDF5Data": _hdf5,
+    "CoSData": _typed,
+}

@@ -1,0 +1,57 @@
+"""The columns that a net reads of each row of data, and how they are found by name.
+
+A net has a column of images (`data`), usually one of labels, and may have others by name, such as
+the datasets of an HDF5 file. An image or a label may have a name of the net's own: the rows are
+searched for that name first, and then for the usual one.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from shards.errors import BadInput
+
+PIXEL_COLUMNS = ("data", "image")
+
+
+class ColumnKind(StrEnum):
+    """What a column holds: images, whole labels, or numbers of any kind, which are float32 here."""
+
+    IMAGE = "image"
+    LABEL = "label"
+    NUMBERS = "numbers"
+
+
+class ColumnSpec(msgspec.Struct, frozen=True):
+    """A column of a batch: its name, and the shape of one row (None: what the data says)."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    kind: ColumnKind = ColumnKind.NUMBERS
+
+    def find(self, names: Sequence[str], where: str) -> str:
+        """The name of this column among `names`; raises BadInput."""
+        if self.name in names:
+            return self.name
+        if self.kind is ColumnKind.IMAGE:
+            return pixel_column(names, where)
+        if self.kind is ColumnKind.LABEL and "label" in names:
+            return "label"
+        raise BadInput(f"{where}: expected a column {self.name}, got {', '.join(names) or 'none'}")
+
+    def among(self, names: Sequence[str]) -> bool:
+        """Whether this column is one of `names`."""
+        return self.name in names or (self.kind is ColumnKind.LABEL and "label" in names)
+
+
+DATA = ColumnSpec("data", kind=ColumnKind.IMAGE)
+LABEL = ColumnSpec("label", kind=ColumnKind.LABEL)
+
+
+def pixel_column(names: Sequence[str], where: str) -> str:
+    """Which of the columns `names` holds the pixels: `data` or `image`."""
+    for name in PIXEL_COLUMNS:
+        if name in names:
+            return name
+    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")

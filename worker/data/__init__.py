@@ -1,0 +1,1 @@
+"""Data in files: one file of this package for each format. `worker.sources` opens them."""

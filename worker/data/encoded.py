@@ -1,0 +1,145 @@
+"""Encoded images in Arrow batches, such as a DataFrame's: decoded before anything else reads them.
+
+A row's image is encoded if its column `encoded` says so, or, without that column, if its bytes
+begin like a PNG, JPEG or WebP file. Rows with an image that cannot be decoded are left out, up to a
+limit, and named in a warning.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ps.logs import logger
+from shards.errors import BadInput
+from worker.arrow_images import SHAPE_COLUMNS
+from worker.columns import ColumnKind, ColumnSpec
+from worker.data import pictures
+from worker.data.image_table import MOST_SKIPPED
+from worker.data.pictures import Undecodable
+
+_LOG = logger("worker.data")
+_COLOURS = {1: False, 3: True}  # by the number of channels that a net wants
+
+
+def decoded(
+    batches: Iterable[Any],
+    columns: Sequence[ColumnSpec],
+    where: str,
+    *,
+    colour: bool | None = None,
+    resize: tuple[int, int] | None = None,
+    most_skipped: int = MOST_SKIPPED,
+) -> Iterator[Any]:
+    """The batches with the images of `columns` as raw pixels; other batches are not changed.
+
+    `where` names the rows in errors. Images are decoded to grey or `colour`, by default to the
+    number of channels in the column's shape, and then resized to (height, width).
+    """
+    images = [column for column in columns if column.kind is ColumnKind.IMAGE]
+    first_row, skipped = 0, list[int]()
+    reader = _Reader(where, colour, resize, skipped)
+    for batch in batches:
+        rows = batch.num_rows
+        for column in images:
+            if rows:
+                batch = _decode(batch, column, reader, first_row)
+        if len(skipped) > most_skipped:
+            raise BadInput(
+                f"{where}: expected at most {most_skipped} images that cannot be decoded, got"
+                f" {len(skipped)}, the last in row {skipped[-1]}"
+            )
+        first_row += rows
+        yield batch
+    if skipped:
+        shown = ", ".join(map(str, skipped[:5])) + (" and more" if len(skipped) > 5 else "")
+        _LOG.warning(
+            "%s: skipped %d of %d rows, whose images cannot be decoded: %s",
+            where, len(skipped), first_row, shown,
+        )  # fmt: skip
+
+
+class _Reader(NamedTuple):
+    """How images are decoded, and the rows whose images could not be."""
+
+    where: str
+    colour: bool | None
+    resize: tuple[int, int] | None
+    skipped: list[int]
+
+    def image(self, value: bytes, shape: tuple[int, ...] | None) -> pictures.Pixels:
+        """An image of the net's shape, if it is known; raises Undecodable."""
+        channels = _COLOURS.get(shape[0]) if shape is not None else None
+        image = pictures.decode(value, self.colour if self.colour is not None else channels)
+        return image if self.resize is None else pictures.resize(image, *self.resize)
+
+
+def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> Any:
+    where = reader.where
+    name = column.find(batch.schema.names, where)
+    values = batch.column(name)
+    if pa.types.is_struct(values.type):
+        values = _field(values, where, name)
+    if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+        return batch
+    shape = column.shape if column.shape is not None and len(column.shape) == 3 else None
+    if "encoded" not in batch.schema.names and not _looks_encoded(values[0].as_py(), shape):
+        return batch
+    data: list[bytes | None] = values.to_pylist()
+    encoded = _encoded(batch, data, shape)
+    kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
+    for row, (value, is_encoded) in enumerate(zip(data, encoded, strict=True)):
+        if is_encoded and value is not None:
+            try:
+                image = reader.image(value, shape)
+            except Undecodable:
+                reader.skipped.append(first_row + row)
+                continue
+            _check(image.shape, shapes[0] if shapes else shape, f"{where}: row {first_row + row}")
+            shapes.append(image.shape)
+            value = image.tobytes()
+        kept.append(row)
+        pixels.append(value)
+    names = [each for each in batch.schema.names if each not in {name, "encoded", *SHAPE_COLUMNS}]
+    arrays = {each: batch.column(each).take(pa.array(kept, pa.int64())) for each in names}
+    arrays[name] = pa.array(pixels, pa.binary())
+    if shapes:
+        for extent, each in zip(shapes[0], SHAPE_COLUMNS, strict=True):
+            arrays[each] = pa.array([extent] * len(kept), pa.int32())
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def _encoded(batch: Any, data: Sequence[bytes | None], shape: tuple[int, ...] | None) -> list[bool]:
+    if "encoded" in batch.schema.names:
+        return [bool(value) for value in batch.column("encoded").to_pylist()]
+    return [_looks_encoded(value, shape) for value in data]
+
+
+def _looks_encoded(value: bytes | None, shape: tuple[int, ...] | None) -> bool:
+    """Whether bytes are an image file; raw pixels may begin with any bytes, but have their size."""
+    if value is None or (shape is not None and len(value) == prod(shape)):
+        return False
+    return pictures.looks_encoded(value[:16])
+
+
+def _field(values: Any, where: str, name: str) -> Any:
+    """The image of a column with the image and its size, as CaffeOnSpark has them."""
+    if "image" not in [field.name for field in values.type]:
+        raise BadInput(f"{where}, column {name}: expected a field image, got {values.type}")
+    images = pc.struct_field(values, "image")
+    if not pa.types.is_list(images.type):
+        return images
+    # A list of signed bytes, as Scala has them.
+    rows = [np.array(row or [], np.int8).tobytes() for row in images.to_pylist()]
+    return pa.array(rows, pa.binary())
+
+
+def _check(found: tuple[int, ...], wanted: tuple[int, ...] | None, where: str) -> None:
+    if wanted is not None and found != wanted:
+        raise BadInput(
+            f"{where}: expected an image of {'x'.join(map(str, wanted))}, got"
+            f" {'x'.join(map(str, found))}: give all images one size first"
+        )

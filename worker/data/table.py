@@ -1,0 +1,163 @@
+"""Parquet with columns that raw images and labels do not cover: encoded images, and typed columns.
+
+Rows are read in place, in ranges. A net's data layer may name the columns (`Wanted.tops`), as
+CoSData of CaffeOnSpark does; without names they are an image and its label.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.errors import BadInput
+from worker import arrow_images
+from worker.arrow_images import Shape
+from worker.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec
+from worker.data import pictures
+from worker.data.encoded import decoded
+from worker.data.image_table import BATCH_ROWS, ImageSource, Wanted
+from worker.data.parquet import open_parquet, parquet_part
+from worker.data.source import Sample, Source
+
+_OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
+
+
+class TableSource(Source):
+    """The rows of Parquet files, in order, with the columns that a net wants."""
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        super().__init__(path, wanted)
+        self._files = [str(file) for file in parquet_part(path, wanted.split)]
+        self._counts: list[int] = []
+        for file in self._files:
+            with _opened(file) as opened:
+                names = opened.schema_arrow.names
+                self._counts.append(opened.metadata.num_rows)
+                self._check_names(file, names)
+
+    @property
+    def rows(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def shape(self) -> Shape:
+        return self._head[0]
+
+    @property
+    def schema(self) -> Any:
+        return self._head[1].schema
+
+    def check(self) -> None:
+        if not self.rows:
+            raise BadInput(f"{self.path}: expected rows, got none")
+        assert self.schema is not None
+
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
+        raise NotImplementedError("rows of several columns are read as batches")
+
+    def batches(
+        self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None
+    ) -> Iterator[Any]:
+        stop = self.rows if stop is None else min(stop, self.rows)
+        before = 0
+        for file, count in zip(self._files, self._counts, strict=True):
+            first, last = max(start - before, 0), min(stop - before, count)
+            if first < last:
+                yield from decoded(
+                    self._raw(file, rows, first, last),
+                    self._images,
+                    f"{file}: rows {first} to {last}",
+                    colour=self.wanted.colour,
+                    resize=self.wanted.resize,
+                    most_skipped=self.wanted.most_skipped,
+                )
+            before += count
+
+    def _raw(self, file: str, rows: int, first: int, last: int) -> Iterator[Any]:
+        """Rows [first, last) of a file as they are; row groups before them are not read."""
+        with _opened(file) as opened:
+            groups, place = list[int](), 0
+            ends = np.cumsum(
+                [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
+            )
+            groups = [int(n) for n in np.flatnonzero(ends > first)]
+            place = int(ends[groups[0] - 1]) if groups[0] else 0
+            chosen = [n for n in opened.schema_arrow.names if n in self._names or n in _OTHERS]
+            for batch in opened.iter_batches(rows, groups, chosen):
+                begin, end = max(first - place, 0), min(last - place, batch.num_rows)
+                if begin < end:
+                    yield self._checked(file, batch.slice(begin, end - begin), place + begin)
+                place += batch.num_rows
+                if place >= last:
+                    return
+
+    def _checked(self, file: str, batch: Any, first: int) -> Any:
+        """The batch, if its labels fit."""
+        if "label" in batch.schema.names and self.wanted.classes is not None:
+            where = f"{file}, column label"
+            labels = batch.column("label")
+            arrow_images.labels_as_int64(
+                labels, where, classes=self.wanted.classes, first_row=first
+            )
+        return batch
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.wanted.tops or (*PIXEL_COLUMNS, LABEL.name)
+
+    @property
+    def _images(self) -> list[ColumnSpec]:
+        """The columns of encoded images."""
+        if self.wanted.tops:
+            return [ColumnSpec(name, None, ColumnKind.IMAGE) for name in self.wanted.encoded]
+        return [ColumnSpec(PIXEL_COLUMNS[0], None, ColumnKind.IMAGE)]
+
+    def _check_names(self, file: str, names: list[str]) -> None:
+        for name in self.wanted.tops or (LABEL.name,):
+            if name not in names:
+                raise BadInput(f"{file}: expected a column {name}, got {', '.join(names)}")
+
+    @cached_property
+    def _head(self) -> tuple[Shape, Any]:
+        """The shape of the first image, (1, 1, 1) without images, and the first batch."""
+        batch = next((batch for batch in self.batches(16) if batch.num_rows), None)
+        if batch is None:
+            raise BadInput(
+                f"{self.path}: expected rows, got none with an image that can be decoded"
+            )
+        shape = arrow_images.declared_shape(batch, str(self.path))
+        found = shape or self.wanted.shape or (1, 1, 1)
+        return (found[0], found[1], found[2]), batch
+
+
+def open_table(path: Path, wanted: Wanted) -> ImageSource:
+    """The Parquet data at `path`: raw images with labels, or a `TableSource` of anything else."""
+    if wanted.tops:
+        return TableSource(path, wanted)
+    file = str(parquet_part(path, wanted.split)[0])
+    with _opened(file) as opened:
+        names = opened.schema_arrow.names
+        if "encoded" in names:
+            return TableSource(path, wanted)
+        name = next((name for name in PIXEL_COLUMNS if name in names), None)
+        if name is not None and pa.types.is_binary(opened.schema_arrow.field(name).type):
+            batch = next(opened.iter_batches(1, columns=[name]), None)
+            value = batch.column(0)[0].as_py() if batch is not None and batch.num_rows else None
+            if value is not None and pictures.looks_encoded(value[:16]):
+                return TableSource(path, wanted)
+    return open_parquet(path, wanted)
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    try:
+        with pq.ParquetFile(file) as opened:
+            yield opened
+    except (pa.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0]
+        raise BadInput(f"{file}: expected a whole Parquet file, got {why}") from None
