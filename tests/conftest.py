@@ -156,6 +156,7 @@ def compiled_start(monkeypatch: pytest.MonkeyPatch) -> None:
     from ps.launch import processes
 
     monkeypatch.setattr(processes, "_import_path", lambda: os.pathsep.join(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 @pytest.fixture

@@ -59,13 +59,12 @@ class RowStore(Protocol):
 class Batches(Iterator[dict[str, NDArray[Any]]]):
     """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
-    `stream` yields pyarrow record batches, of any sizes, with a column `data` or `image` (binary:
-    uint8 pixels; or a list of numbers: float32) and one named `label` of whole numbers (None: no
-    labels). Each minibatch is {"data": (batch_size, c, h, w), "label": (batch_size,) int64}: new
-    arrays. A row's shape is `shape`; without it, what columns channels, height and width say;
-    without these, a square image for bytes and (n, 1, 1) for a list of n numbers. With `columns`,
-    a minibatch has these in place of data and label (worker/columns.py). A stream without rows
-    gives no batch.
+    `stream` yields pyarrow record batches, of any sizes, with the columns `columns`; by default
+    `data` or `image` (binary: uint8 pixels; or a list of numbers: float32), and `label` (whole
+    numbers). Each minibatch has these by name, new arrays: {"data": (batch_size, c, h, w), "label":
+    (batch_size,) int64} by default. An image's shape is that of its column; without it, what the
+    columns channels, height and width say; without these, a square image for bytes and (n, 1, 1)
+    for a list of n numbers. A stream without rows gives no batch.
 
     With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
     outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
@@ -84,8 +83,6 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         start_step: int = 0,
         shuffle: bool = True,
         shuffle_rows: int = SHUFFLE_ROWS,
-        shape: tuple[int, ...] | None = None,
-        label: str | None = "label",
         columns: Sequence[ColumnSpec] = (),
         classes: int | None = None,
         folder: str | Path | None = None,
@@ -101,8 +98,7 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         self._where = f"worker {worker}'s rows"
         self._shuffle = shuffle
         self._shuffle_rows = shuffle_rows
-        labels = () if label is None else (msgspec.structs.replace(LABEL, name=label),)
-        self._columns = columns or (msgspec.structs.replace(DATA, shape=shape), *labels)
+        self._columns = columns or (DATA, LABEL)
         self._classes = classes
         self._folder = folder
         self._epochs: int | None = None  # a subclass may end

@@ -95,6 +95,11 @@ def _checked(job: Job) -> dict[str, object]:
         "schedule": schedule_of("schedule", job.schedule),
         "decay": decay_of("decay", job.decay),
         "bound": arguments.bound("bound", job.bound),
+        "function": (
+            None
+            if job.function is None
+            else arguments.instance("function", job.function, FunctionTask, "what worker.run makes")
+        ),
         "device": arguments.instance(
             "device", job.device, DeviceRequest, "what parse_device returns"
         ),

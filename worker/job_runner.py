@@ -145,6 +145,9 @@ def run_job(
     job = arguments.instance("job", job, Job, "a worker.job.Job")
     arguments.function("next_reshard", next_reshard, "a function without arguments")
     arguments.flag("even", even)
+    if source is not None:
+        expected = "a worker.Source"
+        arguments.instance("source", source, Source, expected)  # type: ignore[type-abstract]
     if snapshot_requested is not None:
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)

@@ -103,8 +103,8 @@ def test_columns_are_checked_by_their_types(spark: Any) -> None:
     vectors = StructType([StructField("label", LongType()), StructField("data", VectorUDT())])
     for schema, line in (
         (
-            "label string, data binary",
-            "the DataFrame, column label: expected whole numbers, got st",
+            "label binary, data binary",
+            "the DataFrame, column label: expected whole numbers, got bi",
         ),
         ("label long, data string", "the DataFrame, column data: expected binary pixels or a list"),
         ("label long, data array<string>", "data: expected binary pixels or a list of numbers"),

@@ -53,6 +53,7 @@ for pushed, pulled in map(str.split, sys.argv[1:]):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("compiled_start")
 def test_nothing_is_compiled_while_messages_wait() -> None:
     """Pushes and pulls of every kind that a job may name compile nothing; plain floats need no
     codec."""

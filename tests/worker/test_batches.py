@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shards.errors import BadInput
 from worker.batches import Batches
+from worker.columns import DATA, LABEL
 
 SIZES = st.lists(st.integers(0, 9), max_size=12)
 BATCH = st.integers(1, 12)
@@ -203,7 +205,11 @@ def shape(channels: int, height: int, width: int) -> dict[str, list[int]]:
             {},
             "column data: row 0: expected finite numbers that float32 holds, got inf at position 1",
         ),
-        ([record([bytes(4)])], {"shape": (1, 3, 3)}, "row 0: expected 9 values, got 4"),
+        (
+            [record([bytes(4)])],
+            {"columns": (replace(DATA, shape=(1, 3, 3)), LABEL)},
+            "row 0: expected 9 values, got 4",
+        ),
         (
             [record([bytes(4)], **shape(1, 2, 2)), record([bytes(4)], **shape(1, 1, 4))],
             {},
@@ -211,7 +217,7 @@ def shape(channels: int, height: int, width: int) -> dict[str, list[int]]:
         ),
         (
             [record([bytes(4)], **shape(1, 1, 4))],
-            {"shape": (1, 2, 2)},
+            {"columns": (replace(DATA, shape=(1, 2, 2)), LABEL)},
             "row 0: expected images of (1, 2, 2), got (1, 1, 4)",
         ),
         ([pa.record_batch({"label": [1]})], {}, "expected a column data or image, got label"),
@@ -239,14 +245,14 @@ def test_rows_that_do_not_fit_are_refused_by_number(
 def test_a_shape_of_one_extent_gives_vectors() -> None:
     """A shape with other than three extents counts whatever the shape columns say."""
     part = record([[1.0, 2.0, 3.0]], **shape(3, 1, 1))
-    with Batches(iter([part]), 1, 1, "w", shape=(3,)) as batches:
+    with Batches(iter([part]), 1, 1, "w", columns=(replace(DATA, shape=(3,)), LABEL)) as batches:
         assert next(batches)["data"].tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_labels_may_be_absent_where_none_are_asked_for() -> None:
     """Without a label column, as in prediction, a batch is its images."""
     batch = pa.record_batch({"data": [bytes(4)]})
-    with Batches(iter([batch]), 1, 1, "w", label=None) as batches:
+    with Batches(iter([batch]), 1, 1, "w", columns=(DATA,)) as batches:
         assert sorted(next(batches)) == ["data"]
 
 

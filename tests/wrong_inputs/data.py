@@ -44,12 +44,15 @@ COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rows of two lengths": ({"image": [*_PIXELS[:3], bytes(49)]}, "image.*row 3"),
     "no pixels in a row": ({"image": [b""] * _ROWS}, "image"),
-    "PNG files": ({"image": [b"\x89PNG\r\n\x1a\n" + bytes(58)] * _ROWS}, "image.*PNG"),
+    "PNG files": (
+        {"image": [b"\x89PNG\r\n\x1a\n" + bytes(58)] * _ROWS},
+        "image that can be decoded",
+    ),
     "a shape of another size": (_SHAPE | {"width": [9] * _ROWS}, "8x9"),
     "a shape that changes": (_SHAPE | {"width": [8, 8, 9, 8]}, "width.*row 2"),
     "a shape of nothing": (_SHAPE | {"width": [0] * _ROWS}, "8x0"),
     "a negative shape": (_SHAPE | {"height": [-8] * _ROWS, "width": [-8] * _ROWS}, "-8"),
-    "a shape of text": (_SHAPE | {"width": ["8"] * _ROWS}, "width"),
+    "a shape of text": (_SHAPE | {"width": ["wide"] * _ROWS}, "width"),
     "a null shape": (_SHAPE | {"width": [8, None, 8, 8]}, "width"),
     "a text as id": ({"id": ["a", "b", "c", "d"]}, "id"),
 }

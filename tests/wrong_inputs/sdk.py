@@ -25,6 +25,7 @@ from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.values import TABLE_SIZE, VALUES, Other
+from worker.caffe.solver import read_solver
 from worker.device_selection import parse_device
 from worker.job import Job
 from worker.job_runner import run_job
@@ -700,7 +701,8 @@ def _connections(env: Env) -> dict[str, Target]:
 
 def _training(env: Env) -> dict[str, Target]:
     frame = Frame()
-    trained = worker.Trained(None, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
+    solver = read_solver(Path(env.solver))
+    trained = worker.Trained(solver, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
     given: dict[str, Any] = {"solver": env.solver, "workers": 1, "shards_in": "processes"}
     return {
         "Plan": Target(
@@ -748,7 +750,8 @@ def _training(env: Env) -> dict[str, Target]:
                 "logs_apart": "flag",
                 "display": "0..",
                 "average_loss": "1..?",
-                "shape": "row shape",
+                "columns": "iterable",
+                "function": "object?",
             },
         ),
         **{
@@ -798,6 +801,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "logs": "path?",
                 "evaluation": "",
                 "even": "flag",
+                "source": "object?",
                 "observer": "",
             },
         ),

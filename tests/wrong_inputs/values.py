@@ -85,7 +85,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         np.zeros(2),
     ),
     "data": (*_ANY, 3, 1.5, [], b"", True, nan, "", "nope", "a\0b"),
-    "row shape": (*_ANY, 3, "a", (0,), (3, -1), (1.5,), ("a",), True, nan),
     "tensors": (*_ANY, None, 3, "w", ["w"], [("w", (3,))], ps.TensorSpec("w", (3,))),
     "array": (
         Other(),

@@ -75,8 +75,9 @@ def write_weights(path: str | Path, net: Network, arena: Floats) -> None:
     `arena` is float32 of the net's table. Raises BadInput.
     """
     path = Path(path)
+    kind = format_of(path)
     tensors = net.table.views(arena)
-    if format_of(path) is not WeightFormat.CAFFEMODEL:
+    if kind is not WeightFormat.CAFFEMODEL:
         write_blobs(path, tensors)
         return
     views = list(tensors.values())
