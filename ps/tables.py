@@ -181,7 +181,8 @@ def _with_buffers(
     tensors: tuple[TensorSpec, ...], buffers: Collection[str]
 ) -> tuple[TensorSpec, ...]:
     """The tensors with those that are buffers marked; raises BadInput."""
-    marked = set(arguments.items("buffers", buffers, "a list of names of arrays"))
+    given = arguments.items("buffers", buffers, "a list of names of arrays")
+    marked = {arguments.name("buffers", one) for one in given}
     unknown = marked - {tensor.name for tensor in tensors}
     if unknown:
         shown = ", ".join(sorted(tensor.name for tensor in tensors)[:6])
