@@ -5,8 +5,8 @@
 The step is that of an MLP of 1.1 M parameters, in one thread, with as many rows as take about 20
 ms. The plain loop and those with a worker take turns in short runs, in random order; each figure is
 the median over rounds, of wall time and of the worker's CPU time. The shard is a process of this
-host. Then two workers on Spark train a CNN with BatchNorm and an MLP on the first rows of MNIST, and
-so does a plain loop with the same steps in all; the figures are shares of the test images.
+host. Then two workers on Spark train a CNN with BatchNorm and an MLP on the first rows of MNIST,
+and so does a plain loop with the same steps in all; the figures are shares of the test images.
 """
 
 import argparse
