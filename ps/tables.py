@@ -4,12 +4,13 @@ A `Dense` table holds arrays in the user's own structure (ps/structures.py), and
 update them: rule, rate, weight decay, guard, compression. `Tables` names the tables of a job.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps.session.compression import Compression, compression_of
@@ -26,7 +27,7 @@ Floats = NDArray[np.float32]
 ONLY = "weights"
 """The name of the table of a job that was described without one."""
 _UNSCALED = (1.0, 1.0)
-_SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers")
+_SETTINGS = ("rule", "rate", "decay", "guard", "compression", "multipliers", "buffers")
 
 
 class TableForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class Dense:
         guard: Guard | None = None,
         compression: Compression | str | None = None,
         multipliers: Mapping[str, tuple[float, float]] | None = None,
+        buffers: Collection[str] = (),
     ) -> None:
         """As `like`."""
         self.structure = Structure("params", params)
@@ -69,7 +71,8 @@ class Dense:
             Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard")
         )
         self.compression = compression_of("compression", compression)
-        self.tensors = _multiplied(self.structure.tensors, multipliers)
+        tensors = _multiplied(self.structure.tensors, multipliers)
+        self.tensors = _with_buffers(tensors, buffers)
         self.start = params
 
     @classmethod
@@ -86,7 +89,9 @@ class Dense:
         - `guard`: which gradients are refused, a `ps.Guard`; those that are not finite.
         - `compression`: how pushes and pulls travel, as `"int8"`; as plain float32.
         - `multipliers`: by an array's name, its factors of the rate and of the decay, such as
-          `{"fc.bias": (2.0, 0.0)}`.
+          `{"fc.bias": (2.0, 0.0)}`;
+        - `buffers`: names of arrays that are not trained, such as running means: what is pushed for
+          them is subtracted as it is, whatever the rule and the rate.
 
         Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
         """
@@ -170,6 +175,19 @@ class Tables(Mapping[str, Dense]):
 
     def __len__(self) -> int:
         return len(self._tables)
+
+
+def _with_buffers(
+    tensors: tuple[TensorSpec, ...], buffers: Collection[str]
+) -> tuple[TensorSpec, ...]:
+    """The tensors with those that are buffers marked; raises BadInput."""
+    given = arguments.items("buffers", buffers, "a list of names of arrays")
+    marked = {arguments.name("buffers", one) for one in given}
+    unknown = marked - {tensor.name for tensor in tensors}
+    if unknown:
+        shown = ", ".join(sorted(tensor.name for tensor in tensors)[:6])
+        raise BadInput(f"buffers: expected names of arrays such as {shown}, got {min(unknown)!r}")
+    return tuple(structs.replace(one, buffer=one.name in marked) for one in tensors)
 
 
 def tables_of(value: object) -> Tables:

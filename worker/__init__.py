@@ -6,7 +6,8 @@
     trained = worker.train(df, solver="lenet_solver.prototxt", shards=2, staleness=4)
     trained.save("lenet.caffemodel")
 
-`train` reads Caffe's format; `run_job` takes a `Job` with your own model. Importing this package
+`train` reads Caffe's format; `run_job` takes a `Job` with your own model; `worker.torch` is for
+loops in PyTorch. Importing this package
 loads neither Spark nor Ray; calling one of these functions does.
 """
 
@@ -155,4 +156,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "torch":
+        return import_module("worker.torch")
     raise AttributeError(f"module worker has no attribute {name}")

@@ -69,7 +69,8 @@ class Context:
         self.plan = plan
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
-        self._own = own
+        self.own = own
+        self._ends: list[Callable[[], object]] = []
         self._open = ExitStack()
         self._feed: RowFeed | None = None
         self.samples = 0
@@ -162,10 +163,19 @@ class Context:
             plan = msgspec.structs.replace(plan, steps=arguments.whole("loop: steps", steps, 1))
         ((name, dense),) = self.job.tables.items()
         model = FunctionModel(dense.table(name), self.job, gradient)
-        client, self.lost = self.worker.client, self._own.lost
-        first = client.step + self._own.steps
+        client, self.lost = self.worker.client, self.own.lost
+        first = client.step + self.own.steps
         batches = self._batches(first, batch_size, epochs, columns, ragged)
-        return train_worker(client, model, batches, plan, own=self._own)
+        return train_worker(client, model, batches, plan, own=self.own)
+
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Call `function` when the function of the run has returned, but not if it raises."""
+        self._ends.append(function)
+
+    def end(self) -> None:
+        """The function of the run has returned."""
+        for function in self._ends:
+            function()
 
     def close(self) -> None:
         """Drop the copy of the rows."""
@@ -263,6 +273,7 @@ def run_function(
         with ExitStack() as stack:
             stack.callback(ctx.close)
             task.train(task.args, ctx)
+            ctx.end()
         me.flush()
         times, seconds = me.client.times, time.monotonic() - started
         return WorkerReport(

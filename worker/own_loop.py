@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 import ps
@@ -83,31 +82,50 @@ def loop(
     """
     arguments.instance("job", job, ps.Job, "a ps.Job")
     own = iter(arguments.iterable("batches", batches, "an iterable of batches"))
+    table, plan = plan_for(
+        "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
+    )
+    model = FunctionModel(table, job, gradient)
+    with job.worker(name, incarnation=incarnation, **options) as me:
+        # The batches begin at the window that was under way.
+        state = continued(me.client, plan.strategy, snapshots=options.get("keep"))
+        state = state.between_windows(plan.strategy.keeps)
+        return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
+
+
+def plan_for(
+    what: str,
+    job: ps.Job,
+    *,
+    steps: int,
+    strategy: Strategy | str,
+    workers: int,
+    seed: int,
+    prefetch: bool,
+) -> tuple[DenseTable, Plan]:
+    """The only table of a running job, and the plan of each of its workers.
+
+    Raises BadInput, naming `what`, for several tables and for another strategy than the job's.
+    """
     if len(job.tables) != 1:
-        raise BadInput(f"loop: expected a job with one table, got {', '.join(job.tables)}")
-    ((table_name, dense),) = job.tables.items()
+        raise BadInput(f"{what}: expected a job with one table, got {', '.join(job.tables)}")
+    ((name, dense),) = job.tables.items()
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
     expected, got = job.cluster.strategy, _name_of(chosen)
     if expected not in ("", got):
         raise BadInput(
-            f"loop: strategy: expected {expected}, as the job was started with, got {got}"
+            f"{what}: strategy: expected {expected}, as the job was started with, got {got}"
         )
-    deltas = chosen.server(workers).deltas
     plan = Plan(
         steps=steps,
         seed=seed,
         strategy=chosen,
         schedule=dense.rate,
         prefetch=prefetch,
-        decay=dense.decay if deltas else Decay(),
+        decay=dense.decay if chosen.server(workers).deltas else Decay(),
         workers=workers,
     )
-    model = FunctionModel(dense.table(table_name), job, gradient)
-    with job.worker(name, incarnation=incarnation, **options) as me:
-        state = continued(me.client, chosen, snapshots=options.get("keep"))
-        if state.local is not None:  # the batches begin at the window that was under way
-            state = replace(state, local=state.local.between_windows(chosen.keeps))
-        return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
+    return dense.table(name), plan
 
 
 def _name_of(strategy: Strategy) -> str:

@@ -12,6 +12,7 @@ worker looks for the newest one. Then
 What could not be restored is reported: in `WorkerReport.lost`, and so to the job's operator.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 
 import msgspec
@@ -37,6 +38,11 @@ class Continued(msgspec.Struct, frozen=True):
     def steps(self) -> int:
         """The steps of the window under way, which the shards do not know yet."""
         return self.local.steps if self.local is not None else 0
+
+    def between_windows(self, keeps: Collection[str]) -> "Continued":
+        """This without the window under way, which is taken again."""
+        local = None if self.local is None else self.local.between_windows(keeps)
+        return Continued(local, self.lost)
 
 
 def saved_by(strategy: Strategy, local: Local) -> OwnState:

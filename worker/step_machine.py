@@ -10,7 +10,8 @@ do the same on a virtual clock, with the same strategies.
     ReadBatches(batches)             BatchesRead: the number of rows; 0 at the end of the data
     PullWeights(clock, prefetch)     WeightsPulled: weights and their versions
     PrefetchWeights(clock)           none; their answer travels meanwhile
-    ComputeGradient(weights, step)   GradientComputed: over the batches read last, and the loss
+    ComputeGradient(weights, step)   GradientComputed: over the batches read last, and the loss;
+                                     none where the data turns out to have ended
     BeginStep(weights, step)         StepBegun, on a device: the array that the gradient will be in
     FinishStep()                     StepFinished: the oldest step begun is done
     PushContribution(...)            none; a push does not wait
@@ -170,11 +171,15 @@ class WeightsPulled(NamedTuple):
 
 
 class GradientComputed(NamedTuple):
-    """A gradient in an array of its own, and the loss."""
+    """A gradient in an array of its own, and the loss.
+
+    `rows` is the number of rows, where it was not known yet when the batches were read.
+    """
 
     gradient: Floats
     loss: float
     seconds: float = 0.0
+    rows: int | None = None
 
 
 class StepBegun(NamedTuple):
@@ -208,6 +213,7 @@ class StepMachine:
 
     `clock` and `step` are those of the worker's last push. `bound` is the staleness bound of the
     shards. A machine may continue with the `local` state that another one left between two steps.
+    An `optimizer` takes the steps on the worker's own weights in place of the strategy's rule.
     `pushed` counts the samples in pushes; `compute_s` and `data_s` add up the seconds in answers.
     """
 
@@ -223,6 +229,7 @@ class StepMachine:
         ahead: int = 1,
         on_device: bool = False,
         local: Local | None = None,
+        optimizer: Callable[[], Floats] | None = None,
     ) -> None:
         self.plan = plan
         self.strategy = plan.strategy.for_worker(worker)
@@ -231,6 +238,7 @@ class StepMachine:
         self.pushed = 0
         self.compute_s = self.data_s = 0.0
         self._bound = bound
+        self._optimizer = optimizer
         self._link_ahead = ahead
         self._segments = segments(table, KeyRange(0, table.size))
         self._multipliers = rate_multipliers(table)
@@ -270,8 +278,10 @@ class StepMachine:
                 yield from self._pull(step)
             assert self.local is not None
             computed = yield ComputeGradient(self.local.weights, step)
+            if computed is None:
+                break
             assert isinstance(computed, GradientComputed)
-            self._take(computed, rows.rows, step)
+            self._take(computed, rows.rows if computed.rows is None else computed.rows, step)
             if strategy.pushes(step):
                 yield from self._push(self._further(step))
         if self.local is not None and self.local.steps:
@@ -303,6 +313,7 @@ class StepMachine:
     def _prepare(self, local: Local) -> None:
         """Give a local state what it needs of the table and the plan."""
         local.segments, local.decay = self._segments, self.plan.decay
+        local.optimizer = self._optimizer
 
     def _take(self, computed: GradientComputed, rows: int, step: int) -> None:
         """Let the strategy learn from a gradient."""

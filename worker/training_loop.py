@@ -80,9 +80,7 @@ def train_worker(
         on_device=isinstance(model, Ahead),
         local=own.local,
     )
-    driver = _Driver(client, model, batches, steps)
-    client.own_state = driver.own_state
-    steps.drive(driver.carry_out)
+    steps.drive(_Driver(client, model, batches, steps).carry_out)
     return WorkerReport(
         worker=client.worker,
         incarnation=incarnation,
@@ -101,22 +99,15 @@ def train_worker(
     )
 
 
-class _Driver:
-    """Carries out wants with a client, a model and batches."""
+class ClientDriver:
+    """Carries out the wants that concern the shards: with a client."""
 
-    def __init__(
-        self, client: Client, model: Model, batches: Iterator[Batch], steps: StepMachine
-    ) -> None:
+    def __init__(self, client: Client, steps: StepMachine) -> None:
         self.client = client
-        self.model = model
-        self.batches = batches
         self.plan = steps.plan
         self._steps = steps
         self._between = True  # whether no gradient has been taken since the last batches were read
-        self._inputs: list[Batch] = []
-        table = model.table
-        runs = segments(table, KeyRange(0, table.size))
-        self._buffers = [run.keys for run in runs if run.buffer]
+        client.own_state = self.own_state
 
     def own_state(self) -> OwnState | None:
         """What a snapshot saves of this worker; None within a step."""
@@ -127,33 +118,17 @@ class _Driver:
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""
-        match want:  # the usual wants come first: each case that is tried costs time
-            case machine.ReadBatches():
-                return self._read(want.batches)
+        match want:
             case machine.PullWeights():
                 return self._pull(want)
-            case machine.ComputeGradient():
-                return self._compute(want)
             case machine.PushContribution():
                 self._push(want)
-            case machine.BeginStep():
-                return self._begin(want)
-            case machine.FinishStep():
-                return self._finish()
             case machine.PrefetchWeights():
                 self.client.prefetch(want.clock)
             case machine.FlushPushes():
                 self._between = True
                 self.client.flush()
         return None
-
-    def _read(self, count: int) -> machine.BatchesRead:
-        self._between = True
-        self.client.keep_wanted_state()
-        started = time.monotonic()
-        self._inputs = list(islice(self.batches, count))
-        rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
-        return machine.BatchesRead(rows, time.monotonic() - started)
 
     def _pull(self, want: machine.PullWeights) -> machine.WeightsPulled:
         pulled = self.client.pull(want.clock)
@@ -173,6 +148,42 @@ class _Driver:
             loss=want.loss,
             prefetch=want.prefetch,
         )
+
+
+class _Driver(ClientDriver):
+    """Carries out all wants: with a client, a model and batches."""
+
+    def __init__(
+        self, client: Client, model: Model, batches: Iterator[Batch], steps: StepMachine
+    ) -> None:
+        super().__init__(client, steps)
+        self.model = model
+        self.batches = batches
+        self._inputs: list[Batch] = []
+        table = model.table
+        runs = segments(table, KeyRange(0, table.size))
+        self._buffers = [run.keys for run in runs if run.buffer]
+
+    def carry_out(self, want: machine.Want) -> machine.Answer:
+        """Carry out one want; returns its answer."""
+        match want:
+            case machine.ReadBatches():
+                return self._read(want.batches)
+            case machine.ComputeGradient():
+                return self._compute(want)
+            case machine.BeginStep():
+                return self._begin(want)
+            case machine.FinishStep():
+                return self._finish()
+        return super().carry_out(want)
+
+    def _read(self, count: int) -> machine.BatchesRead:
+        self._between = True
+        self.client.keep_wanted_state()
+        started = time.monotonic()
+        self._inputs = list(islice(self.batches, count))
+        rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
+        return machine.BatchesRead(rows, time.monotonic() - started)
 
     def _compute(self, want: machine.ComputeGradient) -> machine.GradientComputed:
         self._between = False

@@ -39,3 +39,12 @@ def test_a_row_names_the_options(name: str) -> None:
             assert shown[field.name] == f"{field.default:g}".replace("False", "false") or (
                 shown[field.name] == str(field.default).lower()
             )
+
+
+def test_the_table_of_optimisers_has_every_strategy() -> None:
+    """It says for each one whether an optimiser of PyTorch can take its local steps."""
+    table = rows(section(read("docs/how-to/pytorch.md"), "## Which optimiser takes the steps"))
+    shown = {name: cells[2] for cells in table for name in re.findall(r"`(\w+)`", cells[0])}
+    assert {name: not text.startswith("refused") for name, text in shown.items()} == {
+        name: kind.takes_optimizer for name, kind in STRATEGIES.items()
+    }

@@ -25,6 +25,7 @@ import worker
 import worker.caffe
 import worker.caffe.nets
 import worker.strategies
+import worker.torch
 from deploy import evaluations, run_folder, updates
 from deploy.cli import app
 from deploy.settings import TrainSettings
@@ -414,6 +415,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "worker.caffe": lambda: names(worker.caffe),
     "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
+    "worker.torch": lambda: names(worker.torch),
     "deploy": lambda: names(deploy),
 }
 

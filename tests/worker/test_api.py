@@ -1,5 +1,6 @@
 """`worker.train`: a DataFrame and a solver in, weights out; and what it refuses at once."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,3 +243,10 @@ def test_importing_worker_is_light() -> None:
     assert all(getattr(found, "__name__", name) == name for name, found in named.items())
     with pytest.raises(AttributeError, match="module worker has no attribute trian"):
         worker.trian  # noqa: B018
+
+
+def test_without_pytorch_its_module_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is imported like any other; a call says in one line what is missing."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInput, match=r"expected PyTorch \(pip install 'downpour-sgd\[torch\]'\)"):
+        worker.torch.params(None)

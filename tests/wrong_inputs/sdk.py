@@ -478,6 +478,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "guard": "object?",
         "compression": "compression",
         "multipliers": "multipliers?",
+        "buffers": "buffers",
     }
     structure = "params|tensor|TensorSpec|DenseTable"
     return {

@@ -197,6 +197,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
         {1: 3},
         *({"w": size} for size in (Other(), None, 0, -1, 1.5, "a", (3, -1), (1.5,), 10**30, True)),
     ),
+    "buffers": (Other(), None, 3, 1.5, "w", {"w": 1}, ("nope",), (3,), ([],), (None,)),
     "multipliers": (
         *_NO_DICT,
         {"nope": (1.0, 1.0)},

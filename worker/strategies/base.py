@@ -41,7 +41,9 @@ class Local(msgspec.Struct):
     `count` is the number of all local steps. `fetched` are the versions of `pulled`, one a shard,
     and `versions` those from which the oldest step not pushed yet was computed.
 
-    `segments` and `decay` are the table's multipliers and the weight decay, for `descend`.
+    `segments` and `decay` are the table's multipliers and the weight decay, for `descend`. With an
+    `optimizer` of the user's own, that one takes the step from `weights`, and returns where it led:
+    an array of its own, which it changes again at the next step.
     """
 
     weights: Floats
@@ -56,6 +58,7 @@ class Local(msgspec.Struct):
     count: int = 0
     segments: tuple[RateRun, ...] = ()
     decay: Decay = Decay()
+    optimizer: Callable[[], Floats] | None = None
     _buffers: list[Floats] = []
 
     def settle(self) -> None:
@@ -73,6 +76,9 @@ class Local(msgspec.Struct):
 
         Weight decay and the tensors' multipliers are those of a shard.
         """
+        if self.optimizer is not None:
+            self.weights = self.optimizer()
+            return
         out = self.own()
         rule.apply(
             self.weights,
@@ -149,6 +155,8 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
     """Whether the clock counts windows: a push raises it by 1, whatever the number of its steps."""
     exchanges: ClassVar[bool] = False
     """Whether weights are pulled right before each push; `fetches` then matters only at first."""
+    takes_optimizer: ClassVar[bool] = False
+    """Whether its local steps are those of a rule, which an optimiser can take the place of."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The slots that outlive a push, which a worker loses when it is restarted."""
 
@@ -334,6 +342,7 @@ class Windowed(Base, frozen=True, kw_only=True):
     """
 
     windowed: ClassVar[bool] = True
+    takes_optimizer: ClassVar[bool] = True
 
     @property
     def push_period(self) -> int:

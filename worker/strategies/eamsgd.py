@@ -19,6 +19,7 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
 
     momentum: float = 0.99
 
+    takes_optimizer: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ("weights", "x", "v")
 
     def __post_init__(self) -> None:

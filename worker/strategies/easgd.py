@@ -33,6 +33,7 @@ class EASGD(Base, frozen=True, tag="easgd", kw_only=True):
 
     windowed: ClassVar[bool] = True
     exchanges: ClassVar[bool] = True
+    takes_optimizer: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,8 @@ from shards.schedules import Fixed
 from tests.support.pure_cluster import TABLE, bowl, start
 from worker import step_machine as machine
 from worker.step_machine import Plan, StepMachine
-from worker.strategies import STRATEGIES, Local, Strategy
+from worker.strategies import STRATEGIES, Local, LocalSGD, Strategy
+from worker.strategies.base import Floats
 
 CUT = 7
 
@@ -64,3 +65,44 @@ def test_a_saved_state_continues_to_the_bit(name: str) -> None:
     rest.drive(lambda want: carried_out(want, second))
     assert first + second == whole
     assert rest.step == 20
+
+
+@pytest.mark.parametrize("name", ["adag", "dynsgd", "easgd", "fedbuff", "local_sgd"])
+def test_an_optimizer_takes_the_place_of_the_rule(name: str) -> None:
+    """With one that takes the steps of the strategy's own rule, the same is pushed."""
+    planned = replace(plan(STRATEGIES[name]()), decay=Decay())
+    rates = np.float32(0.05) * machine.rate_multipliers(TABLE)
+    given: list[machine.ComputeGradient] = []
+
+    def optimizer() -> Floats:
+        return np.asarray(given[-1].weights - rates * bowl(0, given[-1].step, given[-1].weights))
+
+    def carry_out(want: machine.Want) -> machine.Answer:
+        if isinstance(want, machine.ComputeGradient):
+            given.append(want)
+        return carried_out(want, own)
+
+    by_rule: list[bytes] = []
+    own: list[bytes] = []
+    StepMachine(planned, TABLE).drive(lambda want: carried_out(want, by_rule))
+    StepMachine(planned, TABLE, optimizer=optimizer).drive(carry_out)
+    assert len(own) == len(by_rule) > 0
+    for one, other in zip(own, by_rule, strict=True):
+        pushed, expected = (np.frombuffer(each, np.float32) for each in (one, other))
+        np.testing.assert_allclose(pushed, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_data_may_end_when_the_weights_are_there() -> None:
+    """No gradient ends the run: the window is pushed, with the rows that each step really had."""
+    seen: list[machine.PushContribution] = []
+
+    def carry_out(want: machine.Want) -> machine.Answer:
+        match want:
+            case machine.ComputeGradient(weights, step):
+                return machine.GradientComputed(weights, 1.0, rows=step) if step < 7 else None
+            case machine.PushContribution():
+                seen.append(want)
+        return carried_out(want, [])
+
+    StepMachine(plan(LocalSGD(h=5)), TABLE).drive(carry_out)
+    assert [(one.steps, one.samples) for one in seen] == [(5, 0 + 1 + 2 + 3 + 4), (2, 5 + 6)]

@@ -1,0 +1,387 @@
+"""PyTorch: an ordinary training loop on parameter servers, with any strategy.
+
+    def train(args, ctx):
+        model = Net()
+        opt = worker.torch.wrap(model, None, ctx)
+        for batch in ctx.batches(64, epochs=3):
+            f(model, batch).backward()
+            opt.step()
+            opt.zero_grad()
+
+    trained = worker.run(df, train, params=worker.torch.params(Net(), rate=0.1), strategy="asp")
+    worker.torch.load(model, trained.params)
+
+The parameters of a wrapped model are views of one flat array, into which pulled weights are copied.
+Each `step` hands its gradient to the worker's step machine (step_machine.py) and carries out what
+that wants until it wants the next gradient. So the staleness bound, pushes that count exactly once
+and every strategy hold as in `worker.loop`.
+
+PyTorch is imported when a function of this module is called.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from ps.client import Client
+from shards import arguments
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.context import Context
+from worker.options import MOST
+from worker.own_loop import plan_for
+from worker.own_state import Continued, continued
+from worker.step_machine import (
+    BatchesRead,
+    ComputeGradient,
+    GradientComputed,
+    Plan,
+    ReadBatches,
+    StepMachine,
+)
+from worker.strategies import Strategy
+from worker.training_loop import ClientDriver
+
+__all__ = ["DistributedOptimizer", "join", "load", "params", "wrap"]
+
+Floats = NDArray[np.float32]
+
+
+def params(model: Any, **settings: Any) -> ps.Dense:
+    """The table of a `torch.nn.Module`: its parameters and buffers, with their present values.
+
+    `settings` are those of `ps.Dense.like`, such as `rule` and `rate`. Names are those of the
+    `state_dict`. Of the buffers, those of float32 that a `state_dict` saves are kept on the shards,
+    such as BatchNorm's running means; counters and masks stay with each worker. Parameters that
+    require no gradient are never changed. Raises BadInput for parameters that are not float32.
+    """
+    trained, buffers = _tensors("params", model)
+    frozen = {name: (0.0, 0.0) for name, one in trained.items() if not one.requires_grad}
+    values = {name: one.detach().cpu().clone() for name, one in {**trained, **buffers}.items()}
+    multipliers = {**frozen, **(settings.pop("multipliers", None) or {})}
+    return ps.Dense.like(values, multipliers=multipliers, buffers=tuple(buffers), **settings)
+
+
+def load(model: Any, values: Any) -> Any:
+    """Copy trained parameters, such as `trained.params`, into a model; returns the model.
+
+    `values` are tensors or arrays by name. Buffers that they lack keep their values. Raises
+    BadInput for an unknown name, a missing parameter, and another shape.
+    """
+    torch = _torch()
+    trained, buffers = _tensors("load", model)
+    tensors = {**trained, **buffers}
+    _check_names("load", trained, tensors, set(values))
+    for name, value in values.items():
+        if tuple(value.shape) != tuple(tensors[name].shape):
+            expected, got = tuple(tensors[name].shape), tuple(value.shape)
+            raise BadInput(f"load: {name}: expected shape {expected}, got {got}")
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(torch.as_tensor(value))
+    return model
+
+
+def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
+    """Train a `torch.nn.Module` as the worker of `worker.run` that `ctx` describes.
+
+    The model takes the shards' weights at once, so call this once, before the loop. With
+    `optimizer` None each strategy takes its usual steps. A `torch.optim.Optimizer` over the model's
+    parameters takes the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and
+    `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
+    with a strategy that pushes gradients, because there the shards update by the table's rule.
+    """
+    arguments.instance("wrap: ctx", ctx, Context, "a worker.Context")
+    if len(ctx.job.tables) != 1:
+        raise BadInput(f"wrap: expected a job with one table, got {', '.join(ctx.job.tables)}")
+    ((name, dense),) = ctx.job.tables.items()
+    wrapped = DistributedOptimizer(
+        model,
+        optimizer,
+        ctx.job,
+        ctx.worker.client,
+        dense.table(name),
+        ctx.plan,
+        own=ctx.own.between_windows(ctx.plan.strategy.keeps),
+        rows=lambda: ctx.samples,
+    )
+    ctx.lost = wrapped.lost
+    ctx.at_end(wrapped.finish)
+    return wrapped
+
+
+@contextmanager
+def join(
+    job: ps.Job,
+    name: str,
+    model: Any,
+    optimizer: Any = None,
+    *,
+    steps: int = MOST,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    incarnation: int = 0,
+    prefetch: bool = False,
+    **options: Any,
+) -> Iterator["DistributedOptimizer"]:
+    """Train a model as worker `name` of a job of `ps.start` or `worker.start`, without Spark.
+
+    `model` and `optimizer` are those of `wrap`; the further options are those of `worker.loop`. The
+    loop's first batch is that of step `client.step` of the worker, which is 0 unless `incarnation`
+    continues an earlier one. Leaving the block without an error pushes what a window still holds.
+    """
+    arguments.instance("job", job, ps.Job, "a ps.Job")
+    table, plan = plan_for(
+        "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
+    )
+    with job.worker(name, incarnation=incarnation, **options) as me:
+        own = continued(me.client, plan.strategy, snapshots=options.get("keep"))
+        own = own.between_windows(plan.strategy.keeps)
+        wrapped = DistributedOptimizer(model, optimizer, job, me.client, table, plan, own=own)
+        yield wrapped
+        wrapped.finish()
+
+
+class DistributedOptimizer:
+    """Takes the steps of a model's worker; made by `wrap` and `join`. Not for use by two threads.
+
+    Between two steps the model has the weights for the next gradient. `lost` says what a restarted
+    worker continues without, empty if nothing.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        job: ps.Job,
+        client: Client,
+        table: DenseTable,
+        plan: Plan,
+        *,
+        own: Continued,
+        rows: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`rows` returns the number of rows that have been read for the model so far."""
+        plan.strategy.check(client.cluster.bound, plan.prefetch)
+        _check_optimizer(optimizer, model, plan.strategy)
+        self.model = model
+        self.optimizer = optimizer
+        self.client = client
+        self.lost = own.lost
+        if optimizer is not None and client.seq:
+            without = "without the state of its optimizer"
+            self.lost = (
+                f"{own.lost} and {without}" if own.lost else f"{client.worker} continued {without}"
+            )
+        self._job = job
+        self._arena = _Arena(model, table)
+        self._rows = rows
+        self._rows_before = rows()
+        machine = StepMachine(
+            plan,
+            table,
+            worker=client.worker,
+            clock=client.clock,
+            step=client.step,
+            bound=client.cluster.bound,
+            ahead=client.recommended_prefetch,
+            local=own.local,
+            optimizer=None if optimizer is None else self._optimized,
+        )
+        self._driver = ClientDriver(client, machine)
+        self._wants = machine.wants()
+        self._wanted: ComputeGradient | None = None
+        self._continue(None)
+
+    def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
+        """Take one step with the gradients in the parameters' `grad`, and bring the next weights.
+
+        Waits at the staleness bound. `loss` is for the records: a number or a tensor of one, of
+        which the value is read. `samples` is the number of rows of the step; None: those that `ctx`
+        has read since the last one. Raises BadInput after the last step of the job's `max_iter`.
+        """
+        wanted = self._wanted
+        if wanted is None:
+            raise BadInput(f"step: worker {self.client.worker} has taken its last step already")
+        # An optimiser reads the gradients itself; the array is then room for the contribution.
+        gradient = self.client.new_gradient(zeroed=False)
+        if self.optimizer is None:
+            values = self._arena.gradients(wanted.weights)
+            self._job.views.write(None, values, gradient)
+        now = self._rows()
+        rows = now - self._rows_before if samples is None else samples
+        self._rows_before = now
+        self._continue(GradientComputed(gradient, float(loss), rows=rows))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the parameters, or set them to zero."""
+        self.model.zero_grad(set_to_none)
+
+    def finish(self) -> None:
+        """Push what a window still holds and wait until all pushes are applied; no step follows.
+
+        The end of the function of `worker.run`, or of the block of `join`, does this.
+        """
+        if self._wanted is not None:
+            self._continue(None)
+
+    def _continue(self, answer: GradientComputed | None) -> None:
+        """Carry out what the machine wants until it wants a gradient, and give the model weights.
+
+        The batches are the loop's own: it reads them when the weights are there. No answer to the
+        wish for a gradient ends the run.
+        """
+        self._wanted = None
+        try:
+            want = self._wants.send(answer)
+            while not isinstance(want, ComputeGradient):
+                if isinstance(want, ReadBatches):
+                    self.client.keep_wanted_state()
+                    want = self._wants.send(BatchesRead(1))
+                else:
+                    want = self._wants.send(self._driver.carry_out(want))
+        except StopIteration:
+            return
+        self._arena.show(want.weights)
+        self._wanted = want
+
+    def _optimized(self) -> Floats:
+        """The weights after a step of the optimiser, in the arena of the model."""
+        self.optimizer.step()
+        return self._arena.read()
+
+
+class _Arena:
+    """One flat array of the table's size that the model's parameters and buffers are views of."""
+
+    def __init__(self, model: Any, table: DenseTable) -> None:
+        torch = _torch()
+        trained, buffers = _tensors("wrap", model)
+        tensors = {**trained, **buffers}
+        _check_names("wrap: the job's table", trained, tensors, {one.name for one in table.tensors})
+        devices = {one.device for one in tensors.values()}
+        if len(devices) != 1:
+            named = ", ".join(sorted(map(str, devices)))
+            raise BadInput(f"wrap: model: expected one device, got {named}")
+        self._host = table.empty()
+        self._on_device = torch.from_numpy(self._host).to(*devices)  # on the CPU the same memory
+        self._trained = trained
+        self._buffers: dict[str, tuple[Any, str, Any]] = {}
+        self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        modules = dict(model.named_modules())
+        for spec, start in zip(table.tensors, table.offsets, strict=True):
+            if tuple(tensors[spec.name].shape) != spec.shape:
+                got = tuple(tensors[spec.name].shape)
+                raise BadInput(f"wrap: {spec.name}: expected shape {spec.shape}, got {got}")
+            if spec.buffer != (spec.name in buffers):
+                raise BadInput(
+                    f"wrap: {spec.name}: expected a buffer of the model to be one of the table:"
+                    " worker.torch.params describes it"
+                )
+            place = slice(start, start + spec.size)
+            view = self._on_device[place].view(spec.shape)
+            if spec.buffer:
+                path, _, attribute = spec.name.rpartition(".")
+                self._places[spec.name] = (place, spec.shape)
+                self._buffers[spec.name] = modules[path], attribute, view
+            else:
+                trained[spec.name].data = view
+        self._attach()
+
+    def show(self, weights: Floats) -> None:
+        """Give the model these weights."""
+        if weights is not self._host:
+            np.copyto(self._host, weights)
+        if self._on_device.device.type != "cpu":
+            self._on_device.copy_(_torch().from_numpy(self._host))
+        self._attach()
+
+    def read(self) -> Floats:
+        """The model's weights and buffers: memory that they are in, or are copied to."""
+        self._gather()
+        if self._on_device.device.type != "cpu":
+            self._host[:] = self._on_device.cpu().numpy()
+        return self._host
+
+    def gradients(self, weights: Floats) -> dict[str, Any]:
+        """The gradients by name; of buffers what they lost since the model was given `weights`."""
+        found = {name: one.grad for name, one in self._trained.items()}
+        if self._buffers:
+            now = self.read()
+            for name, (place, shape) in self._places.items():
+                found[name] = (weights[place] - now[place]).reshape(shape)
+        return found
+
+    def _attach(self) -> None:
+        """Make the buffers views."""
+        for module, attribute, view in self._buffers.values():
+            module._buffers[attribute] = view
+
+    def _gather(self) -> None:
+        """Copy buffers that the model has replaced by assignment."""
+        with _torch().no_grad():
+            for module, attribute, view in self._buffers.values():
+                if module._buffers[attribute] is not view:
+                    view.copy_(module._buffers[attribute])
+
+
+def _tensors(what: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of a model by name, and the buffers that workers share."""
+    torch = _torch()
+    arguments.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
+    trained = dict(model.named_parameters())
+    for name, one in trained.items():
+        if one.dtype != torch.float32:
+            raise BadInput(
+                f"{what}: {name}: expected a parameter of float32, got {one.dtype}; autocast"
+                " computes in shorter types"
+            )
+    saved = model.state_dict(keep_vars=True)
+    buffers = {
+        name: one
+        for name, one in model.named_buffers()
+        if name in saved and one.dtype == torch.float32
+    }
+    return trained, buffers
+
+
+def _check_names(
+    what: str, trained: dict[str, Any], tensors: dict[str, Any], given: set[str]
+) -> None:
+    """Raise BadInput unless all parameters are given, and nothing that the model does not have."""
+    missing, unknown = sorted(trained.keys() - given), sorted(given - tensors.keys())
+    if missing:
+        raise BadInput(f"{what}: expected the parameter {missing[0]} of the model, got none")
+    if unknown:
+        raise BadInput(f"{what}: expected tensors of the model, got {unknown[0]}")
+
+
+def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
+    if optimizer is None:
+        return
+    torch = _torch()
+    expected = "a torch.optim.Optimizer or None"
+    arguments.instance("wrap: optimizer", optimizer, torch.optim.Optimizer, expected)
+    if not strategy.takes_optimizer:
+        raise BadInput(
+            f"wrap: optimizer: strategy {strategy.name}: expected None, because this strategy takes"
+            " steps of its own rule: choose rule and rate in worker.torch.params;"
+            f" got {type(optimizer).__name__}"
+        )
+    of_model = {id(one) for one in model.parameters()}
+    if any(id(one) not in of_model for group in optimizer.param_groups for one in group["params"]):
+        raise BadInput("wrap: optimizer: expected parameters of the model, got others")
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise BadInput(
+            "worker.torch: expected PyTorch (pip install 'downpour-sgd[torch]'), got none"
+        ) from None
+    return torch
