@@ -8,7 +8,7 @@ import typer
 from shards.errors import BadInput
 
 if TYPE_CHECKING:
-    from worker.data.image_table import Split, Wanted
+    from worker.data.wanted import Split, Wanted
 
 app = typer.Typer(
     help="Look at data, convert it, compute its mean.", no_args_is_help=True, add_completion=False
@@ -94,7 +94,7 @@ def _part(name: str) -> "Split":
 
 
 def _wanted(split: str, resize: str | None, skip: int) -> "Wanted":
-    from worker.data.image_table import Wanted
+    from worker.data.wanted import Wanted
 
     if resize is None:
         return Wanted(_part(split), most_skipped=skip)

@@ -19,9 +19,10 @@ from worker.caffe.blobs import write_blob
 from worker.columns import pixel_column
 from worker.data import pictures
 from worker.data.databases import datum_bytes
-from worker.data.image_table import Wanted, image_schema
+from worker.data.image_table import image_schema
 from worker.data.lmdb_file import write_lmdb
 from worker.data.source import images_as_batch
+from worker.data.wanted import Wanted
 from worker.sources import ImageSource, open_wanted
 
 Images = NDArray[Any]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from worker.caffe_inference import features, test
     from worker.code_archive import pack_code
     from worker.context import Context
-    from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+    from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.data.source import Sample, Source
+    from worker.data.wanted import Wanted
     from worker.function_run import Evaluate, RunResult, run
     from worker.job import Job
     from worker.job_runner import Observer, Outcome, run_job
@@ -124,7 +125,7 @@ _HOMES = {
     "Plan": "worker.training_loop",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
-    "Wanted": "worker.data.image_table",
+    "Wanted": "worker.data.wanted",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",

@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput, quoted
+from worker.columns import Shape
 
-Shape = tuple[int, int, int]
 Extents = tuple[int, ...]
 """The shape of one row as a net takes it: an image's, or any other."""
 SHAPE_COLUMNS = ("channels", "height", "width")

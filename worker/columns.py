@@ -12,6 +12,9 @@ import msgspec
 
 from shards.errors import BadInput
 
+Shape = tuple[int, int, int]
+"""(channels, height, width) of an image."""
+
 PIXEL_COLUMNS = ("data", "image")
 
 

@@ -11,10 +11,10 @@ from math import prod
 
 from shards.errors import BadInput
 from worker import arrow_images, spark
-from worker.arrow_images import SHAPE_COLUMNS, Shape, row_shape
-from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, pixel_column
+from worker.arrow_images import SHAPE_COLUMNS, row_shape
+from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, Shape, pixel_column
 from worker.data import pictures
-from worker.data.image_table import Wanted
+from worker.data.wanted import Wanted
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 

@@ -24,11 +24,12 @@ from worker.data.databases import DatabaseSource, is_leveldb, is_lmdb
 from worker.data.hdf5 import Hdf5Source, is_hdf5
 from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
-from worker.data.image_table import ImageSource, Split, Wanted, listing
+from worker.data.image_table import ImageSource, listing
 from worker.data.parquet import is_parquet
 from worker.data.pictures import Undecodable
 from worker.data.source import Sample, Source
 from worker.data.table import open_table
+from worker.data.wanted import Split, Wanted
 
 __all__ = [
     "FORMATS",

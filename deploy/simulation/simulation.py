@@ -28,7 +28,7 @@ from ps.durability import Durability
 from ps.session.compression import Compression
 from ps.session.events import Send
 from shards import wire_format
-from shards.errors import BadMessage, DownpourError, Fenced
+from shards.errors import BadMessage, DownpourError, Fenced, Mismatch
 from shards.rules import RULES
 from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
@@ -256,7 +256,8 @@ class Simulation:
         self.note(f"{life.name}/{life.incarnation} fails: {error}")
         if isinstance(error, Fenced) and not current:
             return
-        if isinstance(error, BadMessage) and self.counted.mangled:
+        # A greeting that was mangled on its way reads like one of another protocol.
+        if isinstance(error, BadMessage | Mismatch) and self.counted.mangled:
             if current:  # Spark retries a failed task
                 self.calm = False
                 self._start_life(life.number, life.incarnation + 1, 0.5)

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from ps import DenseTable, TensorSpec
 from tests.support.pure_cluster import PureCluster
 from worker.data.idx import open_idx
-from worker.data.image_table import Wanted
+from worker.data.wanted import Wanted
 from worker.strategies import STRATEGIES, strategy_of
 
 mpl.use("agg")

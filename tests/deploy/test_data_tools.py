@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from deploy.data_tools import WRITERS, arrays, convert, inspect, mean_of
 from shards.errors import BadInput
 from worker.caffe.blobs import read_blob
-from worker.data.image_table import Wanted
+from worker.data.wanted import Wanted
 from worker.sources import open_wanted
 
 MNIST = Path(__file__).parents[1] / "data" / "caffe" / "databases" / "mnist500_lmdb"

@@ -112,7 +112,9 @@ def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:
     assert f"skipped: snapshot {place}/80/shard-0.safetensors: No such file" in done.stderr
     assert f"the weights of {place}/40" in done.stdout
     assert load_file(out)["w"].tobytes() == before.tobytes()
-    assert "expected .safetensors or .caffemodel" in error("restore", place, "--output", "w.pt")
+    assert "expected .caffemodel, .h5 or .safetensors" in error(
+        "restore", place, "--output", "w.pt"
+    )
     assert "expected --solver" in error("restore", place, "--output", tmp_path / "w.caffemodel")
 
 

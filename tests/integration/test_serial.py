@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from cupy_kernels.cpu import loops
 from ps import AdminClient, Cluster
 from ps.client import Client
 from ps.job_spec import shard_specs
@@ -151,10 +152,14 @@ def test_one_worker_equals_serial_training(solver: Solver, rows: Any, rule: Rule
 
 
 @pytest.mark.usefixtures("ray_local")
-def test_one_worker_over_spark_and_ray(spark: Any, solver: Solver, rows: Any) -> None:
+def test_one_worker_over_spark_and_ray(
+    spark: Any, solver: Solver, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same through a Spark task, Ray's actors and the shipped code."""
     import pyarrow as pa
 
+    # Tasks of the tests have no numba, and NumPy adds in another order than the compiled loops.
+    monkeypatch.setattr(loops, "COMPILED", False)
     model = CaffeModel(solver.train)
     found = run_job(
         spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1),

@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from shards.errors import BadInput
-from worker.arrow_images import Shape
 from worker.caffe.blobs import beside, read_limited
 from worker.caffe.caffe_pb2 import LayerParameter
 from worker.caffe.layers.data import ENCODED
@@ -20,7 +19,8 @@ from worker.caffe.legacy import upgrade
 from worker.caffe.net import Description
 from worker.caffe.phases import NetState, layers_kept
 from worker.caffe.text import parse_net
-from worker.data.image_table import Wanted
+from worker.columns import Shape
+from worker.data.wanted import Wanted
 
 _NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}
 _DATA = "data"

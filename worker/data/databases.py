@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import Datum
-from worker.data.image_table import Wanted
 from worker.data.leveldb_files import LevelDbReader, is_leveldb
 from worker.data.lmdb_file import LmdbReader, is_lmdb
 from worker.data.source import Sample, Source
+from worker.data.wanted import Wanted
 
 __all__ = ["DatabaseSource", "datum_bytes", "datum_row", "is_leveldb", "is_lmdb"]
 

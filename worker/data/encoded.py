@@ -18,8 +18,8 @@ from shards.errors import BadInput
 from worker.arrow_images import SHAPE_COLUMNS
 from worker.columns import ColumnKind, ColumnSpec
 from worker.data import pictures
-from worker.data.image_table import MOST_SKIPPED
 from worker.data.pictures import Undecodable
+from worker.data.wanted import MOST_SKIPPED
 
 _LOG = logger("worker.data")
 _COLOURS = {1: False, 3: True}  # by the number of channels that a net wants

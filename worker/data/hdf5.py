@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from shards.errors import BadInput
-from worker.arrow_images import Extents, Shape
-from worker.data.image_table import BATCH_ROWS, Wanted
+from worker.arrow_images import Extents
+from worker.columns import Shape
+from worker.data.image_table import BATCH_ROWS
 from worker.data.source import Sample, Source
+from worker.data.wanted import Wanted
 
 _MOST_VALUES = 1 << 27  # of a row, and of a chunk
 _SUFFIXES = (".h5", ".hdf5", ".hdf")

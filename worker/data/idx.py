@@ -21,8 +21,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.arrow_images import Shape, check_labels
-from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema, listing
+from worker.arrow_images import check_labels
+from worker.columns import Shape
+from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
+from worker.data.wanted import Wanted
 
 Bytes = NDArray[np.uint8]
 Readable = gzip.GzipFile | BufferedReader

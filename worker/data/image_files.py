@@ -7,9 +7,9 @@ import numpy as np
 
 from shards.errors import BadInput, quoted
 from worker.data import pictures
-from worker.data.image_table import Wanted
 from worker.data.pictures import Undecodable
 from worker.data.source import Sample, Source
+from worker.data.wanted import Wanted
 
 _MOST_BYTES = 1 << 28  # of one image file, and of a list
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from shards.errors import BadInput
 from worker import arrow_images
-from worker.arrow_images import Shape
-from worker.columns import pixel_column
-from worker.data.image_table import BATCH_ROWS, Split, Wanted, image_batch, image_schema, listing
+from worker.columns import Shape, pixel_column
+from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
+from worker.data.wanted import Split, Wanted
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from ps.logs import logger
 from shards.errors import BadInput, quoted
-from worker.arrow_images import Extents, Shape
+from worker.arrow_images import Extents
+from worker.columns import Shape
 from worker.data import pictures
-from worker.data.image_table import BATCH_ROWS, Wanted, image_batch, image_schema
+from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
 from worker.data.pictures import Undecodable
+from worker.data.wanted import Wanted
 
 _LOG = logger("worker.data")
 _NAMED = 5  # images that cannot be decoded, in a message

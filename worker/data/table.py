@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 from shards.errors import BadInput
 from worker import arrow_images
-from worker.arrow_images import Shape
-from worker.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec
+from worker.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
 from worker.data import pictures
 from worker.data.encoded import decoded
-from worker.data.image_table import BATCH_ROWS, ImageSource, Wanted
+from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part
 from worker.data.source import Sample, Source
+from worker.data.wanted import Wanted
 
 _OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
 

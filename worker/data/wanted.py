@@ -1,0 +1,38 @@
+"""What a net wants of its data, as its prototxt says before any data is opened."""
+
+from typing import Literal
+
+import msgspec
+
+from worker.columns import Shape
+
+Split = Literal["train", "test"]
+
+MOST_SKIPPED = 100
+"""The number of images that one reader skips because they cannot be decoded."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a net wants of its data.
+
+    `split` is the part of divided data. Labels must be in [0, classes). `shape` is the (channels,
+    height, width) that the net states, used if the data does not state its own; `image` is whether
+    the net needs images. Encoded images are decoded to 3 channels or 1 by `colour` (None: as they
+    are), and then resized to (height, width) `resize`. `shuffle` is whether a list is read in a
+    random order, which depends on `seed`. `root` precedes the names in a list of files. `tops` are
+    the columns that the net reads by name, and `encoded` those of them that hold encoded images. A
+    reader skips up to `most_skipped` images that cannot be decoded.
+    """
+
+    split: Split = "train"
+    classes: int | None = None
+    shape: Shape | None = None
+    image: bool = False
+    colour: bool | None = None
+    resize: tuple[int, int] | None = None
+    shuffle: bool = False
+    seed: int = 0
+    root: str = ""
+    tops: tuple[str, ...] = ()
+    encoded: tuple[str, ...] = ()
+    most_skipped: int = MOST_SKIPPED
