@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.spool import Column, Spool
+from worker.spool import Column, Spool, write_rows
 
 
 class ColumnSpool:
@@ -88,7 +88,7 @@ class _ArrowSpool:
     def __init__(self, schema: Any, where: str, folder: str | Path | None) -> None:
         self._schema = schema
         self._where = where
-        self._folder = folder or tempfile.gettempdir()
+        self._folder = Path(folder or tempfile.gettempdir())
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -103,16 +103,7 @@ class _ArrowSpool:
             raise BadInput(f"{self._where}: expected columns {self._schema}, got {batch.schema}")
         start = self._places[-1].stop if self._places else 0
         data = batch.serialize()
-        self._file.seek(start)  # overwrites what a failed append has left
-        left = memoryview(data)
-        while left:
-            try:
-                left = left[self._file.write(left) :]
-            except OSError as error:
-                raise BadInput(
-                    f"spool in {self._folder}: {error.strerror}: expected room for {len(left)}"
-                    f" bytes more after {self._rows} rows (TMPDIR names the folder)"
-                ) from None
+        write_rows(self._file, start, memoryview(data), self._folder, self._rows)
         self._firsts.append(self._rows)
         self._places.append(slice(start, start + len(data)))
         self._rows += batch.num_rows

@@ -26,7 +26,7 @@ from ps.session.compression import Compression
 from shards import arguments
 from shards.errors import BadInput
 from worker.feed import ColumnBatches, RowFeed, selected
-from worker.own_loop import FunctionModel, Gradient
+from worker.own_loop import FunctionModel, Gradient, only_table
 from worker.own_state import Continued, continued
 from worker.step_machine import Plan
 from worker.training_loop import WorkerReport, train_worker
@@ -161,7 +161,7 @@ class Context:
         plan = self.plan
         if steps is not None:
             plan = msgspec.structs.replace(plan, steps=arguments.whole("loop: steps", steps, 1))
-        ((name, dense),) = self.job.tables.items()
+        name, dense = only_table("loop", self.job)
         model = FunctionModel(dense.table(name), self.job, gradient)
         client, self.lost = self.worker.client, self.own.lost
         first = client.step + self.own.steps

@@ -93,6 +93,14 @@ def loop(
         return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
 
 
+def only_table(what: str, job: ps.Job) -> tuple[str, ps.Dense]:
+    """The table of a job with one, and its name; raises BadInput, naming `what`, for several."""
+    if len(job.tables) != 1:
+        raise BadInput(f"{what}: expected a job with one table, got {', '.join(job.tables)}")
+    ((name, dense),) = job.tables.items()
+    return name, dense
+
+
 def plan_for(
     what: str,
     job: ps.Job,
@@ -107,9 +115,7 @@ def plan_for(
 
     Raises BadInput, naming `what`, for several tables and for another strategy than the job's.
     """
-    if len(job.tables) != 1:
-        raise BadInput(f"{what}: expected a job with one table, got {', '.join(job.tables)}")
-    ((name, dense),) = job.tables.items()
+    name, dense = only_table(what, job)
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
     expected, got = job.cluster.strategy, _name_of(chosen)
     if expected not in ("", got):

@@ -95,18 +95,13 @@ class Spool:
         self.close()
 
     def _write(self, name: str, data: memoryview) -> None:
-        file, column = self._files[name], self.columns[name]
-        file.seek(self.rows * column.row_bytes)  # overwrites the rest of a failed append
-        while data:
-            try:
-                written = file.write(data)
-            except OSError as error:
-                free = disk_usage(self._folder).free if self._folder.is_dir() else 0
-                raise BadInput(
-                    f"spool in {self._folder}: {error.strerror}: expected room for {len(data)}"
-                    f" bytes more after {self.rows} rows, got {free} free (TMPDIR names the folder)"
-                ) from None
-            data = data[written:]
+        write_rows(
+            self._files[name],
+            self.rows * self.columns[name].row_bytes,
+            data,
+            self._folder,
+            self.rows,
+        )
 
     def _map(self) -> None:
         for name, column in self.columns.items():
@@ -115,3 +110,21 @@ class Spool:
             flat = np.frombuffer(view, column.dtype)
             self._arrays[name] = flat.reshape(self.rows, *column.shape)
         self._mapped = self.rows
+
+
+def write_rows(file: Any, place: int, data: memoryview, folder: Path, rows: int) -> None:
+    """Write data behind the first `rows` rows, over what a failed append may have left there.
+
+    Raises BadInput naming the folder if its disk is full.
+    """
+    file.seek(place)
+    while data:
+        try:
+            written = file.write(data)
+        except OSError as error:
+            free = disk_usage(folder).free if folder.is_dir() else 0
+            raise BadInput(
+                f"spool in {folder}: {error.strerror}: expected room for {len(data)}"
+                f" bytes more after {rows} rows, got {free} free (TMPDIR names the folder)"
+            ) from None
+        data = data[written:]

@@ -33,7 +33,7 @@ from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.options import MOST
-from worker.own_loop import plan_for
+from worker.own_loop import only_table, plan_for
 from worker.own_state import Continued, continued
 from worker.step_machine import (
     BatchesRead,
@@ -96,9 +96,7 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     with a strategy that pushes gradients, because there the shards update by the table's rule.
     """
     arguments.instance("wrap: ctx", ctx, Context, "a worker.Context")
-    if len(ctx.job.tables) != 1:
-        raise BadInput(f"wrap: expected a job with one table, got {', '.join(ctx.job.tables)}")
-    ((name, dense),) = ctx.job.tables.items()
+    name, dense = only_table("wrap", ctx.job)
     wrapped = DistributedOptimizer(
         model,
         optimizer,

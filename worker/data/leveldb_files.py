@@ -275,8 +275,10 @@ def _checksum(data: bytes) -> int:
     """The masked CRC-32C that LevelDB stores."""
     import google_crc32c
 
-    crc: int = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    from worker.tfrecord.framing import masked
+
+    found: int = masked(google_crc32c.value(data))
+    return found
 
 
 def is_leveldb(path: Path) -> bool:
