@@ -39,7 +39,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
-    `strategy` names the strategy, if the job was started with one.
+    `strategy` names the strategy, if the job was started with one. `max_norms` has the limit of
+    each table whose guard sets one: the largest norm of a shard's section of a gradient.
     """
 
     job: str
@@ -51,6 +52,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     access: Access | None = None
     forms: dict[str, TableForm] = {}
     strategy: str = ""
+    max_norms: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:

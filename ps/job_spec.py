@@ -154,4 +154,9 @@ def make_cluster(
         endpoints=_endpoints(endpoints),
         bound=first.bound,
         access=access,
+        max_norms={
+            one.table.name: one.guard.max_norm
+            for one in first.tables
+            if one.guard.max_norm is not None
+        },
     )
