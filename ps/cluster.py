@@ -19,6 +19,8 @@ from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import Layout, ShardMap
 
+_ADDRESSES = 3
+
 
 class Access(msgspec.Struct, frozen=True):
     """The secret halves of the keys that admit clients: `token` for workers, `operator` for the
@@ -98,8 +100,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """The address of shard 0, for `ps.connect`."""
-        return self.endpoints[0]
+        """The addresses of a few shards, for `ps.connect`, which needs one that is alive."""
+        return ",".join(self.endpoints[:_ADDRESSES])
 
     @property
     def description(self) -> bytes:
