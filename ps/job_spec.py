@@ -82,6 +82,7 @@ def shard_specs(
             build=build_id(),
             merge=half.merge,
             weigh=half.weigh,
+            stale=half.stale,
             scale=half.scale,
             deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps import Cluster, ShardState
@@ -220,7 +221,7 @@ def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
         decay=job.decay,
         bound=job.bound,
         workers=job.workers,
-        merge=job.plan.strategy.server(job.workers),
+        merge=structs.replace(job.plan.strategy.server(job.workers), stale=job.stale),
         lease_s=job.runtime.lease_s,
         warm_steps=job.plan.strategy.warm_up,
     )

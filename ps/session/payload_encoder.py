@@ -192,7 +192,8 @@ class PayloadEncoder:
                 if part.table != table:
                     continue
                 keys = KeyRange(part.start, part.stop)
-                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, frame)
+                packed = memoryview(frame)
+                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, packed)
                 section = np.empty(len(keys), np.float32)
                 payloads.decode(part.kind, payload, section)
                 checked_squares(table, section, seq, self._limits[table])
