@@ -192,8 +192,7 @@ class PayloadEncoder:
                 if part.table != table:
                     continue
                 keys = KeyRange(part.start, part.stop)
-                packed = memoryview(frame)
-                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, packed)
+                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, frame.data)
                 section = np.empty(len(keys), np.float32)
                 payloads.decode(part.kind, payload, section)
                 checked_squares(table, section, seq, self._limits[table])
