@@ -33,7 +33,7 @@ from ps.wal.catalog import load_state, logs_of
 from shards import arguments
 from shards.aggregation import ServerHalf, StaleLimit, stale_limit_of
 from shards.errors import BadInput
-from shards.repartition import repartition
+from shards.resumption import resumed
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import Layout
@@ -224,7 +224,7 @@ def _launched(
     return start_shards(Placement(place), plan_of(specs, own))
 
 
-def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> list[ShardState]:
+def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:
     """The state of each shard in a snapshot or in logs, cut as these shards are."""
     if start is not None:
         raise BadInput("start: expected none with `resume`, got both")
@@ -236,7 +236,7 @@ def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> l
     ):
         if expected != got:
             raise BadInput(f"resume {found.place}: expected {what} {expected}, got {got}")
-    return repartition(found.states, first.layout, found.manifest.map, first.map)
+    return resumed(found.states, found.manifest.map, first)
 
 
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:

@@ -5,10 +5,13 @@ from collections.abc import Callable
 import msgspec
 from msgspec import structs
 
+from ps.job_spec import expect_compression, shard_specs
 from shards import arguments
 from shards.aggregation import StaleLimit
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from shards.spec import ShardSpec
+from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
@@ -63,6 +66,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def keeps_own_state(self) -> bool:
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
+
+    def specs(self, table: DenseTable) -> list[ShardSpec]:
+        """The specs of the job's shards, with a new id for the job."""
+        strategy = self.plan.strategy
+        specs = shard_specs(
+            table,
+            shards=self.runtime.shards,
+            rule=self.rule,
+            schedule=self.schedule,
+            decay=self.decay,
+            bound=self.bound,
+            workers=self.workers,
+            merge=structs.replace(strategy.server(self.workers), stale=self.stale),
+            lease_s=self.runtime.lease_s,
+            warm_steps=strategy.warm_up,
+        )
+        return expect_compression(specs, self.links.build_compression())
 
     @property
     def rule_name(self) -> str:

@@ -1,5 +1,7 @@
 """Weighing, rounds with backup workers, buffers, and rules that need the weights a worker read."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from shards.aggregation import (
 from shards.errors import BadInput
 from shards.messages import Ack, Cut, Left, Quiesce, Refusal
 from shards.repartition import repartition
+from shards.resumption import resumed
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
 from shards.tables import Layout, cut_evenly
@@ -34,6 +37,7 @@ from tests.support.shard_dsl import (
     pull,
     push,
     served,
+    spec,
 )
 
 
@@ -225,6 +229,30 @@ def test_the_last_worker_empties_the_buffer(how: str) -> None:
     else:
         talk.tick(100.0)
     assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -3)
+
+
+def test_uneven_buffers_are_applied_before_another_number_of_shards_resumes() -> None:
+    """A dead worker's last push is in one shard's buffer only: each key then gets what its own
+    shard collected, and the next update comes after as many new pushes as a buffer holds."""
+    layout = Layout((TABLE,))
+    halves, whole = cut_evenly(layout, 2), cut_evenly(layout, 1)
+    options: dict[str, Any] = {"merge": Buffer(4), "bound": None, "rule": Momentum(0.5)}
+    states = []
+    for shard, pushes in enumerate((2, 3)):
+        talk = Talk(shard=shard, map=halves, **options)
+        talk.enter("a")
+        for seq in range(1, pushes + 1):
+            keys, frame = talk.shard.spec.keys, np.full(talk.shard.size, 4, np.float32)
+            talk.say(push("a", seq, start=keys.start, stop=keys.stop), [frame.tobytes()])
+        states.append(talk.shard.copy())
+    (state,) = resumed(states, halves, spec(map=whole, **options))
+    weights = state.arrays[f"{TABLE.name}/weights"]
+    for keys, moved in zip(halves.ranges, (-2.0, -3.0), strict=True):
+        assert set(weights[keys.start : keys.stop].tolist()) - {0.0} == {moved}  # 0: the padding
+    assert (state.saved.buffered, set(state.saved.collected.values())) == (0, {0})
+    assert state.saved.ledger.entries["a"].seq == 3
+    same = resumed(states, halves, spec(map=halves, **options))
+    assert [one.saved.buffered for one in same] == [2, 3]
 
 
 def test_a_refused_gradient_does_not_reach_the_buffer() -> None:
