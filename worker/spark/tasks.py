@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 from pyspark import TaskContext, cloudpickle
@@ -16,6 +17,7 @@ from worker.spark import settings as spark_settings
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
 
 _MOST_TASKS = 10_000  # to search for the one that failed
+_CHOOSING = Lock()  # threads that train at once share the session's setting
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
 
@@ -68,14 +70,17 @@ def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema
     Spark's default is the first `python3` on PATH, which is a different Python where a virtual
     environment is not activated.
     """
-    if not runs_here(df) or python_of(df) != ANY_PYTHON or "PYSPARK_PYTHON" in os.environ:
+    with _CHOOSING:
+        chosen = python_of(df) != ANY_PYTHON or "PYSPARK_PYTHON" in os.environ
+    if chosen or not runs_here(df):
         return df.mapInArrow(task, schema)
     context = df.sparkSession.sparkContext
-    context.pythonExec = sys.executable
-    try:
-        return df.mapInArrow(task, schema)
-    finally:
-        context.pythonExec = ANY_PYTHON
+    with _CHOOSING:
+        context.pythonExec = sys.executable
+        try:
+            return df.mapInArrow(task, schema)
+        finally:
+            context.pythonExec = ANY_PYTHON
 
 
 def python_of(df: DataFrame) -> str:
