@@ -46,7 +46,7 @@ class Trained(msgspec.Struct, frozen=True):
     @property
     def params(self) -> dict[str, NDArray[np.float32]]:
         """The trained tensors by name, as views of `weights`."""
-        return self.model.table.views(self.weights)
+        return self.model.table().views(self.weights)
 
     def evaluation_table(self) -> pa.Table:
         """The `evaluations`, a row each: iteration, samples, seconds, and the figures by name.

@@ -29,8 +29,7 @@ class CustomModel(msgspec.Struct, frozen=True):
     `ps.Dense.like`. The DataFrame needs a column `label` (whole numbers) and one named `image` or
     `data`; a batch has these as `data`, (n, channels, height, width), and `label`, (n,).
 
-    Training has no end without `max_iter`, so `worker.train` needs one. Raises BadInput for a model
-    that lacks part of the interface.
+    Training has no end without `max_iter`, so `worker.train` needs one.
     """
 
     build: Callable[[], Model]
@@ -40,13 +39,13 @@ class CustomModel(msgspec.Struct, frozen=True):
     decay: Decay | float = 0.0
 
     def __post_init__(self) -> None:
-        build_model(self.build)
+        expected = "a function without arguments that makes a model"
+        arguments.function("CustomModel: build", self.build, expected)
         arguments.whole("CustomModel: batch_size", self.batch_size, 1, MOST)
         for name, checked in (("rate", schedule_of), ("rule", rule_of), ("decay", decay_of)):
             value = checked(f"CustomModel: {name}", getattr(self, name))
             msgspec.structs.force_setattr(self, name, value)
 
-    @property
     def table(self) -> DenseTable:
         """The model's tensors."""
         return build_model(self.build).table
@@ -84,4 +83,4 @@ class CustomModel(msgspec.Struct, frozen=True):
 
     def save(self, path: Path, weights: NDArray[np.float32]) -> None:
         """Write the tensors by name as .safetensors."""
-        save_tensors(path, self.table.views(weights))
+        save_tensors(path, self.table().views(weights))

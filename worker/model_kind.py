@@ -29,7 +29,6 @@ Floats = NDArray[np.float32]
 class ModelKind(Protocol):
     """A kind of model for `worker.train`, such as `worker.Caffe` or `worker.CustomModel`."""
 
-    @property
     def table(self) -> DenseTable:
         """The parameters: their names, shapes and places in the flat array of weights."""
         ...

@@ -204,7 +204,7 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
 
     def run_job(_: Any, job: Job, **__: Any) -> Any:
         jobs.append(job)
-        return SimpleNamespace(weights=None, evaluations=[])
+        return SimpleNamespace(weights=None, evaluations=[], interrupted=False)
 
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)

@@ -838,7 +838,6 @@ def _training(env: Env) -> dict[str, Target]:
                 "rule": "rule",
                 "decay": "decay",
             },
-            {"build": "model"},
         ),
         "Trained.save": Target(
             trained.save, _with(trained.save), {"path": "path|ending"}, {"path": "path|safetensors"}

@@ -59,7 +59,6 @@ class Caffe(msgspec.Struct, frozen=True):
             path = paths.path("Caffe: weights", self.weights)
             msgspec.structs.force_setattr(self, "weights", path)
 
-    @property
     def table(self) -> DenseTable:
         """The net's tensors: "conv1/0" the weights of a layer, "conv1/1" its bias, and so on."""
         return CaffeModel(self._read.train).table
