@@ -13,7 +13,6 @@ from ps.snapshots.manifest import Manifest
 from ps.snapshots.object_store import without_secrets
 from ps.wal.catalog import is_job, newest_logs
 from shards.errors import BadInput
-from worker import spark_settings
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
@@ -31,6 +30,7 @@ from worker.sources import (
     part_to_test,
     row_shapes,
 )
+from worker.spark import settings as spark_settings
 
 
 class Prepared(NamedTuple):

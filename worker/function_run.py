@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 import ps
 from ps import paths
@@ -42,6 +41,7 @@ from worker.options import (
     SnapshotPolicy,
     TrainOptions,
 )
+from worker.tensor_file import save_tensors
 from worker.training_loop import Plan
 
 Floats = NDArray[np.float32]
@@ -99,13 +99,11 @@ class RunResult(msgspec.Struct, frozen=True):
     def save(self, path: str | Path) -> Path:
         """Write the arrays by name to a .safetensors file."""
         target = paths.path("save: path", path)
-        if target.suffix != ".safetensors":
-            raise BadInput(f"{target}: expected .safetensors, got {target.suffix!r}")
         dense = ps.Dense.like(self.params)
         table = dense.table("params")
         arena = table.empty()
         dense.structure.write(self.params, table.views(arena))
-        save_file({name: view.copy() for name, view in table.views(arena).items()}, target)
+        save_tensors(target, table.views(arena))
         return target
 
 

@@ -43,7 +43,7 @@ from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
 from worker.signals import noted
-from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
+from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
 _LOOK_S = 0.5

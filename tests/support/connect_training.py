@@ -21,13 +21,12 @@ def train(url: str, ray: str, folder: Path) -> dict[str, object]:
         spark.start_session(url, 2, app="over connect", env={}) as session,
     ):
         df = session.createDataFrame(image_table(200))
+        model = worker.Caffe(folder / "solver.prototxt")
         try:
-            worker.train(df, solver=folder / "solver.prototxt")
+            worker.train(df, model=model)
         except BadInput as error:
             refused = str(error)
-        trained = worker.train(
-            df, solver=folder / "solver.prototxt", shards=2, workers=3, staleness=2, max_iter=60
-        )
+        trained = worker.train(df, model=model, shards=2, workers=3, staleness=2, max_iter=60)
         trained.save(folder / "weights.caffemodel")
     return {
         "refused": refused,
