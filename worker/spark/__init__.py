@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         numbered,
         partition_count,
         sequence_file,
+        source_rows,
+        write_frame,
     )
     from worker.spark.partitions import PartitionRows, check_python, survey
     from worker.spark.session import start_session
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         map_tasks,
         run_tasks,
         runs_here,
+        share,
     )
 
 __all__ = [
@@ -53,9 +56,12 @@ __all__ = [
     "run_tasks",
     "runs_here",
     "sequence_file",
+    "share",
+    "source_rows",
     "start_session",
     "survey",
     "task_reason",
+    "write_frame",
 ]
 
 _HOMES = {
@@ -69,6 +75,8 @@ _HOMES = {
         "numbered",
         "partition_count",
         "sequence_file",
+        "source_rows",
+        "write_frame",
     ),
     "worker.spark.partitions": ("PartitionRows", "check_python", "survey"),
     "worker.spark.session": ("start_session",),
@@ -80,6 +88,7 @@ _HOMES = {
         "map_tasks",
         "run_tasks",
         "runs_here",
+        "share",
     ),
 }
 

@@ -1,6 +1,6 @@
 """DataFrames: their partitions, columns and first rows, and those that are made here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -9,8 +9,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from shards.errors import BadInput, GiveUp
 from worker.data.sequence_file import SCHEMA, image_record
-from worker.spark.failures import SPARK_ERRORS, reason
-from worker.spark.tasks import mapped
+from worker.data.source import Source, part_rows
+from worker.spark.failures import SPARK_ERRORS, reason, task_error
+from worker.spark.tasks import map_tasks, mapped
 
 _MOST_ROWS = 2**31 - 1  # the largest int in Java
 
@@ -67,6 +68,29 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 def numbered(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
+
+
+def source_rows(session: SparkSession, source: Source, parts: int) -> DataFrame:
+    """The rows of a source as a DataFrame; `parts` tasks read them, each its own ranges."""
+
+    def read(_: Iterator[Any], part: int, *__: Any) -> Iterator[Any]:
+        return part_rows(source, parts, part)
+
+    return map_tasks(numbered(session, parts), read, source.schema, job="read")
+
+
+def write_frame(df: DataFrame, place: str, form: str) -> int:
+    """Write `df` as new files in a folder at `place`, a path or URI of Hadoop's; returns its rows.
+
+    `form` is parquet or json. Raises the BadInput of a task, or GiveUp for another failure.
+    """
+    try:
+        df.write.format(form).save(place)
+        return df.sparkSession.read.schema(df.schema).format(form).load(place).count()
+    except SPARK_ERRORS as error:
+        if "Traceback (most recent call last)" in str(error):
+            raise task_error(str(error)) from None
+        raise GiveUp(f"{place}: cannot be written: {reason(error)}") from None
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:
