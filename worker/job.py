@@ -8,6 +8,8 @@ from msgspec import structs
 from shards import arguments
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from shards.spec import TableSpec
+from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
@@ -26,7 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     on a `device` (worker/device_selection.py). Every `display` iterations (0: never) the loss is
     logged, as the mean of the last `average_loss` iterations (None: one). An iteration is one step
     of every worker. Each worker runs a `function`, if there is one, in place of the loop over its
-    batches.
+    batches; it may train several `tables`, each with a rule, schedule and decay of its own.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -52,6 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     display: int = 0
     average_loss: int | None = None
     function: FunctionTask | None = None
+    tables: tuple[TableSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():
@@ -62,10 +65,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
+    def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
+        """The job's tables: those of its function, or else `table`, the model's."""
+        return self.tables or (TableSpec(table, self.rule, self.schedule, self.decay),)
+
     @property
-    def rule_name(self) -> str:
-        """The kind of the update rule, as snapshots store it."""
-        return str(self.rule.__struct_config__.tag)
+    def rule_names(self) -> tuple[str, ...]:
+        """The kind of each table's update rule, as snapshots store it."""
+        rules = [one.rule for one in self.tables] or [self.rule]
+        return tuple(str(rule.__struct_config__.tag) for rule in rules)
 
 
 def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
@@ -77,12 +85,18 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     """
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
-    notices = strategy.notices(job.workers, job.rule)
+    rules = [one.rule for one in job.tables] or [job.rule]
+    notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))
     plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
-    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
+    tables = tuple(
+        TableSpec(one.table, *half.settings(one.rule, one.schedule, one.decay), one.guard)
+        for one in job.tables
+    )
+    settings = {"rule": rule, "schedule": schedule, "decay": decay, "tables": tables}
+    return structs.replace(job, plan=plan, **settings), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

@@ -34,9 +34,9 @@ from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.repartition import whole_weights
-from shards.spec import ShardSpec
-from shards.tables import DenseTable
+from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
+from worker.context import STOP
 from worker.data.source import Source
 from worker.dataframes import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
@@ -152,7 +152,7 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    specs = _specs(job, inputs.model.table)
+    specs = _specs(job, inputs.tables)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
@@ -162,7 +162,7 @@ def run_job(
         df = dealt(df, job.workers, even=even)
     else:
         check_pythons(df)
-    patience_s = _patience_s(job, inputs.model.table)
+    patience_s = _patience_s(job, inputs.tables)
     with JobShards(
         specs,
         _starting(job),
@@ -210,14 +210,11 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
         drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
 
 
-def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
+def _specs(job: Job, tables: Sequence[TableSpec]) -> list[ShardSpec]:
     """The specs of the job's shards."""
     specs = shard_specs(
-        table,
+        tables,
         shards=job.runtime.shards,
-        rule=job.rule,
-        schedule=job.schedule,
-        decay=job.decay,
         bound=job.bound,
         workers=job.workers,
         merge=job.plan.strategy.server(job.workers),
@@ -307,6 +304,7 @@ class _Run:
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of the final weights
+        self._stopped = False  # whether a worker's function has stopped the run
         self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
@@ -330,7 +328,7 @@ class _Run:
             statuses = self._look()
             self.job_shards.report_losses()
             wants_last = self.job.snapshot_at_end or interrupted
-            early = interrupted or self._target_reached
+            early = interrupted or self._target_reached or self._stopped
             self._report_workers(reports, wants_last, early=early)
             return Outcome(
                 cluster=self.job_shards.cluster,
@@ -392,7 +390,8 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
-            if self._target_reached:
+            self._stopped |= _stop_requested(statuses[0], self.task.first_incarnation)
+            if self._target_reached or self._stopped:
                 return
             if not self._reshard_pending() and self.snapshotter is not None:
                 requested = self.snapshot_requested.is_set()
@@ -539,7 +538,7 @@ def _snapshotter(
     return SnapshotScheduler(
         cluster,
         catalog,
-        rules=(job.rule_name,),
+        rules=job.rule_names,
         workers=job.workers,
         every=every,
         every_s=every_s,
@@ -594,11 +593,11 @@ def _starting(job: Job) -> Start:
     )
 
 
-def _patience_s(job: Job, table: DenseTable) -> float:
+def _patience_s(job: Job, tables: Sequence[TableSpec]) -> float:
     """How many seconds to wait for a silent shard.
 
-    A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with the
-    whole table, to which the job may have been resharded by then. A replicated shard needs time for
+    A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with all
+    tables, to which the job may have been resharded by then. A replicated shard needs time for
     its other copy to take over.
     """
     runtime = job.runtime
@@ -606,7 +605,9 @@ def _patience_s(job: Job, table: DenseTable) -> float:
         return _ANSWER_S + runtime.silence_s
     if runtime.autosave_s:
         return _BACK_S
-    return recovery_s(table.size, [job.rule]) if runtime.durability.keeps_log else _ANSWER_S
+    if not runtime.durability.keeps_log:
+        return _ANSWER_S
+    return recovery_s(sum(one.table.size for one in tables), [one.rule for one in tables])
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
@@ -614,6 +615,13 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
     if place is None or "://" in str(place):
         return None if place is None else str(place)
     return str(Path(place).absolute())
+
+
+def _stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
+    """Whether a worker of this job, and not of one that it resumes, has stopped the run."""
+    return any(
+        one.worker == STOP and one.incarnation >= first_incarnation for one in status.workers
+    )
 
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:

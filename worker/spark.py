@@ -33,11 +33,13 @@ from shards.errors import BadInput, GiveUp
 from worker import spark_settings
 from worker.code_archive import pack_code
 from worker.data.sequence_file import SCHEMA, image_record
+from worker.tfrecord.source import TFRecord
 
 __all__ = [
     "DataFrame",
     "PartitionRows",
     "SparkSession",
+    "active_session",
     "check_guarded",
     "check_python",
     "check_sendable",
@@ -50,6 +52,7 @@ __all__ = [
     "map_tasks",
     "numbered",
     "partition_count",
+    "read_table",
     "run_tasks",
     "runs_here",
     "sequence_file",
@@ -358,6 +361,25 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 def numbered(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
+
+
+def active_session(what: str) -> SparkSession:
+    """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise BadInput(f"{what}: expected a Spark session in this process to read a path, got none")
+    return session
+
+
+def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
+    """The files at a path or URI as a DataFrame; `kind` is parquet or tfrecord. Raises BadInput."""
+    if kind == "tfrecord":
+        session.dataSource.register(TFRecord)
+    where = place if "://" in place else str(Path(place).absolute())
+    try:
+        return session.read.format(kind).load(where)
+    except _SPARK_ERRORS as error:
+        raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
 
 
 def check_sendable(function: object, args: object) -> None:
