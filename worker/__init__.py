@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
+    from worker.stream_run import Stream, stream
     from worker.tfrecord.source import TFRecord
     from worker.training_loop import Plan, train_worker
 
@@ -82,6 +83,7 @@ __all__ = [
     "Source",
     "SparkNet",
     "StaleRate",
+    "Stream",
     "TFRecord",
     "Trained",
     "Wanted",
@@ -95,6 +97,7 @@ __all__ = [
     "run_job",
     "sequence_file",
     "start",
+    "stream",
     "test",
     "train",
     "train_worker",
@@ -129,6 +132,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "Stream": "worker.stream_run",
     "TFRecord": "worker.tfrecord.source",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
@@ -144,6 +148,7 @@ _HOMES = {
     "run_job": "worker.job_runner",
     "sequence_file": "worker.spark",
     "start": "worker.own_loop",
+    "stream": "worker.stream_run",
     "test": "worker.caffe_inference",
     "train": "worker.api",
     "train_worker": "worker.training_loop",

@@ -46,7 +46,8 @@ class Context:
     """One worker of `worker.run`, in its task.
 
     `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to
-    `workers` - 1; that of rank 0 is the `chief`. `attempt` is higher for each later attempt of
+    `workers` - 1; that of rank 0 is the `chief`. `batch` is the number of the micro-batch of
+    `worker.stream`, None in `worker.run`. `attempt` is higher for each later attempt of
     Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is a
     logger whose records name job and worker.
     """
@@ -65,6 +66,8 @@ class Context:
         shuffle: bool,
         own: Continued,
         folder: str,
+        batch: int | None = None,
+        first_step: int = 0,
     ) -> None:
         self.job = job
         self.worker = me
@@ -77,7 +80,9 @@ class Context:
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
         self.own = own
+        self.batch = batch
         self._folder = folder
+        self._first_step = first_step
         self.stopped = False
         self._ends: list[Callable[[], object]] = []
         self._open = ExitStack()
@@ -116,7 +121,9 @@ class Context:
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.
         """
-        return self._batches(self.worker.client.step, size, epochs, columns, ragged)
+        return self._batches(
+            self.worker.client.step - self._first_step, size, epochs, columns, ragged
+        )
 
     def _batches(
         self,
@@ -173,7 +180,7 @@ class Context:
         name, dense = only_table("loop", self.job)
         model = FunctionModel(dense.table(name), self.job, gradient)
         client, self.lost = self.worker.client, self.own.lost
-        first = client.step + self.own.steps
+        first = client.step - self._first_step + self.own.steps
         batches = self._batches(first, batch_size, epochs, columns, ragged)
         return train_worker(client, model, batches, plan, own=self.own)
 
@@ -252,6 +259,8 @@ class FunctionTask(msgspec.Struct, frozen=True, kw_only=True):
 
     `tables` describe the job's, without their first values. The function and its arguments reach
     the tasks as Spark sends any function. `folder` is the working directory of the caller.
+    In a stream `batch` numbers the micro-batch, and `first_steps` are the steps that each worker
+    had taken before it.
     """
 
     train: Train
@@ -259,6 +268,8 @@ class FunctionTask(msgspec.Struct, frozen=True, kw_only=True):
     tables: ps.Tables
     workers: int
     folder: str
+    batch: int | None = None
+    first_steps: dict[str, int] = {}
 
 
 class TaskAttempt(msgspec.Struct, frozen=True):
@@ -314,6 +325,8 @@ def run_function(
             shuffle=shuffle,
             own=own,
             folder=task.folder,
+            batch=task.batch,
+            first_step=task.first_steps.get(name, 0),
         )
         with ExitStack() as stack:
             stack.callback(ctx.close)

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -152,7 +152,7 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    specs = _specs(job, inputs.tables)
+    specs = specs_of(job, inputs.tables)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
@@ -162,16 +162,8 @@ def run_job(
         df = dealt(df, job.workers, even=even)
     else:
         check_pythons(df)
-    patience_s = _patience_s(job, inputs.tables)
-    with JobShards(
-        specs,
-        _starting(job),
-        logs=inputs.logs,
-        patience_s=patience_s,
-        notify=notify,
-    ) as job_shards:
+    with shards_of(specs, job, inputs, notify) as job_shards:
         cluster = job_shards.cluster
-        _install(inputs, job, job_shards)
         if observer is not None:
             observer.started(cluster, initial_state.versions(inputs.beginning))
         begins_at = inputs.begins_at(job.workers)
@@ -184,7 +176,7 @@ def run_job(
             outcome = _Run(
                 df,
                 job,
-                _task(inputs, job, cluster, patience_s, source),
+                task_of(inputs, job, cluster, source),
                 job_shards,
                 snapshotter,
                 evaluator,
@@ -203,6 +195,22 @@ def run_job(
     return outcome
 
 
+@contextmanager
+def shards_of(
+    specs: Sequence[ShardSpec], job: Job, inputs: JobInputs, notify: Callable[[str], None]
+) -> Iterator[JobShards]:
+    """The shards of a job that is `settled`, in their initial state; they end with the context."""
+    with JobShards(
+        specs,
+        _starting(job),
+        logs=inputs.logs,
+        patience_s=_patience_s(job, inputs.tables),
+        notify=notify,
+    ) as job_shards:
+        _install(inputs, job, job_shards)
+        yield job_shards
+
+
 def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
     """Give the shards their initial state, and delete the logs that it replaces."""
     initial_state.install(job_shards.admin, inputs.beginning)
@@ -210,7 +218,7 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
         drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
 
 
-def _specs(job: Job, tables: Sequence[TableSpec]) -> list[ShardSpec]:
+def specs_of(job: Job, tables: Sequence[TableSpec]) -> list[ShardSpec]:
     """The specs of the job's shards."""
     specs = shard_specs(
         tables,
@@ -224,8 +232,8 @@ def _specs(job: Job, tables: Sequence[TableSpec]) -> list[ShardSpec]:
     return expect_compression(specs, job.links.build_compression())
 
 
-def _task(
-    inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float, source: Source | None
+def task_of(
+    inputs: JobInputs, job: Job, cluster: Cluster, source: Source | None = None
 ) -> TaskSpec:
     """What every worker's task is given."""
     found = inputs.found if job.keeps_own_state else None
@@ -242,7 +250,7 @@ def _task(
         transport=job.links.transport,
         compression=job.links.build_compression(),
         device=job.device,
-        patience_s=max(PATIENCE_S, patience_s),
+        patience_s=max(PATIENCE_S, _patience_s(job, inputs.tables)),
         keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
         resumed=found.store.address if found is not None else None,
         function=job.function,
@@ -390,7 +398,7 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
-            self._stopped |= _stop_requested(statuses[0], self.task.first_incarnation)
+            self._stopped |= stop_requested(statuses[0], self.task.first_incarnation)
             if self._target_reached or self._stopped:
                 return
             if not self._reshard_pending() and self.snapshotter is not None:
@@ -617,7 +625,7 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
     return str(Path(place).absolute())
 
 
-def _stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
+def stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
     """Whether a worker of this job, and not of one that it resumes, has stopped the run."""
     return any(
         one.worker == STOP and one.incarnation >= first_incarnation for one in status.workers

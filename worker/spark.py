@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ps import logs
 from ps.compatibility import build_id
@@ -40,11 +41,13 @@ __all__ = [
     "PartitionRows",
     "SparkSession",
     "active_session",
+    "await_query",
     "check_guarded",
     "check_python",
     "check_sendable",
     "column_types",
     "deal",
+    "dealt_to",
     "final_failure",
     "first_rows",
     "has_partitions",
@@ -52,11 +55,15 @@ __all__ = [
     "map_tasks",
     "numbered",
     "partition_count",
+    "query_error",
     "read_table",
     "run_tasks",
     "runs_here",
+    "runs_queries",
     "sequence_file",
+    "start_query",
     "start_session",
+    "stop_query",
     "survey",
 ]
 
@@ -380,6 +387,53 @@ def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
         return session.read.format(kind).load(where)
     except _SPARK_ERRORS as error:
         raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
+
+
+def runs_queries(df: DataFrame) -> bool:
+    """Whether a stream's micro-batches come to this process; over Spark Connect they do not."""
+    return hasattr(df, "_jdf")
+
+
+def dealt_to(df: DataFrame, workers: int) -> DataFrame:
+    """The rows of `df` in this number of partitions."""
+    return df if has_partitions(df, workers) else df.repartition(workers)
+
+
+def start_query(
+    df: DataFrame,
+    each: Callable[[DataFrame, int], None],
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+) -> StreamingQuery:
+    """Start a stream whose micro-batches are given to `each`, with their numbers.
+
+    Raises BadInput for a trigger or a checkpoint that Spark refuses.
+    """
+    try:
+        writer = df.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+        return (writer.trigger(**trigger) if trigger else writer).start()
+    except (*_SPARK_ERRORS, TypeError, ValueError) as error:
+        raise BadInput(f"stream: cannot be started: {reason(error)}") from None
+
+
+def await_query(query: StreamingQuery, timeout_s: float) -> bool:
+    """Whether a stream has ended, or ends within this time; does not raise its error."""
+    try:
+        return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds, any
+    except _SPARK_ERRORS:
+        return True
+
+
+def query_error(query: StreamingQuery) -> GiveUp | None:
+    """The error that has ended a stream."""
+    error = query.exception()
+    return None if error is None else GiveUp(f"the stream failed: {reason(error)}")
+
+
+def stop_query(query: StreamingQuery) -> None:
+    """End a stream; one that has ended is left alone."""
+    with suppress(*_SPARK_ERRORS):
+        query.stop()
 
 
 def check_sendable(function: object, args: object) -> None:
