@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from deploy import infer
 from deploy.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
@@ -113,7 +112,7 @@ def test_on_spark(
     """The figures and the rows are those of this process, whether tasks read the data or are sent
     it; a place that exists is refused."""
     convert(trained / "data", trained / "lmdb/test_lmdb", "lmdb", Wanted("test"))
-    monkeypatch.setattr(infer.spark, "start_session", lambda *_, **__: nullcontext(spark))
+    monkeypatch.setattr("worker.spark.start_session", lambda *_, **__: nullcontext(spark))
     where = f"--data {data} --spark local[2] --workers 3"
     here, there = (
         downpour(*TEST.split())[1].split(),
