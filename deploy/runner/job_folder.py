@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What a user submitted, besides the settings.
 
-    `origin` is a snapshot to start from; `key` the idempotency key of the request.
+    `origin` is a snapshot to start from; `request_key` the idempotency key of the request.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     priority: int = 0
     origin: str | None = None
-    key: str | None = None
+    request_key: str | None = None
 
 
 class AttemptIdentity(msgspec.Struct, frozen=True, kw_only=True):

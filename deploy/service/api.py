@@ -68,7 +68,7 @@ class Services(msgspec.Struct, frozen=True):
 def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
     """A job as the interface shows it."""
     plain: dict[str, Any] = msgspec.to_builtins(row)
-    for name in ("nonce", "events_read", "not_before", "fruitless", "cancelled"):
+    for name in ("nonce", "events_read", "not_before", "fruitless", "cancelled", "request_key"):
         del plain[name]
     if not settings:
         del plain["settings"]

@@ -76,8 +76,8 @@ class Service:
             try:
                 self.supervisor.look()
                 self.looked_at = time.monotonic()
-            except (DownpourError, OSError, sa.exc.SQLAlchemyError) as error:
-                log.error("%s", f"jobs are not driven until this is over: {error}")
+            except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
+                log.error("%s", f"jobs are not driven until this is over: {error!r}")
                 self._stopped.wait(1.0)
 
 
@@ -134,6 +134,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(OSError)
     def failed(_: Request, error: DownpourError | OSError) -> Response:
         return of_error(error).response()
+
+    @app.exception_handler(sa.exc.OperationalError)
+    def unavailable(_: Request, error: sa.exc.OperationalError) -> Response:
+        return Problem(503, "unavailable", f"database: {error.orig}").response()
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:

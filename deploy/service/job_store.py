@@ -51,6 +51,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     fruitless: int
     not_before: float
     snapshot: str | None
+    request_key: str | None
     events_read: int
     created: float
     updated: float
@@ -83,6 +84,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LISTED = [column for column in tables.job.c if column.name != "settings"]
+_SUBMITTED = ("id", "name", "project", "labels", "priority", "request_key", "created")
 _FRESH: dict[str, Any] = {
     "state": State.QUEUED,
     "state_seq": 0,
@@ -148,7 +150,9 @@ class JobStore:
     def with_key(self, key: str) -> JobRow | None:
         """The job that was submitted with this idempotency key; None if there is none."""
         with self._engine.connect() as connection:
-            row = connection.execute(sa.select(tables.job).where(tables.job.c.key == key)).first()
+            row = connection.execute(
+                sa.select(tables.job).where(tables.job.c.request_key == key)
+            ).first()
         return _row(row) if row is not None else None
 
     def page(self, wanted: Filter, limit: int, cursor: str | None = None) -> Page:
@@ -283,7 +287,7 @@ class JobStore:
         """The digest of the body, the status and the answer of an earlier request; None if new."""
         table = tables.idempotency
         with self._engine.connect() as connection:
-            row = connection.execute(sa.select(table).where(table.c.key == key)).first()
+            row = connection.execute(sa.select(table).where(table.c.request == key)).first()
         return (row.body, row.status, row.answer) if row is not None else None
 
     def answer(self, key: str, body: str, status: int, answer: Mapping[str, Any]) -> None:
@@ -291,7 +295,7 @@ class JobStore:
         table, now = tables.idempotency, time.time()
         with self._lock, self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.created < now - 48 * 3600))
-            values = {"key": key, "body": body, "status": status, "created": now}
+            values = {"request": key, "body": body, "status": status, "created": now}
             connection.execute(sa.insert(table).values(answer=dict(answer), **values))
 
     # After a crash, and after the loss of the database.
@@ -330,14 +334,9 @@ class JobStore:
             return False
         values = {
             **_FRESH,
-            **{
-                name: getattr(submission, name)
-                for name in ("id", "name", "project", "labels", "key")
-            },
-            "priority": submission.priority,
+            **{name: getattr(submission, name) for name in _SUBMITTED},
             "slots": settings.workers,
             "settings": settings.plain(),
-            "created": submission.created,
             "updated": submission.created,
         }
         with self._engine.begin() as connection:
@@ -387,7 +386,8 @@ class JobStore:
 
 
 def _row(row: sa.Row[Any]) -> JobRow:
-    return msgspec.convert(dict(row._mapping), JobRow)
+    # SQLAlchemy's names are of a subclass of str, which msgspec refuses.
+    return msgspec.convert({str(name): value for name, value in row._mapping.items()}, JobRow)
 
 
 def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ class Admission:
             labels=_labels(request.labels),
             priority=request.priority,
             origin=request.resume,
-            key=key,
+            request_key=key,
         )
         return self._store.create(submission, settings)
 

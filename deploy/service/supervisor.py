@@ -89,8 +89,8 @@ class Supervisor:
                     self._advance(self._store.get(row.id))
                 except StateChanged:
                     continue  # the next look sees the present state
-                except (DownpourError, OSError) as error:
-                    self._log.warning("%s", f"job {row.id}: {error}")
+                except Exception as error:  # noqa: BLE001  # one job must not stop the others
+                    self._log.warning("%s", f"job {row.id}: {error!r}")
         with self._lock:
             self._start_queued()
 

@@ -41,7 +41,7 @@ job = sa.Table(
     sa.Column("fruitless", sa.Integer, nullable=False),
     sa.Column("not_before", sa.Float, nullable=False),
     sa.Column("snapshot", sa.String),
-    sa.Column("key", sa.String, unique=True),
+    sa.Column("request_key", sa.String, unique=True),
     sa.Column("events_read", sa.Integer, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("updated", sa.Float, nullable=False),
@@ -82,7 +82,7 @@ sa.Index("event_by_job", event.c.job, event.c.id)
 idempotency = sa.Table(
     "idempotency",
     metadata,
-    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("request", sa.String, primary_key=True),
     sa.Column("body", sa.String, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
     sa.Column("answer", sa.JSON, nullable=False),

@@ -38,7 +38,7 @@ def upgrade() -> None:
             )
         ),
         sa.Column("snapshot", sa.String),
-        sa.Column("key", sa.String, unique=True),
+        sa.Column("request_key", sa.String, unique=True),
     )
     op.create_index("job_by_state", "job", ["state", "id"])
     op.create_index("job_by_project", "job", ["project", "id"])
@@ -69,7 +69,7 @@ def upgrade() -> None:
     op.create_index("event_by_job", "event", ["job", "id"])
     op.create_table(
         "idempotency",
-        sa.Column("key", sa.String, primary_key=True),
+        sa.Column("request", sa.String, primary_key=True),
         sa.Column("body", sa.String, nullable=False),
         sa.Column("status", sa.Integer, nullable=False),
         sa.Column("answer", sa.JSON, nullable=False),
