@@ -387,7 +387,7 @@ def _portable(settings: dict[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
     }
     place = found.get("snapshots")
-    if place is not None and "://" not in place:
+    if place is not None and "://" not in str(place):
         found["snapshots"] = str(Path(place).absolute())
     plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
     return plain

@@ -41,7 +41,7 @@ class Journal:
             raise GiveUp(f"{path}: {error.strerror}") from None
         self._last = entries[-1].number if entries else 0
 
-    def append(self, kind: str, attempt: int, **data: Any) -> Entry:
+    def append(self, kind: str, attempt: int, /, **data: Any) -> Entry:
         """Write an entry through to the disk, and return it; raises GiveUp if the disk fails."""
         with self._lock:
             entry = Entry(self._last + 1, time.time(), attempt, kind, data)

@@ -45,7 +45,7 @@ class Change(BaseModel):
 
     name: str | None = None
     labels: dict[str, str] | None = None
-    priority: int | None = Field(None, ge=-1000, le=1000)
+    priority: int | None = Field(default=None, ge=-1000, le=1000)
 
 
 class Cancellation(BaseModel):

@@ -71,13 +71,15 @@ class Service:
         return time.monotonic() - self.looked_at < 30.0 and not self._stopped.is_set()
 
     def _run(self) -> None:
-        log = logger("service")
+        log, logged = logger("service"), ""
         while not self._stopped.wait(LOOK_S):
             try:
                 self.supervisor.look()
-                self.looked_at = time.monotonic()
+                self.looked_at, logged = time.monotonic(), ""
             except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
-                log.error("%s", f"jobs are not driven until this is over: {error!r}")
+                if logged != repr(error):
+                    log.error("%s", f"jobs are not driven until this is over: {error!r}")
+                logged = repr(error)
                 self._stopped.wait(1.0)
 
 

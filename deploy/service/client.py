@@ -47,7 +47,7 @@ class ServiceClient:
                 answer = self._http.request(method, path, **request)
             except httpx.TransportError as error:
                 if waited >= patience_s:
-                    text = f"--server {self._url}: {error or type(error).__name__}"
+                    text = f"--server {self._url}: {str(error) or type(error).__name__}"
                     raise BadInput(f"{text}; is `downpour serve` running there?") from None
                 self._sleep(_RETRY_S)
                 waited += _RETRY_S

@@ -380,7 +380,8 @@ class JobStore:
                 table = tables.attempt
                 which = (table.c.job == job, table.c.number == entry.attempt)
                 connection.execute(sa.update(table).where(*which).values(**end))
-            shown = {name: value for name, value in entry.data.items() if name != _END}
+            hidden = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled"}
+            shown = {name: value for name, value in entry.data.items() if name not in hidden}
             _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
             _update(connection, job, {**columns, "updated": entry.time})
 

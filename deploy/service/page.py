@@ -6,6 +6,7 @@ so the page works without any other network.
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,7 @@ def routes(store: JobStore) -> APIRouter:
     return router
 
 
-def _renderer() -> Any:
+def _renderer() -> Callable[..., str]:
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -96,7 +97,7 @@ def _renderer() -> Any:
     environment.filters |= {"number": _number, "utc": _utc}
 
     def render(name: str, **values: Any) -> str:
-        return environment.get_template(name).render(**values)
+        return str(environment.get_template(name).render(**values))
 
     return render
 

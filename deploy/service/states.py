@@ -144,7 +144,7 @@ def next_state(verdict: Ending, fruitless: int) -> Ending:
 
 def retry_delay_s(fruitless: int, jitter: float, first_s: float = FIRST_RETRY_S) -> float:
     """Seconds before attempt `fruitless` + 1 in a row; `jitter` in [0, 1) spreads jobs out."""
-    delay = min(LONGEST_RETRY_S, first_s * 2.0 ** max(0, fruitless - 1))
+    delay = min(LONGEST_RETRY_S, first_s * 2.0 ** min(30, max(0, fruitless - 1)))
     return delay * (0.75 + 0.5 * jitter)
 
 

@@ -29,11 +29,11 @@ class Submitted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     settings: dict[str, Any] = Field(description="Options of `downpour train`, by name.")
-    name: str | None = Field(None, description="Default: the name of the solver's file.")
+    name: str | None = Field(default=None, description="Default: the name of the solver's file.")
     project: str = "default"
     labels: dict[str, str] = {}
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher first, then by age.")
-    resume: str | None = Field(None, description="A snapshot to start from, RUN@NUMBER.")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Higher first, then by age.")
+    resume: str | None = Field(default=None, description="A snapshot to start from, RUN@NUMBER.")
 
 
 class Cloning(BaseModel):
@@ -41,12 +41,13 @@ class Cloning(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    settings: dict[str, Any] = Field({}, description="Options that change.")
+    settings: dict[str, Any] = Field(default={}, description="Options that change.")
     name: str | None = None
     labels: dict[str, str] | None = None
-    priority: int | None = Field(None, ge=-1000, le=1000)
+    priority: int | None = Field(default=None, ge=-1000, le=1000)
     snapshot: str | None = Field(
-        None, description='A checkpoint to start from, or "newest"; default: from the beginning.'
+        default=None,
+        description='A checkpoint to start from, or "newest"; default: from the beginning.',
     )
 
 

@@ -127,8 +127,9 @@ function showStaleness(reading, now, point) {
 
 function showWorkers(reading, now) {
   const slowest = Math.min(...now.workers.map((worker) => worker.clock));
+  const fastest = Math.max(...now.workers.map((worker) => worker.clock));
   const shown = now.workers.length > 32 ? [...now.workers].sort((a, b) => a.clock - b.clock).slice(0, 5) : now.workers;
-  bars("#clocks", shown.map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && now.workers.length > 1,
+  bars("#clocks", shown.map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
     text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })));
   const holds = Object.entries(reading.holds).sort((a, b) => b[1] - a[1]);
   const total = holds.reduce((sum, [, count]) => sum + count, 0);
