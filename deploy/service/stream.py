@@ -6,7 +6,7 @@ counts, and no event. A client that reconnects sends the last id, and nothing is
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,7 @@ class Feed:
 
 async def messages(
     store: JobStore, feed: Feed, jobs: Sequence[str], after: int | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The stream of some jobs, or of all: events with an id above `after`, then new ones."""
     last = after if after is not None else await asyncio.to_thread(store.last_event)
     shown: dict[str, object] = {}

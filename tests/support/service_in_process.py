@@ -13,7 +13,7 @@ from tests.support.eventually import eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than httpx
-    from starlette.testclient import TestClient
+    from starlette.testclient import TestClient as TestClient
 
 STUB = Path(__file__).parent / "stub_runner.py"
 
@@ -38,7 +38,8 @@ class Running:
         return found
 
     def ask(self, job: str, verb: str, **body: Any) -> httpx.Response:
-        return self.http.post(f"/api/v1/jobs/{job}:{verb}", json=body)
+        answer: httpx.Response = self.http.post(f"/api/v1/jobs/{job}:{verb}", json=body)
+        return answer
 
     def await_state(self, job: str, *states: str) -> dict[str, Any]:
         eventually(lambda: self.get(job)["state"] in states, because=lambda: str(self.get(job)))

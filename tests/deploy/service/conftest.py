@@ -33,14 +33,19 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(home: Path, solver: Path) -> Start:
-    """Start a service on the home; the end of the context stops it, and no job."""
+    """Start a service on the home; the end of the context stops it, and no job.
+
+    A service that is not `driven` starts no job and follows none.
+    """
 
     @contextmanager
-    def started(**options: Any) -> Iterator[Running]:
+    def started(*, driven: bool = True, **options: Any) -> Iterator[Running]:
         choice = Options(home=home, **{"slots": 8, "retry_s": 0.1, **options})
         engine = open_database(home / DATABASE)
         launcher = LocalLauncher((sys.executable, str(STUB)))
         service = Service(choice, engine, launcher)
+        if not driven:
+            service.supervisor.look = lambda: None  # type: ignore[method-assign]
         with TestClient(application(service), base_url="http://127.0.0.1") as http:
             yield Running(service, http, solver)
         engine.dispose()

@@ -37,7 +37,8 @@ def outcome(end: End, code: str = "error") -> AttemptOutcome:
 
 def reached(start: State) -> set[State]:
     """All states that can follow from `start`."""
-    found, ahead = set(), [start]
+    found: set[State] = set()
+    ahead = [start]
     while ahead:
         new = TRANSITIONS[ahead.pop()] - found
         found |= new
