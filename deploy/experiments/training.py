@@ -105,7 +105,7 @@ class TrainingSimulation:
         while self.gradients < gradients and looks[-1].error > until_error:
             aim = min(gradients, self.gradients + (look_every or gradients))
             try:
-                self._advance(aim)
+                self.advance(aim)
             except BadInput:  # a shard refuses a gradient that is not finite
                 diverged_at = self.shards[0].version
             looks.append(self._look())
@@ -125,7 +125,8 @@ class TrainingSimulation:
             self.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
         return arena
 
-    def _advance(self, gradients: int) -> None:
+    def advance(self, gradients: int) -> None:
+        """Train until this number of gradients has been computed."""
         goes = self.clock.run(lambda: self.gradients < gradients, math.inf)
         if not goes:
             raise BadInput("every worker waits for another; check the staleness bound")

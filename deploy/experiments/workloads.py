@@ -80,7 +80,7 @@ class Quad:
     def batches(self, seed: int, worker: int) -> Iterator[Batch]:
         dice = np.random.default_rng((seed, worker, 2))
         while True:
-            yield from dice.standard_normal((_BLOCK, self._size), np.float32)
+            yield from dice.standard_normal((_BLOCK, 1, self._size), np.float32)
 
     def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
         size = self._size
@@ -89,7 +89,7 @@ class Quad:
         with np.errstate(over="ignore", invalid="ignore"):  # a diverging run overflows
             np.multiply(self.steep, at, out=out[:size])
             loss = 0.5 * float(at @ out[:size])
-            out[:size] += self.noise * batch
+            out[:size] += self.noise * batch[0]
         return loss
 
     def measure(self, weights: Floats) -> Measurement:
