@@ -8,6 +8,7 @@ them is not; otherwise an interval was too wide, or a part is missing, and it is
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -172,6 +173,14 @@ def play(
         tuned=bench.tuned,
         cpu_s=bench.cpu_s,
     )
+
+
+def keep(outcome: Outcome, folder: Path) -> None:
+    """Write an outcome as JSON, under the name that a report looks for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = "-control" if outcome.control else ""
+    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.json"
+    path.write_bytes(msgspec.json.encode(outcome))
 
 
 def seeded(trial: Trial, seed: int) -> Trial:
