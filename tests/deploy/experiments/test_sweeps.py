@@ -18,6 +18,8 @@ from shards.errors import BadInput
 from shards.rules import Momentum
 from tests.support.cli_in_process import command
 
+ROOT = Path(__file__).parents[3]
+
 HEAD = """
 name = "first"
 seeds = [0, 1]
@@ -246,3 +248,13 @@ def test_processes_give_the_same_files(tmp_path: Path) -> None:
     for jobs in (1, 2):
         run_sweep(sweep, tmp_path / str(jobs), jobs=jobs, note=quiet)
     assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
+def test_the_example_is_the_page() -> None:
+    """The page shows the file that is shipped, and it is a sweep."""
+    example = ROOT / "deploy" / "examples" / "sweep.toml"
+    assert len(read_sweep(example).trials) == 3 * 2 * 2 * 3
+    page = (ROOT / "docs" / "how-to" / "experiments.md").read_text()
+    shown = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert shown
+    assert shown[1].strip() in example.read_text()
