@@ -122,12 +122,13 @@ class StageReader(MLReader[Stage], Generic[Stage]):
             raise BadInput(f"{path}: cannot be read: {reason(error)}") from None
         except json.JSONDecodeError:
             raise BadInput(f"{path}/metadata: expected JSON, got something else") from None
-        stage: Any = self._make(metadata["facts"], weights)
-        stage._resetUid(metadata["uid"])
+        stage = self._make(metadata["facts"], weights)
+        params: Any = stage
+        params._resetUid(metadata["uid"])
         for name, value in metadata["paramMap"].items():
-            if not stage.hasParam(name):
+            if not params.hasParam(name):
                 raise BadInput(f"{path}: {expected} has no parameter {name}")
-            stage.set(stage.getParam(name), value)
+            params.set(params.getParam(name), value)
         return stage
 
 
