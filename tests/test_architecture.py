@@ -17,6 +17,9 @@ SPARK = {
     f"worker/spark/{name}.py"
     for name in ("__init__", "failures", "frames", "partitions", "session", "streams", "tasks")
 }
+SPARK_ML = {
+    f"worker/ml/{name}.py" for name in ("columns", "estimators", "models", "params", "saved")
+}
 
 
 @cache
@@ -70,7 +73,7 @@ def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
     [
         ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
         # A data source is a class of PySpark's, which Spark's own processes load by its name.
-        ("pyspark", SPARK | {"worker/tfrecord/source.py"}),
+        ("pyspark", SPARK | SPARK_ML | {"worker/tfrecord/source.py"}),
         ("py4j", SPARK),
         ("cupy", {"cupy_kernels/device.py"}),
         ("xxhash", {"shards/checksums.py"}),

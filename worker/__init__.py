@@ -167,8 +167,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "torch":
-        return import_module("worker.torch")
+    if name in {"ml", "torch"}:
+        return import_module(f"worker.{name}")
     if name in _NOW:
         raise AttributeError(f"worker.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
     raise AttributeError(f"module worker has no attribute {name}")
