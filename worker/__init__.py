@@ -6,9 +6,9 @@
     trained = worker.train(df, solver="lenet_solver.prototxt", shards=2, staleness=4)
     trained.save("lenet.caffemodel")
 
-`train` reads Caffe's format; `run_job` takes a `Job` with your own model; `worker.torch` is for
-loops in PyTorch. Importing this package
-loads neither Spark nor Ray; calling one of these functions does.
+`train` reads Caffe's format; `run_job` takes a `Job` with your own model; `worker.torch`,
+`worker.jax` and `worker.keras` are for loops in these libraries.
+Importing this package loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module
@@ -155,6 +155,9 @@ _HOMES = {
 }
 
 
+_ADAPTERS = ("jax", "keras", "torch")
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
@@ -162,6 +165,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "torch":
-        return import_module("worker.torch")
+    if name in _ADAPTERS:
+        return import_module(f"worker.{name}")
     raise AttributeError(f"module worker has no attribute {name}")
