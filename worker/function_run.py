@@ -269,6 +269,7 @@ def function_job(
         batch_size=1,
         workers=workers,
         bound=options.staleness,
+        stale=options.on_stale,
         shuffle=options.shuffle,
         runtime=options.part(ShardRuntime),
         links=options.part(LinkOptions),

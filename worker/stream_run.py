@@ -50,7 +50,7 @@ from worker.dataframes import check_pythons
 from worker.function_run import FunctionOptions, first_values, function_job
 from worker.job import Job, settled
 from worker.job_inputs import prepare
-from worker.job_runner import check_frame, shards_of, specs_of, stop_requested, task_of
+from worker.job_runner import check_frame, shards_of, stop_requested, task_of
 from worker.job_shards import JobShards
 from worker.option_fields import option
 from worker.options import MOST
@@ -170,7 +170,7 @@ def stream(
     weights = first_values(tables) if found is None else None
     inputs = prepare(one, job, weights, found, None, None)
     check_pythons(one)
-    specs = specs_of(job, inputs.tables)
+    specs = job.specs(inputs.model.table)
     log = logger("worker", job=specs[0].job)
     for change in changes:
         log.warning("%s", change)
