@@ -8,14 +8,15 @@ import pytest
 from deploy.examples import cifar10
 from shards.errors import BadInput
 from tests.support.cifar_package import write_package
-from worker.sources import open_source
+from worker.sources import Split, open_source
 
 
 def test_a_package_becomes_two_databases(tmp_path: Path) -> None:
     """Each line of a strip is an image with the label of its place; OpenCV wrote the strips."""
     digest, images = write_package(tmp_path / "c.tgz")
     cifar10.write(cifar10.read(tmp_path / "c.tgz", digest), tmp_path / "cifar10")
-    for part, rows in (("train", 20), ("test", 4)):
+    parts: tuple[tuple[Split, int], ...] = (("train", 20), ("test", 4))
+    for part, rows in parts:
         source = open_source(tmp_path / "cifar10", part, classes=10)
         assert (source.rows, source.shape) == (rows, (3, 32, 32))
         batch = next(source.batches())
