@@ -95,10 +95,11 @@ def run_features(
     check_row_blobs(model, blobs)
     if on is not None:
         with _frame(source, on) as df:
-            found = feature_rows(
+            frame = feature_rows(
                 df, shaped, weights=weights, blobs=blobs, batch_size=batch_size, device=device
             )
-            return output, spark.write_frame(found, output if folder is None else str(folder), form)
+            where = output if folder is None else str(folder)
+            return output, spark.write_frame(frame, where, form)
     assert folder is not None
     needed = model.net.tensors_for(blobs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)

@@ -28,13 +28,12 @@ def train(url: str, ray: str, folder: Path) -> dict[str, object]:
         spark.start_session(url, 2, app="over connect", env={}) as session,
     ):
         df = session.createDataFrame(image_table(200))
+        model = worker.Caffe(folder / "solver.prototxt")
         try:
-            worker.train(df, solver=folder / "solver.prototxt")
+            worker.train(df, model=model)
         except BadInput as error:
             refused = str(error)
-        trained = worker.train(
-            df, solver=folder / "solver.prototxt", shards=2, workers=3, staleness=2, max_iter=60
-        )
+        trained = worker.train(df, model=model, shards=2, workers=3, staleness=2, max_iter=60)
         weights = trained.save(folder / "weights.caffemodel")
         means = worker.test(df, solver=folder / "solver.prototxt", weights=weights)
         rows = worker.features(df, net=folder / "net.prototxt", weights=weights, blobs=["ip1"])

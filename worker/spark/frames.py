@@ -1,6 +1,7 @@
 """DataFrames: their partitions, columns and first rows, and those that are made here."""
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -12,6 +13,7 @@ from worker.data.sequence_file import SCHEMA, image_record
 from worker.data.source import Source, part_rows
 from worker.spark.failures import SPARK_ERRORS, reason, task_error
 from worker.spark.tasks import map_tasks, mapped
+from worker.tfrecord.source import TFRecord
 
 _MOST_ROWS = 2**31 - 1  # the largest int in Java
 
@@ -68,6 +70,30 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 def numbered(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
+
+
+def active_session(what: str) -> SparkSession:
+    """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise BadInput(f"{what}: expected a Spark session in this process to read a path, got none")
+    return session
+
+
+def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
+    """The files at a path or URI as a DataFrame; `kind` is parquet or tfrecord. Raises BadInput."""
+    if kind == "tfrecord":
+        session.dataSource.register(TFRecord)
+    where = place if "://" in place else str(Path(place).absolute())
+    try:
+        return session.read.format(kind).load(where)
+    except SPARK_ERRORS as error:
+        raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
+
+
+def dealt_to(df: DataFrame, workers: int) -> DataFrame:
+    """The rows of `df` in this number of partitions."""
+    return df if has_partitions(df, workers) else df.repartition(workers)
 
 
 def source_rows(session: SparkSession, source: Source, parts: int) -> DataFrame:

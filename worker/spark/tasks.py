@@ -5,9 +5,11 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.sql import DataFrame
@@ -20,6 +22,7 @@ from worker.spark import settings as spark_settings
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
 
 _MOST_TASKS = 10_000  # to search for the one that failed
+_CHOOSING = Lock()  # threads that train at once share the session's setting
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
 
@@ -47,7 +50,8 @@ def map_tasks(
 ) -> DataFrame:
     """What `task(batches, partition, attempt, gpus)` makes of each partition of `df`, when read.
 
-    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`.
+    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`, of
+    Arrow or of Spark.
     `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
     is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
     schedules none. `job` names the tasks in what they log.
@@ -63,7 +67,7 @@ def map_tasks(
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
-    return mapped(df, host, from_arrow_schema(schema))
+    return mapped(df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema)
 
 
 def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
@@ -72,14 +76,17 @@ def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema
     Spark's default is the first `python3` on PATH, which is a different Python where a virtual
     environment is not activated.
     """
-    if not runs_here(df) or python_of(df) != ANY_PYTHON or "PYSPARK_PYTHON" in os.environ:
+    with _CHOOSING:
+        chosen = python_of(df) != ANY_PYTHON or "PYSPARK_PYTHON" in os.environ
+    if chosen or not runs_here(df):
         return df.mapInArrow(task, schema)
     context = df.sparkSession.sparkContext
-    context.pythonExec = sys.executable
-    try:
-        return df.mapInArrow(task, schema)
-    finally:
-        context.pythonExec = ANY_PYTHON
+    with _CHOOSING:
+        context.pythonExec = sys.executable
+        try:
+            return df.mapInArrow(task, schema)
+        finally:
+            context.pythonExec = ANY_PYTHON
 
 
 def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
