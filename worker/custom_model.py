@@ -73,6 +73,7 @@ class CustomModel(msgspec.Struct, frozen=True):
             workers=options.count_workers(df),
             bound=options.staleness,
             shuffle=options.shuffle,
+            skip_images=options.skip_images,
             device=options.build_device("auto"),
             runtime=options.part(ShardRuntime),
             links=options.part(LinkOptions),
