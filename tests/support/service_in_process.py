@@ -13,7 +13,7 @@ from tests.support.eventually import eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than httpx
-    from starlette.testclient import TestClient as TestClient
+    from starlette.testclient import TestClient as TestClient  # noqa: PLC0414  # exported
 
 STUB = Path(__file__).parent / "stub_runner.py"
 
