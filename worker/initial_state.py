@@ -4,6 +4,7 @@ A snapshot must be of the same network, rule and number of workers. It may be of
 shards: its state is repartitioned for the present number. A job's logs serve as a snapshot, too.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,9 @@ from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.catalog import load_state, newest_logs
 from shards.errors import BadInput
-from shards.repartition import repartition
-from shards.tables import DenseTable, Layout, cut_evenly
+from shards.resumption import resumed
+from shards.spec import TableSpec
+from shards.tables import Layout
 from worker.job import Job
 from worker.model import Model, check_start
 
@@ -27,7 +29,7 @@ class InitialState(msgspec.Struct, frozen=True):
     The two lists differ in length if the number of shards has changed.
     """
 
-    states: list[ShardState]
+    states: Sequence[ShardState]
     versions: list[int]
 
 
@@ -57,7 +59,11 @@ def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
 
 
 def beginning(
-    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: LoadedSnapshot | None
+    model: Model,
+    tables: Sequence[TableSpec],
+    job: Job,
+    weights: NDArray[np.float32] | None,
+    resume: LoadedSnapshot | None,
 ) -> Beginning:
     """`weights`, or the snapshot `resume`, or the model's initial weights; raises BadInput."""
     if resume is None:
@@ -65,20 +71,18 @@ def beginning(
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
     manifest, states = resume.manifest, resume.states
-    check_fit(resume.place, manifest, model.table, job)
+    check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
     versions = [state.saved.version for state in states]
-    if manifest.map.shards != job.runtime.shards:
-        after = cut_evenly(manifest.layout, job.runtime.shards)
-        states = repartition(states, manifest.layout, manifest.map, after)
-    return InitialState(states, versions)
+    spec, *_ = job.specs(tables)
+    return InitialState(resumed(states, manifest.map, spec), versions)
 
 
-def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
+def check_fit(where: str, manifest: Manifest, layout: Layout, job: Job) -> None:
     """Raise BadInput when the snapshot at `where` is another job's."""
     for what, expected, got in (
         ("workers", manifest.workers, job.workers),
-        ("rule", ", ".join(manifest.rules), job.rule_name),
-        ("tensors", _shapes(manifest.layout), _shapes(Layout((table,)))),
+        ("rule", ", ".join(manifest.rules), ", ".join(job.rule_names)),
+        ("tensors", _shapes(manifest.layout), _shapes(layout)),
     ):
         if expected != got:
             raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")

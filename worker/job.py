@@ -1,13 +1,17 @@
 """A training job as a value: all its settings, without the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import structs
 
+from ps.job_spec import expect_compression, shard_specs
 from shards import arguments
+from shards.aggregation import StaleLimit
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
@@ -22,11 +26,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Training: `model` builds the network, in this process and in every task. `plan` is the plan of
     each worker. `workers` is the number of partitions to train on. `columns` are those that the
     model reads (worker/columns.py); empty: images `data`, in the shape that the rows state, and
-    labels `label`. `bound` is the staleness bound in steps (None: no bound). Each worker computes
-    on a `device` (worker/device_selection.py). Every `display` iterations (0: never) the loss is
-    logged, as the mean of the last `average_loss` iterations (None: one). An iteration is one step
-    of every worker. Each worker runs a `function`, if there is one, in place of the loop over its
-    batches.
+    labels `label`. `bound` is the staleness bound in steps (None: no bound), `stale` a limit on the
+    staleness of single pushes (None: none). Each worker computes on a `device`
+    (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
+    mean of the last `average_loss` iterations (None: one). An iteration is one step of every
+    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches;
+    it may train several `tables`, each with a rule, schedule and decay of its own.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -42,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     columns: tuple[ColumnSpec, ...] = ()
     bound: int | None = 0
+    stale: StaleLimit | None = None
     shuffle: bool = True
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
@@ -52,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     display: int = 0
     average_loss: int | None = None
     function: FunctionTask | None = None
+    tables: tuple[TableSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():
@@ -62,10 +69,29 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
+    def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
+        """The specs of the job's shards, with a new id for the job."""
+        strategy = self.plan.strategy
+        specs = shard_specs(
+            tables,
+            shards=self.runtime.shards,
+            bound=self.bound,
+            workers=self.workers,
+            merge=structs.replace(strategy.server(self.workers), stale=self.stale),
+            lease_s=self.runtime.lease_s,
+            warm_steps=strategy.warm_up,
+        )
+        return expect_compression(specs, self.links.build_compression())
+
+    def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
+        """The job's tables: those of its function, or else `table`, the model's."""
+        return self.tables or (TableSpec(table, self.rule, self.schedule, self.decay),)
+
     @property
-    def rule_name(self) -> str:
-        """The kind of the update rule, as snapshots store it."""
-        return str(self.rule.__struct_config__.tag)
+    def rule_names(self) -> tuple[str, ...]:
+        """The kind of each table's update rule, as snapshots store it."""
+        rules = [one.rule for one in self.tables] or [self.rule]
+        return tuple(str(rule.__struct_config__.tag) for rule in rules)
 
 
 def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
@@ -77,12 +103,18 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     """
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
-    notices = strategy.notices(job.workers, job.rule)
+    rules = [one.rule for one in job.tables] or [job.rule]
+    notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))
     plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
-    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
+    tables = tuple(
+        TableSpec(one.table, *half.settings(one.rule, one.schedule, one.decay), one.guard)
+        for one in job.tables
+    )
+    settings = {"rule": rule, "schedule": schedule, "decay": decay, "tables": tables}
+    return structs.replace(job, plan=plan, **settings), notices
 
 
 def _checked(job: Job) -> dict[str, object]:
