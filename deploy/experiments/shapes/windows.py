@@ -11,7 +11,7 @@ from deploy.experiments.shapes.base import (
     Bench,
     Check,
     Shape,
-    Verdict,
+    ShapeVerdict,
     at_most,
     errors,
     judged,
@@ -86,7 +86,7 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
             "asynchronous averaging is at least as fast",
             "not slower",
             "the strategy sparknet has rounds only",
-            Verdict.MISSING,
+            ShapeVerdict.MISSING,
         ),
     ]
 
@@ -117,7 +117,7 @@ def _best_tau(taus: list[int], by_tau: tuple[list[float], list[float]]) -> Check
         "the best tau grows with S, K 5",
         "it grows",
         f"{near} at S 0, {far} at S 20 s; seconds at S 20: {listed(taus, by_tau[1], '.0f')}",
-        judged(far > near) if reached else Verdict.INCONCLUSIVE,
+        judged(far > near) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 
