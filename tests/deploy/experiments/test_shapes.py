@@ -63,7 +63,8 @@ def test_the_staleness_of_softsync_is_n(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("eta", "alpha"), [(0.5, 0.3), (0.5, 0.8), (0.5, 0.95), (1.5, 0.35), (1.5, 0.45), (2.1, 0.1)]
+    ("eta", "alpha"),
+    [(0.5, 0.3), (0.5, 0.8), (0.5, 0.95), (0.8375, 0.7575), (1.5, 0.35), (1.5, 0.45), (2.1, 0.1)],
 )
 def test_easgd_is_stable_where_theory_says(eta: float, alpha: float) -> None:
     limit = (4 - 2 * eta) / (4 - eta)
