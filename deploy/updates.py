@@ -102,7 +102,9 @@ COLUMNS = {
         "workers. 0 for a push that was dropped.",
     ),
     "dropped": UpdateColumn(
-        pa.int64(), "", "1 for a push that came too late for its round and was dropped, else 0."
+        pa.int64(),
+        "",
+        "1 for a push that was dropped, too late for its round or too stale, else 0.",
     ),
     "deduplicated": UpdateColumn(
         pa.int64(),

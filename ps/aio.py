@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ps.cluster import Cluster
 from ps.jobs import Job, connect
-from ps.reader import Connection, Done, ReadRequests
+from ps.reader import Connection, Done, Reader, ReadRequests
 from ps.table_views import TableViews
 from ps.transport.links import Links
 from ps.worker import PULL_S, RESULT_S, AckFuture, PushAck, Worker, WorkerStep
@@ -79,11 +79,18 @@ class AsyncReader:
         self._pump: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
         self._begun = asyncio.Event()
+        self._consistent = asyncio.Lock()
 
-    async def pull(self, table: str | None = None) -> Any:
-        """The present weights, as `ps.Reader.pull`, but read-only; may be called concurrently."""
+    async def pull(self, table: str | None = None, *, consistent: bool = False) -> Any:
+        """The present weights, as `ps.Reader.pull`, but read-only; may be called concurrently.
+
+        A consistent read has connections of its own, in a thread; this reader makes one at a time.
+        """
         if self._connection is None:
             raise BadInput("reader: it is closed; expected `async with`")
+        if arguments.flag("reader: consistent", consistent):
+            async with self._consistent:
+                return await asyncio.to_thread(self._pull_consistent, table)
         if self._fault is not None:
             raise self._fault
         if self._next is None:
@@ -96,6 +103,10 @@ class AsyncReader:
         if table is None:
             return self._views.build_all(arena)
         return self._views.build(table, arena)
+
+    def _pull_consistent(self, table: str | None) -> Any:
+        with Reader(self._cluster, self._views, patience_s=self._patience_s) as reader:
+            return reader.pull(table, consistent=True)
 
     def _begin(self, connection: Connection) -> None:
         """Send the next read, if any is wanted."""

@@ -19,6 +19,8 @@ from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from shards.tables import Layout, ShardMap
 
+_ADDRESSES = 3
+
 
 class Access(msgspec.Struct, frozen=True):
     """The secret halves of the keys that admit clients: `token` for workers, `operator` for the
@@ -39,7 +41,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
-    `strategy` names the strategy, if the job was started with one.
+    `strategy` names the strategy, if the job was started with one. `max_norms` has the limit of
+    each table whose guard sets one: the largest norm of a shard's section of a gradient.
     """
 
     job: str
@@ -51,6 +54,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     access: Access | None = None
     forms: dict[str, TableForm] = {}
     strategy: str = ""
+    max_norms: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
@@ -96,8 +100,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """The address of shard 0, for `ps.connect`."""
-        return self.endpoints[0]
+        """The addresses of a few shards, for `ps.connect`, which needs one that is alive."""
+        return ",".join(self.endpoints[:_ADDRESSES])
 
     @property
     def description(self) -> bytes:

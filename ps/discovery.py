@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -35,8 +36,21 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def describe(address: str, token: object, *, patience_s: float) -> Cluster:
-    """The job of the shard at `address`, with the keys that `token` holds.
+def describe(addresses: str, token: object, *, patience_s: float) -> Cluster:
+    """The job of the first of these shards that answers, with the keys that `token` holds.
+
+    `addresses` is one or several, separated by commas. Raises the error of the last one if no shard
+    is there, and otherwise what `_describe` does for the first that is.
+    """
+    *others, last = addresses.split(",")
+    for address in others:
+        with suppress(Unreachable):
+            return _describe(address, token, patience_s=patience_s)
+    return _describe(last, token, patience_s=patience_s)
+
+
+def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
+    """The job of the shard at `address`.
 
     Raises BadInput for an invalid address or token, Unreachable if nothing accepts connections
     there or no answer comes for `patience_s` seconds, NotReady if the job has no weights yet,

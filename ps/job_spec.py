@@ -82,6 +82,7 @@ def shard_specs(
             build=build_id(),
             merge=half.merge,
             weigh=half.weigh,
+            stale=half.stale,
             scale=half.scale,
             deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),
@@ -154,4 +155,9 @@ def make_cluster(
         endpoints=_endpoints(endpoints),
         bound=first.bound,
         access=access,
+        max_norms={
+            one.table.name: one.guard.max_norm
+            for one in first.tables
+            if one.guard.max_norm is not None
+        },
     )

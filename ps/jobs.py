@@ -127,7 +127,7 @@ class Job:
 
     @property
     def address(self) -> str:
-        """The address of a shard, with which and the `token` others `connect`."""
+        """The addresses of up to three shards, with which and the `token` others `connect`."""
         return self.cluster.address
 
     @property
@@ -146,7 +146,8 @@ def connect(
     """The job of another process: by the address of one of its shards, or by a file.
 
     An address, `tcp://HOST:PORT` or `curve://KEY@HOST:PORT`, is `Job.address` of that process; it
-    needs the job's `token`, and the shard describes the job. A file is one that `Job.save` wrote,
+    needs the job's `token`, and the shard describes the job. Of several addresses, separated by
+    commas, the first shard that answers does. A file is one that `Job.save` wrote,
     and needs none. Values have the structure that the job was started with, of dicts, lists, tuples
     and arrays of NumPy. `tables` are the same in structures of this process's own, such as PyTorch
     tensors. `patience_s` is the longest wait for the shard's answer.

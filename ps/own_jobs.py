@@ -31,9 +31,9 @@ from ps.resharding import reshard
 from ps.tables import Tables, tables_of
 from ps.wal.catalog import load_state, logs_of
 from shards import arguments
-from shards.aggregation import ServerHalf
+from shards.aggregation import ServerHalf, StaleLimit, stale_limit_of
 from shards.errors import BadInput
-from shards.repartition import repartition
+from shards.resumption import resumed
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import Layout
@@ -57,6 +57,7 @@ class StartOptions(LaunchOptions, total=False):
 
     lease_s: float
     warm_steps: int
+    on_stale: str | StaleLimit | None
 
 
 class OwnJob(Job):
@@ -156,6 +157,9 @@ def start(
     - `silence_s`: the seconds of silence after which a copy counts as dead, at `replicated`.
     - `lease_s`: how long a worker may be silent before others stop waiting for it; 10.
     - `warm_steps`: the steps that one worker takes alone at first; 0.
+    - `on_stale`: what a shard does with a push from weights that are more than N updates old:
+      `scale:N` multiplies its rate by N / staleness, `drop:N` drops it and counts it as dropped.
+      `wait`, the default, applies it: only the bound holds.
 
     Raises BadInput naming the argument.
     """
@@ -164,6 +168,8 @@ def start(
     arguments.known("start: options", options, StartOptions.__annotations__)
     half = ServerHalf() if server is None else server
     arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    stale = stale_limit_of("on_stale", options.pop("on_stale", None))
+    half = msgspec.structs.replace(half, stale=stale)
     arguments.text("strategy", strategy, "a strategy's name")
     specs = expect_compression(
         shard_specs(
@@ -218,7 +224,7 @@ def _launched(
     return start_shards(Placement(place), plan_of(specs, own))
 
 
-def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> list[ShardState]:
+def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:
     """The state of each shard in a snapshot or in logs, cut as these shards are."""
     if start is not None:
         raise BadInput("start: expected none with `resume`, got both")
@@ -230,7 +236,7 @@ def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> l
     ):
         if expected != got:
             raise BadInput(f"resume {found.place}: expected {what} {expected}, got {got}")
-    return repartition(found.states, first.layout, found.manifest.map, first.map)
+    return resumed(found.states, found.manifest.map, first)
 
 
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:

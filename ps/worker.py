@@ -50,8 +50,8 @@ class PushAck(msgspec.Struct, frozen=True):
     `staleness` counts the updates that others applied between its pull and its apply, at the shard
     where these were most. `age_s` is the time from the pull to the acknowledgement, in seconds.
     `duplicate`: a shard had the push already, because it was sent again. `scale` is the smallest
-    factor that a shard put on its rate, by the strategy; `dropped`: a shard had applied its round
-    without it, and dropped it.
+    factor that a shard put on its rate, by the strategy; `dropped`: a shard dropped it, because
+    it came too late for its round, or was too stale (`on_stale`).
     """
 
     seq: int

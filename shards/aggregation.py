@@ -5,7 +5,7 @@ Each choice is a value, so that it travels in a shard's spec and in its log. A s
 takes the mean of deltas must not scale each of them by its staleness as well.
 
 - *Weighing.* A weighing maps the staleness t of a push to a factor on its rate. `WEIGHINGS` is the
-  registry; `constant` is the usual one.
+  registry; `constant` is the usual one. A `StaleLimit` scales or drops what is too stale.
 - *Merging.* `Each` applies every push as it arrives. `Round` collects one push of each worker and
   applies their mean; with `backups` it does not wait for the slowest, and drops what they send too
   late (Chen et al. 2016). `Buffer` adds up pushes and applies them `size` at a time
@@ -29,6 +29,7 @@ Weighing = Callable[[int], float]
 """The factor on the rate of a push of staleness t >= 0."""
 
 CONSTANT = "constant"
+_MOST_DIGITS = 19
 
 WEIGHINGS: dict[str, Weighing] = {
     CONSTANT: lambda _: 1.0,
@@ -44,6 +45,43 @@ def weighing_of(what: str, value: object) -> str:
     if isinstance(value, str) and value in WEIGHINGS:
         return value
     raise arguments.wrong(what, ", ".join(WEIGHINGS), value)
+
+
+class StaleLimit(msgspec.Struct, frozen=True):
+    """What becomes of a push of a staleness above `after`, which the staleness bound let pass.
+
+    Its rate is multiplied by `after` / staleness; or, with `drop`, it counts as its worker's and
+    changes no weights. Dropping biases training against the data of slow workers. The bound limits
+    steps between workers; this limits the updates of a shard between a read and a push from it.
+    """
+
+    after: int
+    drop: bool = False
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "after", arguments.whole("on_stale: after", self.after, 1))
+
+    def drops(self, staleness: int) -> bool:
+        """Whether a push of this staleness is dropped."""
+        return self.drop and staleness > self.after
+
+    def factor(self, staleness: int) -> float:
+        """The factor on the rate of a push that is not dropped."""
+        return min(1.0, self.after / max(1, staleness))
+
+
+def stale_limit_of(what: str, value: object) -> StaleLimit | None:
+    """The limit in `wait` (none: only the bound holds), `scale:AFTER` or `drop:AFTER`."""
+    if isinstance(value, StaleLimit | None):
+        return value
+    action, _, after = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if action == "wait" and not after:
+        return None
+    digits = after.isascii() and after.isdecimal() and len(after) < _MOST_DIGITS
+    if action not in ("scale", "drop") or not digits or not int(after):
+        expected = "wait, scale:AFTER or drop:AFTER, with AFTER of at least 1 update"
+        raise arguments.wrong(what, expected, value)
+    return StaleLimit(int(after), drop=action == "drop")
 
 
 class _Merging(msgspec.Struct, frozen=True, tag_field="merge"):
@@ -101,7 +139,8 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     `scale` multiplies the rate of every push. With `rate` the pushes are differences of weights, in
     which the workers have applied their own rates, the tensors' multipliers and the weight decay;
     the shard applies them at that fixed rate, without any of these. Without it they are gradients,
-    and the job's schedule holds. `rule` is None for the job's own.
+    and the job's schedule holds. `rule` is None for the job's own. `stale`, the
+    user's choice, limits the staleness of single pushes, which those of a round do not have.
     """
 
     merge: Merge = EACH
@@ -109,6 +148,7 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     rate: float | None = None
     rule: Rule | None = None
+    stale: StaleLimit | None = None
 
     def __post_init__(self) -> None:
         weighing_of("weigh", self.weigh)
@@ -116,6 +156,8 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise BadInput(f"{name}: expected more than 0, got {value}")
+        if self.stale is not None and isinstance(self.merge, Round):
+            raise BadInput("on_stale: expected wait for a strategy in rounds, got a limit")
 
     @property
     def deltas(self) -> bool:

@@ -320,7 +320,7 @@ class Ack(FromShard, frozen=True, tag="ack"):
     """Push `seq` is applied; a duplicate was applied before and changes nothing.
 
     It is part of `version`, or will be: a push in a buffer is applied with those that follow it.
-    `scale` is the factor on its rate; one that was too late for its round is `dropped`.
+    `scale` is the factor on its rate. One too late for its round, or too stale, is `dropped`.
     """
 
     seq: Count

@@ -43,6 +43,13 @@ def repartition(
     ]
 
 
+def evenly_buffered(progress: Sequence[SavedProgress]) -> bool:
+    """Whether all shards have as many pushes in their buffers, of each table that several hold."""
+    counts = {(table, count) for saved in progress for table, count in saved.collected.items()}
+    tables = {table for table, _ in counts}
+    return len(counts) == len(tables) and len({saved.buffered for saved in progress}) == 1
+
+
 def whole_weights(
     states: Sequence[ShardState], layout: Layout, shard_map: ShardMap
 ) -> NDArray[np.float32]:

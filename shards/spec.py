@@ -5,7 +5,7 @@ from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
 from shards import arguments, payloads, pull_encodings
-from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge
+from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge, StaleLimit
 from shards.gradient_guard import Guard
 from shards.messages import Kind
 from shards.rules import SGD, Decay, Rule, decay_of, rule_of
@@ -52,9 +52,10 @@ class ShardSpec(msgspec.Struct, frozen=True):
     `workers` is the expected number of workers; the iteration of the learning-rate schedules is the
     number of steps applied divided by it. `lease_s` is how long a worker may be silent,
     `warm_steps` how many steps one replica takes alone at first. `merge`, `weigh` and `scale` are
-    the server's half of a strategy (aggregation.py); with `deltas` pushes are differences of
-    weights, to which neither the tensors' multipliers nor the weight decay apply. `build` is that
-    of the job's own processes (ps/compatibility.py): a log of another build is not replayed.
+    the server's half of a strategy (aggregation.py), `stale` a limit on the staleness of single
+    pushes (None: none). With `deltas` pushes are differences of weights, to which neither the
+    tensors' multipliers nor the weight decay apply. `build` is that of the job's own processes
+    (ps/compatibility.py): a log of another build is not replayed.
     """
 
     job: str
@@ -66,6 +67,7 @@ class ShardSpec(msgspec.Struct, frozen=True):
     build: str
     merge: Merge = EACH
     weigh: str = CONSTANT
+    stale: StaleLimit | None = None
     scale: float = 1.0
     deltas: bool = False
     lease_s: float = 10.0

@@ -4,9 +4,11 @@ Pushes are applied in runs: one push, or several that arrived together and may s
 weights; each still gets its own version, acknowledgement and record. For synchronous training,
 pushes are collected until every active worker has sent one, and their mean is applied as one
 version. Until then a push of a round is not in the ledger. A round with backup workers is applied
-without the slowest; what they send later is dropped. It counts in the ledger, because its worker
-has taken those steps, and is acknowledged as dropped. A buffer, in contrast, is part of the state
-(parameters.py): a push in it is in the ledger at once, though not yet in a version.
+without the slowest; what they send later is dropped. So is a push above a `StaleLimit` that drops.
+It counts in the ledger, because its worker has taken those steps, and is acknowledged as dropped.
+Where the parts of a push differ in staleness, one shard may drop its part alone. A buffer, in
+contrast, is part of the state (parameters.py): a push in it is in the ledger at once, though not
+yet in a version.
 
 A push counts with a factor on its rate, by its staleness and the strategy (aggregation.py).
 
@@ -61,7 +63,8 @@ class Updates:
         self._ledger = ledger
         self._journal = journal
         self._weigh = WEIGHINGS[spec.weigh]
-        self._sums = spec.merge == EACH and spec.weigh == CONSTANT and held.sums
+        self._constant = spec.weigh == CONSTANT and spec.stale is None
+        self._sums = spec.merge == EACH and self._constant and held.sums
 
     @property
     def rate(self) -> float:
@@ -94,10 +97,11 @@ class Updates:
         If the guard refuses the only push, counts that and raises BadInput. If it refuses one of
         several, returns None and changes nothing; the caller then applies them one by one.
         """
+        if self._spec.stale is not None and self._spec.stale.drops(self._staleness(run[0].message)):
+            return [self._drop(self._examined(run[0]), now)]
         if self._spec.merge == EACH:
             first = run[0].message
-            constant = self._spec.weigh == CONSTANT
-            scale = self._spec.scale if constant else self._scale(first)
+            scale = self._spec.scale if self._constant else self._scale(first)
             before = self._held.version
             rates, read = self._rates_at(self.steps), first.read_version
             gradients = [one.gradients for one in run]
@@ -110,11 +114,7 @@ class Updates:
             if len(run) > 1:
                 return None
         (arrived,) = run
-        try:
-            measured = self._measured(arrived)
-        except BadInput:
-            self._ledger.entries[arrived.message.worker].refused += 1
-            raise
+        measured = self._examined(arrived)
         match self._spec.merge:
             case Round():
                 return self._collect_round(measured, now)
@@ -202,7 +202,13 @@ class Updates:
 
     def _scale(self, message: Push) -> float:
         """The factor on the rate of a push that is applied now."""
-        return self._spec.scale * self._weigh(self._held.version - message.read_version)
+        staleness = self._staleness(message)
+        stale = 1.0 if self._spec.stale is None else self._spec.stale.factor(staleness)
+        return self._spec.scale * self._weigh(staleness) * stale
+
+    def _staleness(self, message: Push) -> int:
+        """The updates since the version that a push was computed from."""
+        return self._held.version - message.read_version
 
     def _collect(self, one: Arrived, size: int, now: float) -> Applied:
         """Add a push to the buffer, and apply the buffer if it is full."""
@@ -214,9 +220,8 @@ class Updates:
         return self._note(one, one.norm, before, rates, scale, now)
 
     def _drop(self, one: Arrived, now: float) -> Applied:
-        """Record a push that came too late for its round: its steps are taken, and lost."""
-        before = self._held.version - 1
-        rates = self._rates_at(self.steps)
+        """Record a push that came too late: its steps are taken, and lost."""
+        before, rates = self._held.version, self._rates_at(self.steps)
         return self._note(one, one.norm, before, rates, 0.0, now, dropped=True)
 
     def _rates_at(self, steps: int) -> dict[str, float]:
@@ -234,6 +239,14 @@ class Updates:
             except OverflowError:  # a growing policy; Caffe's reaches infinity too
                 rates[name] = inf
         return rates
+
+    def _examined(self, arrived: Arrived) -> Arrived:
+        """The push with its norm; counts it and raises BadInput if the guard refuses it."""
+        try:
+            return self._measured(arrived)
+        except BadInput:
+            self._ledger.entries[arrived.message.worker].refused += 1
+            raise
 
     def _measured(self, arrived: Arrived) -> Arrived:
         """The push with its norm; raises BadInput if the guard refuses it."""
@@ -258,7 +271,10 @@ class Updates:
         *,
         dropped: bool = False,
     ) -> Applied:
-        """Record a push that was applied to version `before`, with `scale` times `rates`."""
+        """Record a push that was applied to version `before`, with `scale` times `rates`.
+
+        A dropped one made no version.
+        """
         message = one.message
         clock_gap = self._ledger.record(
             message.worker,
@@ -271,7 +287,8 @@ class Updates:
         self.steps += message.steps
         self.samples += 0 if dropped else message.samples
         staleness = max(0, before - message.read_version)
-        applied = Applied(one, before + 1, staleness, scale, dropped)
+        version = before if dropped else before + 1
+        applied = Applied(one, version, staleness, scale, dropped)
         self._journal.applied(
             message,
             version=applied.version,

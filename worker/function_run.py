@@ -203,6 +203,7 @@ def _job(table: DenseTable, dense: ps.Dense, options: RunOptions, workers: int) 
         batch_size=1,
         workers=workers,
         bound=options.staleness,
+        stale=options.on_stale,
         shuffle=options.shuffle,
         runtime=options.part(ShardRuntime),
         links=options.part(LinkOptions),

@@ -4,6 +4,7 @@ A snapshot must be of the same network, rule and number of workers. It may be of
 shards: its state is repartitioned for the present number. A job's logs serve as a snapshot, too.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,8 @@ from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.catalog import load_state, newest_logs
 from shards.errors import BadInput
-from shards.repartition import repartition
-from shards.tables import DenseTable, Layout, cut_evenly
+from shards.resumption import resumed
+from shards.tables import DenseTable, Layout
 from worker.job import Job
 from worker.model import Model, check_start
 
@@ -27,7 +28,7 @@ class InitialState(msgspec.Struct, frozen=True):
     The two lists differ in length if the number of shards has changed.
     """
 
-    states: list[ShardState]
+    states: Sequence[ShardState]
     versions: list[int]
 
 
@@ -67,10 +68,8 @@ def beginning(
     manifest, states = resume.manifest, resume.states
     check_fit(resume.place, manifest, model.table, job)
     versions = [state.saved.version for state in states]
-    if manifest.map.shards != job.runtime.shards:
-        after = cut_evenly(manifest.layout, job.runtime.shards)
-        states = repartition(states, manifest.layout, manifest.map, after)
-    return InitialState(states, versions)
+    spec, *_ = job.specs(model.table)
+    return InitialState(resumed(states, manifest.map, spec), versions)
 
 
 def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> None:

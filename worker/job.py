@@ -5,9 +5,13 @@ from collections.abc import Callable
 import msgspec
 from msgspec import structs
 
+from ps.job_spec import expect_compression, shard_specs
 from shards import arguments
+from shards.aggregation import StaleLimit
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
+from shards.spec import ShardSpec
+from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
 from worker.device_selection import ANY, DeviceRequest
@@ -22,11 +26,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Training: `model` builds the network, in this process and in every task. `plan` is the plan of
     each worker. `workers` is the number of partitions to train on. `columns` are those that the
     model reads (worker/columns.py); empty: images `data`, in the shape that the rows state, and
-    labels `label`. `bound` is the staleness bound in steps (None: no bound). Each worker computes
-    on a `device` (worker/device_selection.py). Every `display` iterations (0: never) the loss is
-    logged, as the mean of the last `average_loss` iterations (None: one). An iteration is one step
-    of every worker. Each worker runs a `function`, if there is one, in place of the loop over its
-    batches.
+    labels `label`. `bound` is the staleness bound in steps (None: no bound), `stale` a limit on the
+    staleness of single pushes (None: none). Each worker computes on a `device`
+    (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
+    mean of the last `average_loss` iterations (None: one). An iteration is one step of every
+    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -42,6 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     columns: tuple[ColumnSpec, ...] = ()
     bound: int | None = 0
+    stale: StaleLimit | None = None
     shuffle: bool = True
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
@@ -61,6 +66,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def keeps_own_state(self) -> bool:
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
+
+    def specs(self, table: DenseTable) -> list[ShardSpec]:
+        """The specs of the job's shards, with a new id for the job."""
+        strategy = self.plan.strategy
+        specs = shard_specs(
+            table,
+            shards=self.runtime.shards,
+            rule=self.rule,
+            schedule=self.schedule,
+            decay=self.decay,
+            bound=self.bound,
+            workers=self.workers,
+            merge=structs.replace(strategy.server(self.workers), stale=self.stale),
+            lease_s=self.runtime.lease_s,
+            warm_steps=strategy.warm_up,
+        )
+        return expect_compression(specs, self.links.build_compression())
 
     @property
     def rule_name(self) -> str:

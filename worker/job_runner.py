@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from ps import Cluster, ShardState
 from ps.durability import Durability
-from ps.job_spec import expect_compression, shard_specs
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
 from ps.logs import Logger, logger
@@ -34,7 +33,6 @@ from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.repartition import whole_weights
-from shards.spec import ShardSpec
 from shards.tables import DenseTable
 from worker import initial_state, spark
 from worker.data.source import Source
@@ -152,7 +150,7 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    specs = _specs(job, inputs.model.table)
+    specs = job.specs(inputs.model.table)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
@@ -208,23 +206,6 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
     initial_state.install(job_shards.admin, inputs.beginning)
     if inputs.logs is not None and job.runtime.durability.keeps_log:
         drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
-
-
-def _specs(job: Job, table: DenseTable) -> list[ShardSpec]:
-    """The specs of the job's shards."""
-    specs = shard_specs(
-        table,
-        shards=job.runtime.shards,
-        rule=job.rule,
-        schedule=job.schedule,
-        decay=job.decay,
-        bound=job.bound,
-        workers=job.workers,
-        merge=job.plan.strategy.server(job.workers),
-        lease_s=job.runtime.lease_s,
-        warm_steps=job.plan.strategy.warm_up,
-    )
-    return expect_compression(specs, job.links.build_compression())
 
 
 def _task(

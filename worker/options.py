@@ -19,6 +19,7 @@ from ps.transport.link_model import LinkModel, parse_link
 from ps.transport.local_sockets import Transport
 from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
+from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
@@ -109,6 +110,10 @@ class TrainingPlan(Options):
         f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
         default=4, shown="4; 0 for a strategy in rounds", check=_staleness, is_text=True,
     )  # fmt: skip
+    on_stale: Parsed[StaleLimit | None, str] = option(
+        "What shards do with a push more than N updates stale: wait, scale:N or drop:N.",
+        default=None, shown="wait", check=stale_limit_of, is_text=True,
+    )  # fmt: skip
     strategy: Strategy | str = option(
         f"One of {', '.join(sorted(STRATEGIES))}, with options as in diloco:h=50.",
         default="downpour",
@@ -139,7 +144,10 @@ class TrainingPlan(Options):
 
     def check(self) -> None:
         super().check()
-        self.build_strategy().check(self.staleness, self.prefetch)
+        strategy = self.build_strategy()
+        strategy.check(self.staleness, self.prefetch)
+        if self.on_stale is not None and isinstance(strategy.server(1).merge, Round):
+            raise BadInput(f"{self.named('on_stale')}: expected wait for a strategy in rounds")
 
     def build_strategy(self) -> Strategy:
         """The strategy with its options.

@@ -41,8 +41,8 @@ from shards.messages import (
     Reply,
     State,
 )
-from shards.repartition import repartition
-from shards.shard_state import SavedProgress, ShardState
+from shards.repartition import evenly_buffered, repartition
+from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
@@ -232,18 +232,11 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
         states = [state_in(*heard.answers[shard]) for shard in side.shards]
         for state in states:
             _check_cut(state.saved.ledger.cut, cut)
-        uneven = not _evenly_buffered([state.saved for state in states])
+        uneven = not evenly_buffered([state.saved for state in states])
         if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         until = heard.now + side.patience_s if until is None else until
         yield from _reach_cut(side, QUIESCE_S, cut, until, apply_buffer=uneven)
-
-
-def _evenly_buffered(progress: Sequence[SavedProgress]) -> bool:
-    """Whether all shards have as many pushes in their buffers, of each table that several hold."""
-    counts = {(table, count) for saved in progress for table, count in saved.collected.items()}
-    tables = {table for table, _ in counts}
-    return len(counts) == len(tables) and len({saved.buffered for saved in progress}) == 1
 
 
 # --- questions and answers ------------------------------------------------------------------------

@@ -29,6 +29,8 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 ERROR, VELOCITY = "error", "velocity"
+_FINITE = Guard()
+_CAUTION = 1 - 1e-6  # sums of squares here and at a shard differ in their last bits
 
 
 class _Residual:
@@ -119,11 +121,14 @@ class ErrorFeedback:
             own[name][:] = array
 
 
-def checked_squares(table: str, gradient: Floats, seq: int) -> float:
-    """The squared norm of a table's gradient in push `seq`; raises BadInput if it is not finite."""
+def checked_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINITE) -> float:
+    """The squared norm of a table's gradient in push `seq`, or of a shard's section of it.
+
+    Raises BadInput, naming the table, if the guard refuses it, or might.
+    """
     squares = squared_norm(gradient)
-    if not np.isfinite(squares):
-        fault = Guard().describe(squares, finite=bool(np.isfinite(gradient).all()))
+    if not squares <= _CAUTION * limit.most_squares:
+        fault = limit.describe(squares, finite=bool(np.isfinite(gradient).all()))
         error = BadInput(f"push {seq}: table {table} {fault}; is the rate too high?")
         error.table = table
         raise error

@@ -4,6 +4,10 @@ A shard holds sections of some tables; a message to it has one part and one fram
 A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
 (error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
 per shard and table: the other end of shards/delta_pulls.py.
+
+A push to several shards is checked here as the shards would check it (shards/gradient_guard.py):
+otherwise one would refuse its part while the others apply theirs. That takes a pass over the
+gradient, 70 microseconds for a million floats; a single shard does it on the way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +22,7 @@ from ps.session.error_feedback import ErrorFeedback, checked_squares
 from ps.session.events import Frames
 from shards import delta_pulls, payloads, zstd_frames
 from shards.errors import BadInput, BadMessage
+from shards.gradient_guard import Guard
 from shards.messages import AskedPart, Kind, Part, PulledPart, Weights
 from shards.tables import KeyRange, Layout, ShardMap
 from shards.wire_format import Buffer
@@ -83,9 +88,14 @@ class PayloadEncoder:
     """
 
     def __init__(
-        self, layout: Layout, shard_map: ShardMap, compression: Mapping[str, Compression]
+        self,
+        layout: Layout,
+        shard_map: ShardMap,
+        compression: Mapping[str, Compression],
+        max_norms: Mapping[str, float],
     ) -> None:
         self.compression = compression
+        self._limits = {name: Guard(most) for name, most in max_norms.items()}
         self.feedback = ErrorFeedback.of(layout, compression)
         self.views: dict[tuple[int, str], PulledView] = {}
         self.arrives = {name: _arrives(one) for name, one in compression.items()}
@@ -139,17 +149,57 @@ class PayloadEncoder:
     ) -> list[tuple[list[Part], Frames]]:
         """Encode push `seq`: for each shard its parts, and a frame for each.
 
-        Raises BadInput if a gradient is not finite; then nothing has changed. `plain` is for a push
-        that has been accepted before.
+        Raises BadInput if a gradient is not finite or a shard would refuse it; then nothing has
+        changed. `plain` is for a push that has been accepted before.
         """
         feedback = None if plain else self.feedback
-        if len(self._sections) > 1 and not plain:
-            # A shard would refuse its own part, while another applies a finite one.
+        checks = len(self._sections) > 1 and not plain
+        if checks:
             for name, gradient in gradients.items():
                 if feedback is None or name not in feedback.tables:
-                    checked_squares(name, gradient, seq)
-        if feedback is not None:
-            feedback.begin(gradients, seq)
+                    self._check(name, gradient, seq)
+        if feedback is None:
+            return self._encoded(gradients, None, plain=plain)
+        feedback.begin(gradients, seq)
+        limited = feedback.tables.keys() & self._limits.keys() & gradients.keys() if checks else ()
+        before = {what: array.copy() for what, array in feedback.state().items() if limited}
+        written = self._encoded(gradients, feedback, plain=plain)
+        try:
+            for name in limited:
+                self._check_encoded(name, written, seq)
+        except BadInput:
+            feedback.restore(before)
+            raise
+        return written
+
+    def _check(self, table: str, gradient: Floats, seq: int) -> None:
+        """Raise BadInput if a shard would refuse its section of a table's plain gradient."""
+        limit = self._limits.get(table)
+        if limit is None:
+            checked_squares(table, gradient, seq)
+            return
+        for sections in self._sections:
+            for one in sections:
+                if one.table == table:
+                    checked_squares(table, gradient[one.where], seq, limit)
+
+    def _check_encoded(
+        self, table: str, written: Sequence[tuple[list[Part], Frames]], seq: int
+    ) -> None:
+        """Raise BadInput if a shard would refuse what it decodes of a compressed gradient."""
+        for parts, frames in written:
+            for part, frame in zip(parts, frames, strict=True):
+                if part.table != table:
+                    continue
+                keys = KeyRange(part.start, part.stop)
+                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, frame.data)
+                section = np.empty(len(keys), np.float32)
+                payloads.decode(part.kind, payload, section)
+                checked_squares(table, section, seq, self._limits[table])
+
+    def _encoded(
+        self, gradients: Gradients, feedback: ErrorFeedback | None, *, plain: bool
+    ) -> list[tuple[list[Part], Frames]]:
         packs = self._packs and not plain
         written: list[tuple[list[Part], Frames]] = []
         for sections in self._sections:

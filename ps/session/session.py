@@ -11,11 +11,9 @@ always safe. Reliability is therefore a table of outstanding messages with a dea
 - a resynchronise (the shard restarted, the lease ran out, the shard map changed), also as the
   answer to a lease renewal: say hello again, join, then resend everything outstanding to that
   shard;
-- a gradient that a shard refuses to apply (its norm is above the cap): send that shard no values
-  instead, so that the push counts everywhere and later pushes can follow, and report it to the
-  driver once per push. A gradient with NaN or infinity is not sent to several shards at all, or
-  some of them would apply their part of it. To find that out takes a pass over the gradient, 70
-  microseconds for a million floats; a single shard does it on the way;
+- a gradient that a shard refuses to apply: send that shard no values instead, so that the push
+  counts everywhere and later pushes can follow, and report it to the driver once per push. With
+  several shards a gradient that one of them would refuse is not sent to any (payload_encoder.py);
 - silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
   naming the shard.
 
@@ -82,8 +80,13 @@ class Session:
         retry_s: float = 1.0,
         patience_s: float = 30.0,
         compression: Compression | Mapping[str, Compression] | None = None,
+        max_norms: Mapping[str, float] | None = None,
     ) -> None:
-        """`compression` is that of all tables, or of each by name; those not named have none."""
+        """`compression` is that of all tables, or of each by name; those not named have none.
+
+        `max_norms` are the limits of the tables' guards (shards/gradient_guard.py), where they are
+        known.
+        """
         self.job = job
         self.worker = worker
         self.incarnation = incarnation
@@ -91,7 +94,9 @@ class Session:
         self.map = shard_map
         self.seq = 0
         self.slowest_clock: int | None = None  # at the last pull that waited for it
-        self.cargo = PayloadEncoder(layout, shard_map, by_table(compression, layout))
+        self.cargo = PayloadEncoder(
+            layout, shard_map, by_table(compression, layout), max_norms or {}
+        )
         self._shards = range(shard_map.shards)
         self._tables = layout.names
         self._outstanding = RetransmitTable(worker, retry_s, patience_s)
@@ -156,7 +161,7 @@ class Session:
         `read_versions` are the versions, one per shard, of the weights that it was computed from.
         `clock` and `step` are the worker's once it is applied. The arrays must not change until
         `Pushed`, unless the push is compressed; `plain` sends it uncompressed. Raises BadInput when
-        the gradient does not fit the tables, or cannot be compressed.
+        the gradient does not fit the tables, or a shard would refuse it.
         """
         gradients = self.cargo.tables(gradient)
         if len(read_versions) != len(self._shards):

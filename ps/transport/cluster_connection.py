@@ -76,6 +76,7 @@ class ClusterConnection:
             retry_s=retry_s,
             patience_s=patience_s,
             compression=compression,
+            max_norms=cluster.max_norms,
         )
         self.connection = ShardConnections(
             cluster,

@@ -15,6 +15,7 @@ FACADES = (
     "worker.caffe",
     "worker.caffe.nets",
     "worker.strategies",
+    "worker.ml",
     "worker.torch",
     "deploy",
     "cupy_kernels",

@@ -68,7 +68,7 @@ def a_hand_over_skips_the_last_check(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.SERIAL)
 def uneven_buffers_are_handed_over(patch: Patch) -> None:
     """New shards count the pushes of a buffer that one old shard has, and others have applied."""
-    patch.setattr(admin_plans, "_evenly_buffered", lambda _: True)
+    patch.setattr(admin_plans, "evenly_buffered", lambda _: True)
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.BOUNDED)

@@ -254,16 +254,24 @@ def test_a_single_shard_refuses_what_is_no_number() -> None:
 
 @pytest.mark.parametrize("spoilt", [(300,), (5, 300)])
 def test_a_gradient_above_the_cap(spoilt: tuple[int, ...]) -> None:
-    """Each shard refuses its own part, which counts as zeros; the error is raised once, and the
+    """It goes to no shard if the description of the cluster names the cap. If an older one does
+    not, each shard refuses its own part, which counts as zeros; the error is raised once, and the
     next push counts everywhere.
     """
     gradient = np.ones(512, np.float32)
     gradient[list(spoilt)] = 1e6
     rate = Fixed(base_rate=1.0)
     specs = shard_specs(TABLE, shards=2, schedule=rate, guard=ps.Guard(max_norm=1e3))
+    with local_shards(specs) as cluster, Client(cluster, worker="w") as client:
+        client.pull()
+        with pytest.raises(BadInput, match=r"^push 1: table net has norm 1e.06: expected at most"):
+            client.push(gradient)
+        client.push(np.ones(512, np.float32))
+        assert client.pull().versions == (1, 1)
+        assert set(client.pull().weights) == {-1.0}
     with (
         local_shards(specs) as cluster,
-        Client(cluster, worker="w") as client,
+        Client(msgspec.structs.replace(cluster, max_norms={}), worker="w") as client,
         AdminClient(cluster) as console,
     ):
         client.pull()

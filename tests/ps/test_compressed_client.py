@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import AdminClient, Cluster, Compression
+from ps import AdminClient, Cluster, Compression, Guard
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
@@ -205,3 +205,32 @@ def test_nan_is_refused_before_it_is_sent() -> None:
                 client.push(everywhere(float("nan")))
             client.push(everywhere(1.0))
         assert [status.pushes for status in console.status()] == [1, 1]
+
+
+@pytest.mark.parametrize("push", ["int8", "topk:0.01", "threshold:2"])
+def test_what_a_shard_would_refuse_changes_no_residual(push: str) -> None:
+    """The cap is on what a shard decodes. A push above it is as if it had not been."""
+    large = noise(3)
+    large[1, SIZE - 100 :] *= 1e6  # at the second shard only
+    ends = []
+    for pushes in (large, large[::2]):
+        specs = shard_specs(TABLE, shards=2, schedule=UNIT, guard=Guard(max_norm=1e4))
+        with local_shards(specs) as cluster, AdminClient(cluster) as console:
+            with compressed(cluster, push) as client:
+                client.pull()
+                for gradient in pushes:
+                    if np.abs(gradient).max() > 100:
+                        with pytest.raises(BadInput, match=r"push 2: table net has norm .*at most"):
+                            client.push(gradient)
+                    else:
+                        client.push(gradient)
+                client.flush()
+                feedback = client._current.session.cargo.feedback
+                assert feedback is not None
+                left = {what: array.copy() for what, array in feedback.state().items()}
+            ends.append((console.read(), left))
+            assert [status.pushes for status in console.status()] == [2, 2]
+    (with_it, left_with), (without, left_without) = ends
+    np.testing.assert_array_equal(with_it, without)
+    for what, array in left_with.items():
+        np.testing.assert_array_equal(array, left_without[what])

@@ -1,8 +1,9 @@
 """Consistent reads: all shards with the same pushes of every worker, while these push."""
 
+import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -27,7 +28,28 @@ def job() -> Iterator[ps.Job]:
         yield started
 
 
-def test_a_consistent_read_holds_whole_pushes(job: ps.Job) -> None:
+READS = 5
+
+
+def blocking(job: ps.Job) -> list[Any]:
+    with ps.reader(job) as reader:
+        return [reader.pull(consistent=True) for _ in range(READS)]
+
+
+def concurrent(job: ps.Job) -> list[Any]:
+    """The coroutines of one reader take turns, or one would end another's quiesce."""
+
+    async def read() -> list[Any]:
+        async with ps.aio.reader(job) as reader:
+            return await asyncio.gather(*(reader.pull(consistent=True) for _ in range(READS)))
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("read", [blocking, concurrent])
+def test_a_consistent_read_holds_whole_pushes(
+    job: ps.Job, read: Callable[[ps.Job], list[Any]]
+) -> None:
     """Every worker's count is the same in all keys of both tables, which three shards hold; a read
     without `consistent` meanwhile makes no such promise, and pushes continue afterwards."""
     ended = Event()
@@ -45,8 +67,7 @@ def test_a_consistent_read_holds_whole_pushes(job: ps.Job) -> None:
     with ThreadPoolExecutor(WORKERS) as pool:
         workers = [pool.submit(push, number) for number in range(WORKERS)]
         try:
-            with ps.reader(job) as reader:
-                seen = [reader.pull(consistent=True) for _ in range(5)]
+            seen = read(job)
         finally:
             ended.set()
         taken = [one.result() for one in workers]

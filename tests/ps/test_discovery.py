@@ -60,6 +60,16 @@ def test_the_shard_describes_the_job(job: Any) -> None:
     np.testing.assert_array_equal(job.read()["head"]["b"], -np.ones(3))
 
 
+def test_another_shard_answers_for_a_dead_one(job: Any) -> None:
+    """An address of a job names several shards; one that is alive is enough."""
+    assert job.address == ",".join(job.cluster.endpoints)
+    dead = f"tcp://127.0.0.1:{free_port()}"
+    for endpoint in job.cluster.endpoints:
+        assert ps.connect(f"{dead},{endpoint}", token=job.token).cluster == job.cluster
+    with pytest.raises(errors.Unreachable, match=f"^job at {dead}: expected a shard"):
+        ps.connect(f"{dead},{dead}", token=job.token)
+
+
 def test_the_description_follows_the_job(job: Any) -> None:
     """After a reshard the former shards name the present ones, and so does a worker's file."""
     former = job.address
@@ -129,7 +139,7 @@ def test_keys_and_tokens_of_other_jobs() -> None:
         with found.worker("w0") as me, me.step() as step:
             step.push({"w": np.ones(512)})
         assert found.read()["w"][0] == np.float32(-0.01)
-        plain, key = address_of(cluster.address)
+        plain, key = address_of(cluster.endpoints[0])
         id_, _, _ = cluster.token.partition(":")
         for address, token, text in (
             (cluster.address, f"{id_}:{OTHER_KEY}", "turned away: it does not know our key"),
@@ -169,7 +179,7 @@ def test_a_shard_answers_an_older_client(job: Any) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
-        old.connect(job.address)
+        old.connect(job.cluster.endpoints[0])
         old.send(struct.pack("<HH", len(header), 0) + header)
         reply = old.recv_multipart()
     assert f"hello: expected protocol {PROTOCOL}, got protocol 2".encode() in b"".join(reply)

@@ -1,13 +1,27 @@
 """Weighing, rounds with backup workers, buffers, and rules that need the weights a worker read."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shards import shard_state, wire_format
-from shards.aggregation import WEIGHINGS, Buffer, Round, merge_of, weighing_of
+from shards.aggregation import (
+    EACH,
+    WEIGHINGS,
+    Buffer,
+    Merge,
+    Round,
+    ServerHalf,
+    StaleLimit,
+    merge_of,
+    stale_limit_of,
+    weighing_of,
+)
 from shards.errors import BadInput
-from shards.messages import Ack, Cut, Left, Quiesce
+from shards.messages import Ack, Cut, Left, Quiesce, Refusal
 from shards.repartition import repartition
+from shards.resumption import resumed
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
 from shards.tables import Layout, cut_evenly
@@ -23,6 +37,7 @@ from tests.support.shard_dsl import (
     pull,
     push,
     served,
+    spec,
 )
 
 
@@ -61,6 +76,58 @@ def test_a_push_counts_by_its_staleness(name: str, factors: list[float]) -> None
     ]
 
 
+# --- limits on staleness --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [EACH, Buffer(1)])
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_push_beyond_the_limit(merge: Merge, drop: bool) -> None:
+    """Of pushes of staleness 0 to 3 those above 2 are scaled, or dropped: counted, and applied
+    nowhere. A repetition is a duplicate, and another life of the shard decides the same."""
+    talk = Talk(bound=None, merge=merge, stale=StaleLimit(2, drop=drop))
+    talk.enter("a", "b")
+    acks = list[Ack]()
+    for read_version in (0, 0, 0, 0):
+        ((_, ack),) = talk.say(push("a", len(acks) + 1, read_version=read_version), gradient(6))
+        assert isinstance(ack, Ack)
+        acks.append(ack)
+    last = 0.0 if drop else 2 / 3
+    assert [ack.staleness for ack in acks] == [0, 1, 2, 3]
+    assert [ack.scale for ack in acks] == [1, 1, 1, last]
+    assert [ack.dropped for ack in acks] == [False, False, False, drop]
+    assert [ack.version for ack in acks] == [1, 2, 3, 3 + (not drop)]
+    assert value(talk) == pytest.approx(-18 - 6 * last)
+    status = talk.shard.status()
+    assert (status.dropped, status.steps, status.samples) == (drop, 4, 64 * (4 - drop))
+    ((_, again),) = talk.say(push("a", 4), gradient(6))
+    assert isinstance(again, Ack)
+    assert again.duplicate
+    assert value(talk) == pytest.approx(-18 - 6 * last)
+
+
+def test_what_is_not_finite_is_refused_before_it_is_dropped() -> None:
+    """A broken worker is counted, however stale its pushes are."""
+    talk = Talk(bound=None, stale=StaleLimit(1, drop=True))
+    talk.enter("a", "b")
+    for seq in (1, 2):
+        talk.say(push("a", seq, read_version=seq - 1), gradient(1))
+    ((_, refusal),) = talk.say(push("b", 1), gradient(float("nan")))
+    assert isinstance(refusal, Refusal)
+    assert "holds NaN" in refusal.text
+    assert talk.shard.status().dropped == 0
+
+
+def test_limits_as_text() -> None:
+    assert stale_limit_of("on_stale", "wait") is None
+    assert stale_limit_of("on_stale", "scale:4") == StaleLimit(4)
+    assert stale_limit_of("on_stale", "drop:1") == StaleLimit(1, drop=True)
+    for wrong in ("drop", "drop:0", "drop:x", "scale:-1", "wait:3", "", 3, "drop:" + "9" * 30):
+        with pytest.raises(BadInput, match=r"^on_stale: expected wait, scale:AFTER or drop:AFTER"):
+            stale_limit_of("on_stale", wrong)
+    with pytest.raises(BadInput, match="expected wait for a strategy in rounds"):
+        ServerHalf(merge=Round(), stale=StaleLimit(4))
+
+
 # --- backup workers -------------------------------------------------------------------------------
 
 
@@ -81,7 +148,7 @@ def test_a_round_does_not_wait_for_the_slowest() -> None:
     assert value(talk) == -3
     assert talk.say(pull("a", 1)) == [served("a", 1)]
     assert talk.say(push("c", 1), gradient(99)) == [
-        ("c", Ack(101, 0, 1, 1, 1, 0, False, scale=0.0, dropped=True))
+        ("c", Ack(101, 0, 1, 1, 1, 1, False, scale=0.0, dropped=True))
     ]
     assert talk.say(push("c", 1), gradient(99)) == [("c", Ack(101, 0, 1, 1, 1, 0, True))]
     assert (talk.shard.version, value(talk)) == (1, -3)
@@ -162,6 +229,30 @@ def test_the_last_worker_empties_the_buffer(how: str) -> None:
     else:
         talk.tick(100.0)
     assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -3)
+
+
+def test_uneven_buffers_are_applied_before_another_number_of_shards_resumes() -> None:
+    """A dead worker's last push is in one shard's buffer only: each key then gets what its own
+    shard collected, and the next update comes after as many new pushes as a buffer holds."""
+    layout = Layout((TABLE,))
+    halves, whole = cut_evenly(layout, 2), cut_evenly(layout, 1)
+    options: dict[str, Any] = {"merge": Buffer(4), "bound": None, "rule": Momentum(0.5)}
+    states = []
+    for shard, pushes in enumerate((2, 3)):
+        talk = Talk(shard=shard, map=halves, **options)
+        talk.enter("a")
+        for seq in range(1, pushes + 1):
+            keys, frame = talk.shard.spec.keys, np.full(talk.shard.size, 4, np.float32)
+            talk.say(push("a", seq, start=keys.start, stop=keys.stop), [frame.tobytes()])
+        states.append(talk.shard.copy())
+    (state,) = resumed(states, halves, spec(map=whole, **options))
+    weights = state.arrays[f"{TABLE.name}/weights"]
+    for keys, moved in zip(halves.ranges, (-2.0, -3.0), strict=True):
+        assert set(weights[keys.start : keys.stop].tolist()) - {0.0} == {moved}  # 0: the padding
+    assert (state.saved.buffered, set(state.saved.collected.values())) == (0, {0})
+    assert state.saved.ledger.entries["a"].seq == 3
+    same = resumed(states, halves, spec(map=halves, **options))
+    assert [one.saved.buffered for one in same] == [2, 3]
 
 
 def test_a_refused_gradient_does_not_reach_the_buffer() -> None:

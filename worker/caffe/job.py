@@ -51,6 +51,7 @@ def caffe_job(
         workers=workers,
         columns=built.net.column_specs,
         bound=options.staleness,
+        stale=options.on_stale,
         shuffle=options.shuffle,
         device=options.build_device(solver.device),
         runtime=options.part(ShardRuntime),
