@@ -6,6 +6,7 @@ saves and loads one itself. Prints what was seen as JSON.
 
 import json
 import sys
+from typing import Any
 
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
@@ -27,8 +28,9 @@ def seen(url: str, saved: str, folder: str) -> dict[str, object]:
         except BadInput as error:
             refused = str(error)
         fitted = Pipeline(stages=[assembled, classifier(workers=2)]).fit(df)
-        fitted.stages[1].write().save(f"{folder}/net")
-        fitted.stages[1].write().overwrite().save(f"{folder}/net")
+        net: Any = fitted.stages[1]
+        net.save(f"{folder}/net")
+        net.write().overwrite().save(f"{folder}/net")
         again = worker.ml.NetClassifierModel.load(f"{folder}/net")
         return {
             "refused": refused,

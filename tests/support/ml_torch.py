@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 
-class Perceptron(torch.nn.Module):
+class Perceptron(torch.nn.Module):  # type: ignore[misc]  # no types without PyTorch
     """Two layers."""
 
     def __init__(self, size: int, classes: int) -> None:
