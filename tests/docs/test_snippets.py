@@ -23,6 +23,7 @@ ON_CLUSTERS = {
     "docs/how-to/extending.md",
     "docs/how-to/from-caffeonspark.md",
     "docs/how-to/spark-loop.md",
+    "docs/how-to/spark-ml.md",
     "docs/how-to/tfrecord.md",
 }
 

@@ -22,7 +22,7 @@ def points() -> list[tuple[Any, ...]]:
 def classifier(**params: Any) -> Any:
     """A small network of NumPy for them."""
     given = {
-        "model": "tests.support.ml_nets:Classes",
+        "model": "deploy.examples.numpy_net:Perceptron",
         "modelArgs": {"size": 3, "classes": 3},
         "epochs": 6,
         "batchSize": 10,
