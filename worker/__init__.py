@@ -7,7 +7,7 @@
     trained.save("lenet.caffemodel")
 
 `train` reads Caffe's format; `run_job` takes a `Job` with your own model; `worker.torch`,
-`worker.jax` and `worker.keras` are for loops in these libraries.
+`worker.jax` and `worker.keras` are for loops in these libraries, `worker.sklearn` has estimators.
 Importing this package loads neither Spark nor Ray; calling one of these functions does.
 """
 
@@ -155,7 +155,7 @@ _HOMES = {
 }
 
 
-_ADAPTERS = ("jax", "keras", "torch")
+_ADAPTERS = ("jax", "keras", "sklearn", "torch")
 
 
 def __dir__() -> list[str]:
