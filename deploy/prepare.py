@@ -14,7 +14,6 @@ from ps.snapshots.object_store import without_secrets
 from ps.wal.catalog import is_job, newest_logs
 from shards.errors import BadInput
 from shards.tables import Layout
-from worker import spark_settings
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
@@ -32,6 +31,7 @@ from worker.sources import (
     part_to_test,
     row_shapes,
 )
+from worker.spark import settings as spark_settings
 
 
 class Prepared(NamedTuple):

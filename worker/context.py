@@ -12,7 +12,7 @@ that comes next; the function need do nothing for that.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -59,30 +59,25 @@ class Context:
         rows: Iterator[pa.RecordBatch],
         plan: Plan,
         *,
-        rank: int,
-        workers: int,
-        attempt: int,
-        gpus: Sequence[str],
+        task: "FunctionTask",
+        place: "TaskAttempt",
         shuffle: bool,
         own: Continued,
-        folder: str,
-        batch: int | None = None,
-        first_step: int = 0,
     ) -> None:
         self.job = job
         self.worker = me
-        self.rank = rank
-        self.workers = workers
-        self.attempt = attempt
-        self.gpus = tuple(gpus)
+        self.rank = place.partition
+        self.workers = task.workers
+        self.attempt = place.attempt
+        self.gpus = place.gpus
         self.log: Logger = logger("worker.run", job=job.cluster.job, worker=me.name)
         self.plan = plan
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
         self.own = own
-        self.batch = batch
-        self._folder = folder
-        self._first_step = first_step
+        self.batch = task.batch
+        self._folder = task.folder
+        self._first_step = task.first_steps.get(me.name, 0)
         self.stopped = False
         self._ends: list[Callable[[], object]] = []
         self._open = ExitStack()
@@ -318,15 +313,10 @@ def run_function(
             me,
             rows,
             plan,
-            rank=place.partition,
-            workers=task.workers,
-            attempt=place.attempt,
-            gpus=place.gpus,
+            task=task,
+            place=place,
             shuffle=shuffle,
             own=own,
-            folder=task.folder,
-            batch=task.batch,
-            first_step=task.first_steps.get(name, 0),
         )
         with ExitStack() as stack:
             stack.callback(ctx.close)

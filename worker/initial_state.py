@@ -17,6 +17,7 @@ from ps.snapshots.manifest import Manifest
 from ps.wal.catalog import load_state, newest_logs
 from shards.errors import BadInput
 from shards.resumption import resumed
+from shards.spec import TableSpec
 from shards.tables import Layout
 from worker.job import Job
 from worker.model import Model, check_start
@@ -59,7 +60,7 @@ def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
 
 def beginning(
     model: Model,
-    layout: Layout,
+    tables: Sequence[TableSpec],
     job: Job,
     weights: NDArray[np.float32] | None,
     resume: LoadedSnapshot | None,
@@ -70,9 +71,9 @@ def beginning(
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
     manifest, states = resume.manifest, resume.states
-    check_fit(resume.place, manifest, layout, job)
+    check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
     versions = [state.saved.version for state in states]
-    spec, *_ = job.specs(model.table)
+    spec, *_ = job.specs(tables)
     return InitialState(resumed(states, manifest.map, spec), versions)
 
 

@@ -1,6 +1,6 @@
 """A training job as a value: all its settings, without the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import structs
@@ -69,15 +69,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
-    def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
-        """The job's tables: those of its function, or else `table`, the model's."""
-        return self.tables or (TableSpec(table, self.rule, self.schedule, self.decay),)
-
-    def specs(self, table: DenseTable) -> list[ShardSpec]:
-        """The specs of the job's shards, with a new id for the job; `table` is the model's."""
+    def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
+        """The specs of the job's shards, with a new id for the job."""
         strategy = self.plan.strategy
         specs = shard_specs(
-            self.tables_of(table),
+            tables,
             shards=self.runtime.shards,
             bound=self.bound,
             workers=self.workers,
@@ -86,6 +82,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             warm_steps=strategy.warm_up,
         )
         return expect_compression(specs, self.links.build_compression())
+
+    def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
+        """The job's tables: those of its function, or else `table`, the model's."""
+        return self.tables or (TableSpec(table, self.rule, self.schedule, self.decay),)
 
     @property
     def rule_names(self) -> tuple[str, ...]:

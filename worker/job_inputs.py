@@ -62,7 +62,7 @@ def prepare(
     if job.runtime.guarded:
         spark.check_guarded(df)
     found = initial_state.read(resume)
-    beginning = initial_state.beginning(model, layout, job, weights, found)
+    beginning = initial_state.beginning(model, tables, job, weights, found)
     if folder is not None:
         initial_state.check_logs(folder, found)
     catalog = None

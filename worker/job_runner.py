@@ -44,7 +44,7 @@ from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
 from worker.signals import noted
-from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
+from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
 _LOOK_S = 0.5
@@ -151,7 +151,7 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    specs = job.specs(inputs.model.table)
+    specs = job.specs(inputs.tables)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)

@@ -55,7 +55,7 @@ from worker.job_shards import JobShards
 from worker.option_fields import option
 from worker.options import MOST
 from worker.parameters_file import write_parameters
-from worker.spark_task import REPORT, TaskSpec, run_task
+from worker.spark.worker_task import REPORT, TaskSpec, run_task
 
 _LOOK_S = 0.5
 _KEPT = Retention(count=2)
@@ -170,7 +170,7 @@ def stream(
     weights = first_values(tables) if found is None else None
     inputs = prepare(one, job, weights, found, None, None)
     check_pythons(one)
-    specs = job.specs(inputs.model.table)
+    specs = job.specs(inputs.tables)
     log = logger("worker", job=specs[0].job)
     for change in changes:
         log.warning("%s", change)
