@@ -9,8 +9,8 @@
 
 `train` takes a model of any kind: `Caffe` reads Caffe's format, `CustomModel` is for a model of
 your own. `run` takes a training loop of your own; `worker.torch`, `worker.jax` and `worker.keras`
-are for loops in these libraries, and `worker.ml` has Spark ML's estimators. Importing this package
-loads neither Spark nor Ray; calling one of these functions does.
+are for loops in these libraries, and `worker.ml` and `worker.sklearn` have estimators. Importing
+this package loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module
@@ -161,7 +161,7 @@ _NOW = {
 }
 
 
-_ADAPTERS = ("jax", "keras", "ml", "torch")
+_ADAPTERS = ("jax", "keras", "ml", "sklearn", "torch")
 
 
 def __dir__() -> list[str]:

@@ -25,9 +25,14 @@ ON_CLUSTERS = {
     "docs/how-to/keras.md",
     "docs/how-to/spark-loop.md",
     "docs/how-to/streaming.md",
+    "docs/how-to/spark-ml.md",
     "docs/how-to/tfrecord.md",
 }
-NEEDS = {"docs/how-to/jax.md": ["jax"], "docs/how-to/keras.md": ["jax", "keras"]}
+NEEDS = {
+    "docs/how-to/jax.md": ["jax"],
+    "docs/how-to/keras.md": ["jax", "keras"],
+    "docs/how-to/scikit-learn.md": ["sklearn"],
+}
 """The extras without which a page is skipped."""
 
 
