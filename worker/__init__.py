@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
+    from worker.stream_run import Stream, stream
     from worker.tfrecord.source import TFRecord
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "Source",
     "SparkNet",
     "StaleRate",
+    "Stream",
     "TFRecord",
     "Trained",
     "Wanted",
@@ -95,6 +97,7 @@ __all__ = [
     "run",
     "sequence_file",
     "start",
+    "stream",
     "test",
     "train",
 ]
@@ -128,6 +131,7 @@ _HOMES = {
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "Stream": "worker.stream_run",
     "TFRecord": "worker.tfrecord.source",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
@@ -142,6 +146,7 @@ _HOMES = {
     "run": "worker.function_run",
     "sequence_file": "worker.spark",
     "start": "worker.own_loop",
+    "stream": "worker.stream_run",
     "test": "worker.caffe_inference",
     "train": "worker.api",
 }

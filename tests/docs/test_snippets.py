@@ -24,6 +24,7 @@ ON_CLUSTERS = {
     "docs/how-to/from-caffeonspark.md",
     "docs/how-to/spark-loop.md",
     "docs/how-to/spark-ml.md",
+    "docs/how-to/streaming.md",
     "docs/how-to/tfrecord.md",
 }
 

@@ -66,7 +66,8 @@ class NetEstimator(
         check_free(dataset, self._added_columns())
         path = self.getOrDefault(self.model)
         options = self._options_of_run()
-        options.setdefault("workers", spark.partition_count(dataset))
+        if not self.isSet(self.workers):
+            options["workers"] = spark.partition_count(dataset)
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
         net, weights = fit(dataset, path, facts, options)

@@ -1,6 +1,7 @@
 """DataFrames: their partitions, columns and first rows, and those that are made here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -9,8 +10,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from shards.errors import BadInput, GiveUp
 from worker.data.sequence_file import SCHEMA, image_record
-from worker.spark.failures import SPARK_ERRORS, reason
-from worker.spark.tasks import mapped
+from worker.data.source import Source, part_rows
+from worker.spark.failures import SPARK_ERRORS, reason, task_error
+from worker.spark.tasks import map_tasks, mapped
+from worker.tfrecord.source import TFRecord
 
 _MOST_ROWS = 2**31 - 1  # the largest int in Java
 
@@ -67,6 +70,53 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
 def numbered(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
+
+
+def active_session(what: str) -> SparkSession:
+    """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise BadInput(f"{what}: expected a Spark session in this process to read a path, got none")
+    return session
+
+
+def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
+    """The files at a path or URI as a DataFrame; `kind` is parquet or tfrecord. Raises BadInput."""
+    if kind == "tfrecord":
+        session.dataSource.register(TFRecord)
+    where = place if "://" in place else str(Path(place).absolute())
+    try:
+        return session.read.format(kind).load(where)
+    except SPARK_ERRORS as error:
+        raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
+
+
+def dealt_to(df: DataFrame, workers: int) -> DataFrame:
+    """The rows of `df` in this number of partitions."""
+    return df if has_partitions(df, workers) else df.repartition(workers)
+
+
+def source_rows(session: SparkSession, source: Source, parts: int) -> DataFrame:
+    """The rows of a source as a DataFrame; `parts` tasks read them, each its own ranges."""
+
+    def read(_: Iterator[Any], part: int, *__: Any) -> Iterator[Any]:
+        return part_rows(source, parts, part)
+
+    return map_tasks(numbered(session, parts), read, source.schema, job="read")
+
+
+def write_frame(df: DataFrame, place: str, form: str) -> int:
+    """Write `df` as new files in a folder at `place`, a path or URI of Hadoop's; returns its rows.
+
+    `form` is parquet or json. Raises the BadInput of a task, or GiveUp for another failure.
+    """
+    try:
+        df.write.format(form).save(place)
+        return df.sparkSession.read.schema(df.schema).format(form).load(place).count()
+    except SPARK_ERRORS as error:
+        if "Traceback (most recent call last)" in str(error):
+            raise task_error(str(error)) from None
+        raise GiveUp(f"{place}: cannot be written: {reason(error)}") from None
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:

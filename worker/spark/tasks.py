@@ -1,18 +1,22 @@
 """Python over the partitions of a DataFrame: ordinary Spark tasks on Arrow batches."""
 
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext, cloudpickle
+from numpy.typing import NDArray
+from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ps import logs
+from ps.shared_memory.shm_files import temporary_folder
 from shards.errors import BadInput, GiveUp
 from worker.spark import settings as spark_settings
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
@@ -83,6 +87,25 @@ def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema
             return df.mapInArrow(task, schema)
         finally:
             context.pythonExec = ANY_PYTHON
+
+
+def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+    """A function that returns `values` in any task over `df`, and is small to send with each.
+
+    PySpark itself broadcasts a task of more than 1 MiB. Spark Connect would send it in one message
+    with each query, of at most 128 MiB; so there the values are a file of the session, which is
+    sent once, in pieces, and kept until the session ends. Raises GiveUp.
+    """
+    if hasattr(df, "_jdf"):
+        return lambda: values
+    name = f"downpour-{secrets.token_hex(8)}.npy"
+    try:
+        with temporary_folder("share") as folder:
+            np.save(folder / name, values)
+            df.sparkSession.addArtifacts(str(folder / name), file=True)
+    except SPARK_ERRORS as error:
+        raise GiveUp(f"sending {values.nbytes} bytes to Spark failed: {reason(error)}") from None
+    return lambda: np.load(SparkFiles.get(name))
 
 
 def python_of(df: DataFrame) -> str:
