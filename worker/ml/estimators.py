@@ -28,7 +28,7 @@ from worker.ml.nets import (
     LABEL,
     FitSettings,
     Floats,
-    Net,
+    LoadedNet,
     NetSpec,
     build,
     build_imported,
@@ -130,7 +130,9 @@ class NetEstimator(
             raise KeyboardInterrupt
         return spec, trained.params
 
-    def _check_outputs(self, net: Net, zeros: Mapping[str, Any], path: str, facts: Facts) -> None:
+    def _check_outputs(
+        self, net: LoadedNet, zeros: Mapping[str, Any], path: str, facts: Facts
+    ) -> None:
         """Raise BadInput unless the network takes such rows and predicts what the labels are."""
         mapping: dict[str, str] = self.getOrDefault(self.outputMapping)
         try:

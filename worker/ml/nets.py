@@ -53,7 +53,7 @@ class FitSettings(msgspec.Struct, frozen=True):
     seed: int
 
 
-class Net(Protocol):
+class LoadedNet(Protocol):
     """A network that predicts, with parameters of its own."""
 
     def load(self, params: Mapping[str, Floats]) -> None:
@@ -65,7 +65,7 @@ class Net(Protocol):
         ...
 
 
-class TrainedNet(Net, Protocol):
+class TrainableNet(LoadedNet, Protocol):
     """A network that can be trained by `worker.run`."""
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
@@ -82,7 +82,7 @@ def build(spec: NetSpec, seed: int = 1) -> Net:
     return build_imported(spec, seed) if spec.caffe is None else CaffeNet(spec.caffe, spec.output)
 
 
-def build_imported(spec: NetSpec, seed: int) -> TrainedNet:
+def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     """The network at an import path, with its first parameters drawn from `seed`."""
     make = _imported(spec.model)
     is_torch = any(kind.__module__.startswith("torch.") for kind in getattr(make, "__mro__", ()))
@@ -252,7 +252,7 @@ def _imported(path: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise BadInput(
-            f"model {path!r}: expected an import path, such as nets:Net, or a solver's .prototxt"
+            f"model {path!r}: expected an import path, such as nets:LoadedNet, or a solver's .prototxt"
         )
     try:
         return getattr(import_module(module), name)
