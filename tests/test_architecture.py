@@ -53,12 +53,13 @@ def test_import_is_light(package: str) -> None:
     assert done.stdout.split() == []
 
 
-def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
-    """Neither importing the command line nor `train --help` loads a module of the simulator."""
+def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
+    """Neither importing the command line nor `train --help` loads a simulator or an experiment."""
     script = (
         "import sys; from deploy.cli import app; "
         "app(['train', '--help'], standalone_mode=False); "
-        "print([name for name in sys.modules if name.startswith('deploy.simulation.')])"
+        "homes = 'deploy.simulation.', 'deploy.experiments'; "
+        "print([name for name in sys.modules if name.startswith(homes)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

@@ -77,7 +77,7 @@ class TrainableNet(LoadedNet, Protocol):
         ...
 
 
-def build(spec: NetSpec, seed: int = 1) -> Net:
+def build(spec: NetSpec, seed: int = 1) -> LoadedNet:
     """The network; raises BadInput for a model that does not import or is of no known kind."""
     return build_imported(spec, seed) if spec.caffe is None else CaffeNet(spec.caffe, spec.output)
 
@@ -252,7 +252,7 @@ def _imported(path: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise BadInput(
-            f"model {path!r}: expected an import path, such as nets:LoadedNet, or a solver's .prototxt"
+            f"model {path!r}: expected an import path, such as nets:Net, or a solver's .prototxt"
         )
     try:
         return getattr(import_module(module), name)

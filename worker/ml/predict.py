@@ -75,7 +75,7 @@ def predict(
                 yield pa.RecordBatch.from_pydict(columns)
 
 
-def _load(of: Predictor) -> Net:
+def _load(of: Predictor) -> LoadedNet:
     if of.key not in _loaded:
         _loaded.clear()
         net = build(of.net)
