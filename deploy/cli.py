@@ -16,6 +16,7 @@ from deploy.cli_convert import convert
 from deploy.cli_data import app as data_tools
 from deploy.cli_experiments import app as experiments
 from deploy.cli_reshard import reshard
+from deploy.cli_service import add_to as add_service
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import train
@@ -25,7 +26,7 @@ from ps import __version__
 from ps.compatibility import build_id
 from ps.logs import LEVELS, LogSettings, set_up
 from shards.errors import BadInput, DownpourError
-from worker.options import LONGEST_S
+from worker.options import LAST_PORT, LONGEST_S
 
 app = typer.Typer(
     name="downpour",
@@ -75,6 +76,23 @@ Data = Annotated[Path, typer.Option(help=DATA, show_default=False)]
 Device = Annotated[
     str, typer.Option(help="What to compute on: cpu, gpu, gpu:N, or auto (a GPU if one answers).")
 ]
+Spark = Annotated[
+    str | None,
+    typer.Option(
+        help="Compute as tasks of a Spark: local[N], spark://HOST:PORT, yarn, k8s://HOST:PORT or"
+        " sc://HOST:PORT.",
+        show_default="in this process",
+    ),
+]
+Tasks = Annotated[
+    int,
+    typer.Option(
+        "--workers",
+        min=1,
+        max=LAST_PORT,
+        help="With --spark: tasks that read --data, each its own part.",
+    ),
+]
 
 
 @app.command()
@@ -83,14 +101,17 @@ def test(
     weights: Weights,
     data: Data,
     device: Device = "auto",  # noqa: PT028  # a command called test, no test
+    spark: Spark = None,  # noqa: PT028  # a command called test, no test
+    workers: Tasks = 2,  # noqa: PT028  # a command called test, no test
 ) -> None:
     """Print the loss and the accuracy of a network on test data.
 
     Test data is the test part of --data, or all its rows if it has no parts.
     """
-    from deploy.infer import run_test
+    from deploy.infer import OnSpark, run_test
 
-    figures = run_test(solver, weights, data, device)
+    on = None if spark is None else OnSpark(spark, workers)
+    figures = run_test(solver, weights, data, device, on)
     typer.echo("  ".join(f"{name} {value:.6g}" for name, value in figures.items()))
 
 
@@ -102,7 +123,10 @@ def features(
     blobs: Annotated[
         str, typer.Option(help="Blob names, separated by commas.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
+    output: Annotated[
+        str,
+        typer.Option(help="The folder to create; with --spark also a URI.", show_default=False),
+    ],
     split: Annotated[
         str | None,
         typer.Option(
@@ -117,12 +141,20 @@ def features(
     form: Annotated[
         FeatureFormat, typer.Option("--format", help="The file's format: parquet or json.")
     ] = FeatureFormat.PARQUET,
+    spark: Spark = None,
+    workers: Tasks = 2,
 ) -> None:
-    """Write a network's inner blobs for every row to a file, one column for each blob."""
-    from deploy.infer import run_features
+    """Write a network's inner blobs for every row to a file, one column for each blob.
+
+    With --spark each task writes a file of its own.
+    """
+    from deploy.infer import OnSpark, run_features
 
     names = [name for name in blobs.split(",") if name]
-    path, rows = run_features(net, weights, data, names, output, split, batch_size, device, form)
+    on = None if spark is None else OnSpark(spark, workers)
+    path, rows = run_features(
+        net, weights, data, names, output, split, batch_size, device, form, on
+    )
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
 
 
@@ -187,6 +219,7 @@ app.command()(reshard)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(data_tools, name="data")
 app.add_typer(experiments, name="exp")
+add_service(app)
 
 
 def main() -> None:

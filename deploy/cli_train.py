@@ -5,7 +5,7 @@ keeps its earlier value, and a new run takes the default.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,14 +41,13 @@ _RESUME = (
 _UNSET = "With --resume: reset this option to its default, e.g. `--unset ray`. Repeatable."
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
-    """The parameters of the command, as Typer reads them: every option, and those to resume."""
+def train_parameters(*more: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The options of a run, as Typer reads them; `more` follow those of its files."""
     for subject, panel in _SUBJECTS.items():
         for each in declared(subject).values():
             yield _parameter(each.name, _kind(each), each.option.text, panel, each.shown)
         if subject is RunFiles:
-            yield _parameter("resume", str, _RESUME, _RUN)
-            yield _parameter("unset", list[str], _UNSET, _RUN)
+            yield from more
 
 
 def _kind(each: Declared) -> type:
@@ -98,9 +97,19 @@ def train(**options: Any) -> None:
     typer.echo(_result(summary, settings.out))
 
 
-_SIGNATURE = inspect.Signature(list(_parameters()))
-train.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # Typer reads both
-train.__annotations__ = {name: each.annotation for name, each in _SIGNATURE.parameters.items()}
+def declare(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> None:
+    """Give a command these parameters, which Typer reads."""
+    signature = inspect.Signature(list(parameters))
+    command.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads both
+    command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+
+
+declare(
+    train,
+    train_parameters(
+        _parameter("resume", str, _RESUME, _RUN), _parameter("unset", list[str], _UNSET, _RUN)
+    ),
+)
 
 
 def _result(summary: "Summary", out: Path) -> str:

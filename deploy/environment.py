@@ -19,8 +19,9 @@ from deploy.settings import TrainSettings
 from ps.launch.launcher import Placement
 from ps.transport.addresses import check_listen, check_reachable
 from shards.errors import BadInput
-from worker import spark, spark_settings
+from worker import spark
 from worker.signals import deferred
+from worker.spark import settings as spark_settings
 
 _FLOAT_BYTES = 4
 

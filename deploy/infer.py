@@ -1,8 +1,10 @@
-"""`downpour test` and `downpour features`: inference on local data, without Ray or Spark."""
+"""`downpour test` and `downpour features`: inference in this process, or as tasks of a Spark."""
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -11,7 +13,9 @@ from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
 from deploy.settings import FeatureFormat
+from ps import paths
 from shards.errors import BadInput, GiveUp
+from worker import spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of, with_files
@@ -19,6 +23,8 @@ from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
+from worker.caffe_inference import column_means, feature_rows
+from worker.data.source import Source
 from worker.device_selection import lent, parse_device
 from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
@@ -26,10 +32,20 @@ from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_
 _BATCH_ROWS = 100
 
 
-def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> dict[str, float]:
+class OnSpark(NamedTuple):
+    """The URL of a Spark, and the number of tasks that read the data there."""
+
+    url: str
+    tasks: int
+
+
+def run_test(
+    solver: Path, weights: Path, data: Path, device: str = "auto", on: OnSpark | None = None
+) -> dict[str, float]:
     """The test net's outputs (loss, accuracy ...) over the test part of `data`, or all of it.
 
-    `device` is a device as in `worker.device_selection`.
+    `device` is a device as in `worker.device_selection`. It is computed in this process, or `on` a
+    Spark.
     """
     wanted = parse_device(device)
     read = read_solver(solver)
@@ -37,8 +53,12 @@ def run_test(solver: Path, weights: Path, data: Path, device: str = "auto") -> d
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = fitted(read.tests[0].net, data, _split(None, data))
+    source, net = fitted(read.tests[0].net, _seen(data, on), _split(None, data))
     model = CaffeModel(net)
+    if on is not None:
+        with _frame(source, on) as df:
+            means = column_means(df, net, weights=weights, blobs=model.net.figures, device=device)
+        return {name: columns[0] for name, columns in means.items()}
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     with threadpool_limits(1), lent(arena, wanted) as there:
@@ -50,52 +70,88 @@ def run_features(
     weights: Path,
     data: Path,
     blobs: list[str],
-    output: Path,
+    output: str,
     split: str | None,
     batch_size: int,
     device: str = "auto",
     form: FeatureFormat = FeatureFormat.PARQUET,
-) -> tuple[Path, int]:
-    """Write `blobs` of every row into a new folder; returns the file and its row count.
+    on: OnSpark | None = None,
+) -> tuple[str, int]:
+    """Write `blobs` of every row into a new folder; returns what was written and its row count.
 
     `split` None selects the data's test part, or all rows if it has none. `device` is a device as
-    in `worker.device_selection`.
+    in `worker.device_selection`. In this process the folder gets one file. `on` a Spark each task
+    writes a file, and `output` may be a URI.
     """
     wanted = parse_device(device)
     if not blobs:
         raise BadInput("--blobs: expected names of blobs, got none")
     if batch_size < 1:
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
-    if output.exists():
-        raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
+    folder = _new_folder(output, on)
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
-    source, shaped = fitted(read, data, _split(split, data))
+    source, shaped = fitted(read, _seen(data, on), _split(split, data))
     model = CaffeModel(shaped)
     check_row_blobs(model, blobs)
+    if on is not None:
+        with _frame(source, on) as df:
+            frame = feature_rows(
+                df, shaped, weights=weights, blobs=blobs, batch_size=batch_size, device=device
+            )
+            where = output if folder is None else str(folder)
+            return output, spark.write_frame(frame, where, form)
+    assert folder is not None
     needed = model.net.tensors_for(blobs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     try:
-        output.mkdir(parents=True)
+        folder.mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"--output {output}: {error.strerror}") from None
-    path = output / f"features.{form}"
+    path = folder / f"features.{form}"
     try:
         with threadpool_limits(1), lent(arena, wanted) as there:
             rows = _WRITERS[form](path, features(model, there, source.batches(), blobs, batch_size))
         if not rows:
             raise BadInput("features: expected rows, got none")
     except BaseException as error:
-        shutil.rmtree(output)
+        shutil.rmtree(folder)
         if isinstance(error, OSError):  # an error of pyarrow does not name the file
             raise GiveUp(f"--output {output}: {error}") from None
         raise
-    return path, rows
+    return str(Path(output) / path.name), rows
 
 
 def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
     source = open_net_data(data_of(net), data, split)
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
+
+
+def _new_folder(output: str, on: OnSpark | None) -> Path | None:
+    """The local folder to make; None for a URI, which Spark writes to."""
+    if "://" in output:
+        if on is None:
+            raise BadInput(f"--output {output}: expected a folder, as there is no --spark")
+        return None
+    folder = paths.path("--output", output).absolute()
+    if folder.exists():
+        raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
+    return folder
+
+
+def _seen(data: Path, on: OnSpark | None) -> Path:
+    """The place of the data as tasks see it, which run in folders of their own."""
+    return data if on is None else data.absolute()
+
+
+@contextmanager
+def _frame(source: ImageSource, on: OnSpark) -> Iterator[spark.DataFrame]:
+    """The rows of a source on a Spark; files that tasks can read in parts are not read here."""
+    with spark.start_session(on.url, on.tasks, app="downpour", env={}) as session:
+        if isinstance(source, Source):
+            yield spark.source_rows(session, source, on.tasks)
+        else:
+            yield session.createDataFrame(pa.Table.from_batches(source.batches()))
 
 
 def _write_parquet(path: Path, batches: Iterator[pa.RecordBatch]) -> int:

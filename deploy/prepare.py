@@ -13,7 +13,7 @@ from ps.snapshots.manifest import Manifest
 from ps.snapshots.object_store import without_secrets
 from ps.wal.catalog import is_job, newest_logs
 from shards.errors import BadInput
-from worker import spark_settings
+from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
@@ -31,6 +31,7 @@ from worker.sources import (
     part_to_test,
     row_shapes,
 )
+from worker.spark import settings as spark_settings
 
 
 class Prepared(NamedTuple):
@@ -187,7 +188,7 @@ def _found(origin: SnapshotRef, inputs: Inputs) -> LoadedSnapshot:
     """Load and check the state to continue from: a snapshot, or the shards' logs."""
 
     def check(place: str, manifest: Manifest) -> None:
-        check_fit(place, manifest, inputs.model.table, inputs.job)
+        check_fit(place, manifest, Layout((inputs.model.table,)), inputs.job)
 
     catalog = origin.open()
     if origin.name is None:

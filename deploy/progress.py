@@ -121,6 +121,11 @@ class Progress:
         else:
             self._say(f"{clock_text(self._clock() - self._started)}  {text}")
 
+    @property
+    def readings(self) -> Readings | None:
+        """The figures shown last; None before the first update."""
+        return self._readings
+
     def __enter__(self) -> "Progress":
         if self._live is not None:
             self._live.start()

@@ -11,15 +11,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from deploy.summary import Summary
-from deploy.updates import UpdatesWriter
 from ps import Cluster
 from ps.snapshots import checked_json
 from ps.snapshots.secure_files import write_private
 from shards.errors import BadInput, DownpourError, GiveUp
+
+if TYPE_CHECKING:
+    from deploy.updates import UpdatesWriter
 
 SETTINGS = "settings.json"
 CLUSTER = "cluster.json"
@@ -123,7 +126,7 @@ class RunFolder:
         former: bytes | None = None,
     ) -> "RunFolder":
         try:
-            lock = _locked(path)
+            lock = lock_folder(path)
         except BadInput:
             _remove(made)
             raise
@@ -149,11 +152,13 @@ class RunFolder:
 
     def open_updates(
         self, *, job: str, seed: int, restored: Sequence[int] | None = None
-    ) -> UpdatesWriter:
+    ) -> "UpdatesWriter":
         """Open `updates.parquet` for writing; `restored`: each shard's version when resuming.
 
         This marks the run as begun: from now on its folder stays, even if the run fails.
         """
+        from deploy.updates import UpdatesWriter  # the service reads folders without Arrow
+
         self._begun = True
         return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
 
@@ -186,8 +191,11 @@ class RunFolder:
         self.close()
 
 
-def _locked(path: Path) -> int:
-    """Lock the folder until this process ends, however it ends; returns the file descriptor."""
+def lock_folder(path: Path) -> int:
+    """Lock the folder until this process ends, however it ends; returns the file descriptor.
+
+    Raises BadInput if another process holds the lock.
+    """
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

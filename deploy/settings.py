@@ -19,7 +19,7 @@ from ps.snapshots import checked_json
 from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
-from worker.option_fields import Options, option
+from worker.option_fields import Options, declared, option
 from worker.options import LAST_PORT, TrainOptions, foreign_options
 
 DATA = (
@@ -108,6 +108,16 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
             raise BadInput(f"settings {path}: {error.strerror}") from None
         except (*UNDECODABLE, BadInput) as error:
             raise BadInput(f"settings {path}: {error}") from None
+
+    @staticmethod
+    def of_plain(plain: Mapping[str, Any]) -> "TrainSettings":
+        """The settings that `plain` returned, or a part of them; raises BadInput."""
+        for name in plain.keys() - declared(TrainSettings).keys():
+            raise BadInput(f"{option_name(name)}: expected an option of downpour train, got none")
+        try:
+            return msgspec.convert(plain, TrainSettings, dec_hook=_decode)
+        except UNDECODABLE as error:
+            raise BadInput(f"settings: {error}") from None
 
     def plain(self) -> dict[str, object]:
         """These settings as JSON values."""

@@ -6,7 +6,7 @@ Everything that was started is stopped when the run ends, however it ends.
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -30,8 +30,13 @@ from worker.signals import SafeExitStack, asked_for, deferred, hangup_spares_chi
 __all__ = ["AlreadyFinished", "run"]
 
 
-def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summary | None:
-    """Train with `settings` and write a run folder.
+def run(
+    settings: TrainSettings,
+    *,
+    origin: SnapshotRef | None = None,
+    display: Callable[..., Progress] = Progress,
+) -> Summary | None:
+    """Train with `settings` and write a run folder; `display` makes the display of the progress.
 
     Returns the summary, or None if Ctrl-C ended the run early. With an `origin`, the run continues
     from it. If `origin` names no snapshot, the run continues in its own folder from the newest
@@ -55,7 +60,7 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
         open_folder(settings.out, settings.plain()) as folder,
         SafeExitStack() as stack,
     ):
-        progress = stack.enter_context(_progress(inputs, found))
+        progress = stack.enter_context(_progress(inputs, found, display))
         observer = stack.enter_context(_observer(inputs, found, folder, progress))
         source = inputs.train if isinstance(inputs.train, Source) else None
         # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
@@ -94,9 +99,11 @@ def run(settings: TrainSettings, *, origin: SnapshotRef | None = None) -> Summar
 
 
 @contextmanager
-def _progress(inputs: Inputs, found: LoadedSnapshot | None) -> Iterator[Progress]:
+def _progress(
+    inputs: Inputs, found: LoadedSnapshot | None, display: Callable[..., Progress]
+) -> Iterator[Progress]:
     """The display of the run, with what the user should know before it begins."""
-    with Progress(
+    with display(
         steps=inputs.job.plan.steps,
         workers=inputs.settings.workers,
         bound=inputs.settings.staleness,

@@ -13,6 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 HEAVY = ("cupy", "numba", "pyarrow", "pyspark", "ray")
+SPARK = {
+    f"worker/spark/{name}.py"
+    for name in ("__init__", "failures", "frames", "partitions", "session", "streams", "tasks")
+}
+SPARK_ML = {
+    f"worker/ml/{name}.py" for name in ("columns", "estimators", "models", "params", "saved")
+}
 
 
 @cache
@@ -66,12 +73,12 @@ def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
     [
         ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
         # A data source is a class of PySpark's, which Spark's own processes load by its name.
-        ("pyspark", {"worker/spark.py", "worker/tfrecord/source.py"}),
-        ("py4j", {"worker/spark.py"}),
+        ("pyspark", SPARK | SPARK_ML | {"worker/tfrecord/source.py"}),
+        ("py4j", SPARK),
         ("cupy", {"cupy_kernels/device.py"}),
         ("xxhash", {"shards/checksums.py"}),
         ("structlog", {"ps/logs.py"}),
-        ("logging", {"ps/logs.py", "worker/spark.py"}),  # the latter filters Py4J's records
+        ("logging", {"ps/logs.py", "worker/spark/session.py"}),  # the latter filters Py4J's records
     ],
 )
 def test_one_door_each(library: str, doors: set[str]) -> None:

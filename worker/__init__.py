@@ -3,12 +3,14 @@
     import ray, worker
 
     ray.init()
-    trained = worker.train(df, solver="lenet_solver.prototxt", shards=2, staleness=4)
+    lenet = worker.Caffe("lenet_solver.prototxt")
+    trained = worker.train(df, model=lenet, shards=2, staleness=4)
     trained.save("lenet.caffemodel")
 
-`train` reads Caffe's format; `run_job` takes a `Job` with your own model; `worker.torch` is for
-loops in PyTorch. Importing this package
-loads neither Spark nor Ray; calling one of these functions does.
+`train` takes a model of any kind: `Caffe` reads Caffe's format, `CustomModel` is for a model of
+your own. `run` takes a training loop of your own; `worker.torch`, `worker.jax` and `worker.keras`
+are for loops in these libraries, and `worker.ml` and `worker.sklearn` have estimators. Importing
+this package loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module
@@ -16,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
+    from worker.caffe.training import Caffe
     from worker.caffe_inference import features, test
     from worker.code_archive import pack_code
     from worker.context import Context
+    from worker.custom_model import CustomModel
     from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.data.source import Sample, Source
     from worker.data.wanted import Wanted
     from worker.function_run import Evaluate, RunResult, run
-    from worker.job import Job
-    from worker.job_runner import Observer, Outcome, run_job
+    from worker.job_runner import Observer, Outcome
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
+    from worker.stream_run import Stream, stream
     from worker.tfrecord.source import TFRecord
-    from worker.training_loop import Plan, train_worker
 
 __all__ = [
     "ADAG",
@@ -61,19 +64,19 @@ __all__ = [
     "EASGD",
     "SSP",
     "AsyncDiLoCo",
+    "Caffe",
     "Context",
+    "CustomModel",
     "DiLoCo",
     "Downpour",
     "DynSGD",
     "Evaluate",
     "FedBuff",
-    "Job",
     "LinkOptions",
     "LocalSGD",
     "Model",
     "Observer",
     "Outcome",
-    "Plan",
     "RunResult",
     "Sample",
     "ShardRuntime",
@@ -82,6 +85,7 @@ __all__ = [
     "Source",
     "SparkNet",
     "StaleRate",
+    "Stream",
     "TFRecord",
     "Trained",
     "Wanted",
@@ -92,12 +96,11 @@ __all__ = [
     "open_source",
     "pack_code",
     "run",
-    "run_job",
     "sequence_file",
     "start",
+    "stream",
     "test",
     "train",
-    "train_worker",
 ]
 
 _HOMES = {
@@ -105,7 +108,9 @@ _HOMES = {
     "ASP": "worker.strategies",
     "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
+    "Caffe": "worker.caffe.training",
     "Context": "worker.context",
+    "CustomModel": "worker.custom_model",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
     "EASGD": "worker.strategies",
@@ -116,19 +121,18 @@ _HOMES = {
     "DynSGD": "worker.strategies",
     "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
-    "Job": "worker.job",
     "LinkOptions": "worker.options",
     "LocalSGD": "worker.strategies",
     "Model": "worker.model",
     "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
-    "Plan": "worker.training_loop",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
     "Wanted": "worker.data.wanted",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
+    "Stream": "worker.stream_run",
     "TFRecord": "worker.tfrecord.source",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
@@ -141,13 +145,23 @@ _HOMES = {
     "open_source": "worker.sources",
     "pack_code": "worker.code_archive",
     "run": "worker.function_run",
-    "run_job": "worker.job_runner",
     "sequence_file": "worker.spark",
     "start": "worker.own_loop",
+    "stream": "worker.stream_run",
     "test": "worker.caffe_inference",
     "train": "worker.api",
-    "train_worker": "worker.training_loop",
 }
+
+_TRAIN = "worker.train(df, model=worker.CustomModel(...))"
+_NOW = {
+    "Job": _TRAIN,
+    "Plan": _TRAIN,
+    "run_job": _TRAIN,
+    "train_worker": "worker.loop, or ctx.loop in worker.run",
+}
+
+
+_ADAPTERS = ("jax", "keras", "ml", "sklearn", "torch")
 
 
 def __dir__() -> list[str]:
@@ -157,6 +171,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "torch":
-        return import_module("worker.torch")
+    if name in _ADAPTERS:
+        return import_module(f"worker.{name}")
+    if name in _NOW:
+        raise AttributeError(f"worker.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
     raise AttributeError(f"module worker has no attribute {name}")

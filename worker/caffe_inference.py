@@ -6,7 +6,7 @@ Spark runs many of them, one at a time; it builds the net once and keeps it with
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,12 +45,13 @@ _SUMS = pa.schema([("blob", pa.string()), ("rows", pa.int64()), ("sums", pa.list
 class ForwardPass(msgspec.Struct, frozen=True):
     """What every task computes: these blobs of a net with these weights, a flat float32 arena.
 
-    `key` identifies the net and the weights among those that a process has loaded.
+    `key` identifies the net and the weights among those that a process has loaded. `weights` is
+    called in a task.
     """
 
     key: str
     net: Description
-    weights: Floats
+    weights: Callable[[], Floats]
     blobs: tuple[str, ...]
     batch_size: int
     device: DeviceRequest
@@ -85,9 +86,22 @@ def test(
     known; GiveUp when a task fails for good.
     """
     check_frame("test: df", df)
-    read = _tested_net(solver, net)
-    model = _model(df, read)
-    names = model.net.outputs if blobs is None else _names("test: blobs", blobs)
+    fitted = _fitted(df, _tested_net(solver, net))
+    names = None if blobs is None else _names("test: blobs", blobs)
+    return column_means(df, fitted, weights=weights, blobs=names, device=device)
+
+
+def column_means(
+    df: spark.DataFrame,
+    net: Description,
+    *,
+    weights: str | Path,
+    blobs: Sequence[str] | None = None,
+    device: str = "auto",
+) -> dict[str, list[float]]:
+    """`test` with a net that has the shapes of the rows."""
+    model = CaffeModel(net)
+    names = model.net.outputs if blobs is None else blobs
     check_blobs(model, names)
     forward = _forward("test", df, model, names, weights, model.net.batch_size, device)
     tag = f"downpour-test-{secrets.token_hex(4)}"
@@ -130,8 +144,23 @@ def features(
     read = _net("features: net", net)
     if label is not None:
         df = _labelled(df, label)
-    model = _model(df, read)
-    names = _names("features: blobs", blobs)
+    fitted, names = _fitted(df, read), _names("features: blobs", blobs)
+    return feature_rows(
+        df, fitted, weights=weights, blobs=names, batch_size=batch_size, device=device
+    )
+
+
+def feature_rows(
+    df: spark.DataFrame,
+    net: Description,
+    *,
+    weights: str | Path,
+    blobs: Sequence[str],
+    batch_size: int,
+    device: str = "auto",
+) -> spark.DataFrame:
+    """`features` with a net that has the shapes of the rows."""
+    model, names = CaffeModel(net), blobs
     check_row_blobs(model, names)
     taken = [name for name in names if name in (ID, LABEL)]
     if taken:
@@ -186,13 +215,13 @@ def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
     return df if label == LABEL else df.drop(LABEL).withColumnRenamed(label, LABEL)
 
 
-def _model(df: spark.DataFrame, net: Description) -> CaffeModel:
-    """The model for the rows of `df`; raises BadInput for no rows, and for no column of images."""
+def _fitted(df: spark.DataFrame, net: Description) -> Description:
+    """The net for the rows of `df`; raises BadInput for no rows, and for no column of images."""
     wanted = data_of(net).wanted
     if not wanted.tops:
         check_columns(df, (DATA,))
     shape, others = shapes_of(df, wanted)
-    return CaffeModel(replace(net, data_shape=shape, row_shapes=others))
+    return replace(net, data_shape=shape, row_shapes=others)
 
 
 def _forward(
@@ -211,15 +240,15 @@ def _forward(
     check_columns(df, [each for each in columns if each.name in needed or each.among(df.columns)])
     path = paths.path(f"{what}: weights", weights)
     arena, _ = read_weights(path, model.net, model.initial(0), model.net.tensors_for(blobs))
-    key = secrets.token_hex(8)
-    return ForwardPass(key, model.net.description, arena, tuple(blobs), batch_size, wanted)
+    key, shared = secrets.token_hex(8), spark.share(df, arena)
+    return ForwardPass(key, model.net.description, shared, tuple(blobs), batch_size, wanted)
 
 
 def _load(forward: ForwardPass) -> tuple[CaffeModel, Floats]:
     """The net and the weights, as this process has them since its first task of this pass."""
     if forward.key not in _loaded:
         _loaded.clear()
-        _loaded[forward.key] = CaffeModel(forward.net), forward.weights
+        _loaded[forward.key] = CaffeModel(forward.net), forward.weights()
     return _loaded[forward.key]
 
 

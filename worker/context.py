@@ -12,8 +12,9 @@ that comes next; the function need do nothing for that.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import ps
+from ps import paths
 from ps.logs import Logger, logger
 from ps.session.compression import Compression
 from shards import arguments
@@ -28,8 +30,12 @@ from shards.errors import BadInput
 from worker.feed import ColumnBatches, RowFeed, selected
 from worker.own_loop import FunctionModel, Gradient, only_table
 from worker.own_state import Continued, continued
+from worker.parameters_file import write_parameters
 from worker.step_machine import Plan
 from worker.training_loop import WorkerReport, train_worker
+
+STOP = "stop"
+"""The name under which a worker that stops the run registers, for the driver to see it."""
 
 Batch = dict[str, NDArray[Any]]
 Train = Callable[[Any, "Context"], object]
@@ -40,7 +46,8 @@ class Context:
     """One worker of `worker.run`, in its task.
 
     `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to
-    `workers` - 1; that of rank 0 is the `chief`. `attempt` is higher for each later attempt of
+    `workers` - 1; that of rank 0 is the `chief`. `batch` is the number of the micro-batch of
+    `worker.stream`, None in `worker.run`. `attempt` is higher for each later attempt of
     Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is a
     logger whose records name job and worker.
     """
@@ -52,24 +59,26 @@ class Context:
         rows: Iterator[pa.RecordBatch],
         plan: Plan,
         *,
-        rank: int,
-        workers: int,
-        attempt: int,
-        gpus: Sequence[str],
+        task: "FunctionTask",
+        place: "TaskAttempt",
         shuffle: bool,
         own: Continued,
     ) -> None:
         self.job = job
         self.worker = me
-        self.rank = rank
-        self.workers = workers
-        self.attempt = attempt
-        self.gpus = tuple(gpus)
+        self.rank = place.partition
+        self.workers = task.workers
+        self.attempt = place.attempt
+        self.gpus = place.gpus
         self.log: Logger = logger("worker.run", job=job.cluster.job, worker=me.name)
         self.plan = plan
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
         self.own = own
+        self.batch = task.batch
+        self._folder = task.folder
+        self._first_step = task.first_steps.get(me.name, 0)
+        self.stopped = False
         self._ends: list[Callable[[], object]] = []
         self._open = ExitStack()
         self._feed: RowFeed | None = None
@@ -107,7 +116,9 @@ class Context:
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.
         """
-        return self._batches(self.worker.client.step, size, epochs, columns, ragged)
+        return self._batches(
+            self.worker.client.step - self._first_step, size, epochs, columns, ragged
+        )
 
     def _batches(
         self,
@@ -164,9 +175,43 @@ class Context:
         name, dense = only_table("loop", self.job)
         model = FunctionModel(dense.table(name), self.job, gradient)
         client, self.lost = self.worker.client, self.own.lost
-        first = client.step + self.own.steps
+        first = client.step - self._first_step + self.own.steps
         batches = self._batches(first, batch_size, epochs, columns, ragged)
         return train_worker(client, model, batches, plan, own=self.own)
+
+    def path(self, place: str | Path) -> str:
+        """A place as the caller of `worker.run` means it: a URI or an absolute path.
+
+        A task runs in a folder of Spark's. So a relative path begins at the caller's working
+        directory, which must be on a disk that this machine sees, too.
+        """
+        text = str(paths.place("path", place))
+        return text if "://" in text else str(Path(self._folder) / text)
+
+    def save(self, place: str | Path) -> str:
+        """Write the present parameters to a .safetensors file at `path(place)`; only the chief may.
+
+        The pushes of this worker are in it; those of others are as far as the shards have them.
+        """
+        if not self.chief:
+            raise BadInput(
+                f"save: expected the chief to export, got worker {self.worker.name}: call it only"
+                " where ctx.chief is true"
+            )
+        self.worker.flush()
+        target = self.path(place)
+        write_parameters(target, self.job.tables, self.job.read())
+        return target
+
+    def stop(self) -> None:
+        """End the run: `batches` and `loop` end here now, and the feed has no more rows.
+
+        Return from the function after it. The driver then cancels all other workers, in later waves
+        too, and the weights of that moment are the result.
+        """
+        self.stopped = True
+        if self._feed is not None:
+            self._feed.terminate()
 
     def at_end(self, function: Callable[[], object]) -> None:
         """Call `function` when the function of the run has returned, but not if it raises."""
@@ -193,7 +238,7 @@ class Context:
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, with their rows and the time that they take counted for the report."""
         while True:
-            if self.worker.client.step >= self.plan.steps:
+            if self.stopped or self.worker.client.step >= self.plan.steps:
                 return
             started = time.monotonic()
             batch = next(batches, None)
@@ -208,13 +253,18 @@ class FunctionTask(msgspec.Struct, frozen=True, kw_only=True):
     """A function that each worker runs in place of the worker loop, and what it is given.
 
     `tables` describe the job's, without their first values. The function and its arguments reach
-    the tasks as Spark sends any function.
+    the tasks as Spark sends any function. `folder` is the working directory of the caller.
+    In a stream `batch` numbers the micro-batch, and `first_steps` are the steps that each worker
+    had taken before it.
     """
 
     train: Train
     args: Any
     tables: ps.Tables
     workers: int
+    folder: str
+    batch: int | None = None
+    first_steps: dict[str, int] = {}
 
 
 class TaskAttempt(msgspec.Struct, frozen=True):
@@ -263,10 +313,8 @@ def run_function(
             me,
             rows,
             plan,
-            rank=place.partition,
-            workers=task.workers,
-            attempt=place.attempt,
-            gpus=place.gpus,
+            task=task,
+            place=place,
             shuffle=shuffle,
             own=own,
         )
@@ -275,6 +323,9 @@ def run_function(
             task.train(task.args, ctx)
             ctx.end()
         me.flush()
+        if ctx.stopped:
+            with job.worker(STOP, incarnation=place.incarnation):
+                pass
         times, seconds = me.client.times, time.monotonic() - started
         return WorkerReport(
             worker=name,

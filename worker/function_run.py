@@ -12,23 +12,28 @@ and a task that fails is retried alone.
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 import ps
 from ps import paths
+from ps.jobs import views_of
+from ps.snapshots.object_store import open_store
+from ps.table_views import TableViews
 from ps.tables import tables_of
 from shards import arguments
 from shards.errors import BadInput
-from shards.tables import DenseTable
+from shards.spec import TableSpec
+from shards.tables import DenseTable, Layout
 from worker import spark
 from worker.context import FunctionTask, Train
+from worker.data.source import Source
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
 from worker.job_runner import Observer, Outcome, check_frame, run_job
@@ -42,10 +47,15 @@ from worker.options import (
     SnapshotPolicy,
     TrainOptions,
 )
+from worker.parameters_file import write_parameters
+from worker.sources import open_source
 from worker.training_loop import Plan
 
 Floats = NDArray[np.float32]
 Figures = dict[str, float]
+
+_TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
+"""The ends of the names of files that Spark reads, and the format."""
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -67,10 +77,15 @@ class Evaluate(msgspec.Struct, frozen=True):
             arguments.function("evaluate: until", self.until, "a function of the figures")
 
 
-class RunOptions(TrainOptions):
-    """The keyword arguments of `run`."""
+class FunctionOptions(TrainOptions):
+    """The keyword arguments that `run` and `stream` share."""
 
     params: Any
+
+
+class RunOptions(FunctionOptions):
+    """The keyword arguments of `run`."""
+
     workers: int | None = option(
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
@@ -88,77 +103,67 @@ class RunOptions(TrainOptions):
 class RunResult(msgspec.Struct, frozen=True):
     """What `run` returns.
 
-    `params` are the trained parameters, in the structure that was given. `evaluations` are the
-    results of the tests, in order, that of the final parameters last.
+    `params` are the trained parameters, in the structure that was given; of several `tables`, a
+    dict by their names. `evaluations` are the results of the tests, in order, that of the final
+    parameters last.
     """
 
     params: Any
     outcome: Outcome
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[Evaluation, ...]
+    tables: ps.Tables
 
-    def save(self, path: str | Path) -> Path:
-        """Write the arrays by name to a .safetensors file."""
-        target = paths.path("save: path", path)
-        if target.suffix != ".safetensors":
-            raise BadInput(f"{target}: expected .safetensors, got {target.suffix!r}")
-        dense = ps.Dense.like(self.params)
-        table = dense.table("params")
-        arena = table.empty()
-        dense.structure.write(self.params, table.views(arena))
-        save_file({name: view.copy() for name, view in table.views(arena).items()}, target)
-        return target
+    def save(self, path: str | Path) -> str | Path:
+        """Write the arrays by name to a .safetensors file, a path or URI; returns the path."""
+        write_parameters(path, self.tables, self.params)
+        return path
 
 
-def run(df: spark.DataFrame, train: Train, args: Any = None, /, **options: Any) -> RunResult:
-    """Run `train(args, ctx)` as a worker on every partition of `df`; blocks until all are done.
+def run(
+    data: spark.DataFrame | str | Path, train: Train, args: Any = None, /, **options: Any
+) -> RunResult:
+    """Run `train(args, ctx)` as a worker on every partition of `data`; blocks until all are done.
 
     `ctx` is a `worker.Context`: the worker, registered with the shards, and its rows, of any
-    columns. `params` are the parameters to train, which are also their first values: a dict, a
-    pytree, a `state_dict`, or a `ps.Dense` with its rule, rate and decay. The function and `args`
-    are sent to the tasks as Spark sends any function, so they may not hold what does not pickle.
+    columns. `data` is a Spark DataFrame; or the path of Parquet or TFRecord files, which the
+    present Spark session reads; or any other path that `worker.open_source` takes, such as a folder
+    of images, of which each worker reads its part. `params` are the parameters to train, which are
+    also their first values: a dict, a pytree, a `state_dict`, a `ps.Dense` with its rule, rate and
+    decay, or a `ps.Tables` of several. The function and `args` are sent to the tasks as Spark sends
+    any function, so they may not hold what does not pickle.
 
     Each partition is one worker, unless `workers` gives the number to deal the rows to (required
-    over Spark Connect). Every worker needs a row. `evaluate` is a function of the parameters, or a
-    `worker.Evaluate`. `max_iter` ends `ctx.batches` after that many steps of a worker. The other
-    options have the names, values and defaults of `downpour train` (docs/reference/cli.md);
-    `ctx.loop` follows the strategy, and a loop with `ctx.worker` of one's own is plain Downpour.
+    over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
+    is a function of the parameters, or a `worker.Evaluate`. `max_iter` ends `ctx.batches` after
+    that many steps of a worker. The other options have the names, values and defaults of `downpour
+    train` (docs/reference/cli.md); `ctx.loop` follows the strategy, and a loop with `ctx.worker` of
+    one's own is plain Downpour.
 
     Ctrl-C ends the job early, with a snapshot where `snapshots` says where. Shards in Ray need
     `ray.init` first; `shards_in="processes"` needs none. Raises BadInput for an error that the
     caller can fix, GiveUp when a worker or a shard fails for good.
     """
-    check_frame("run: df", df)
     arguments.function("run: train", train, "a function of args and ctx")
     chosen = RunOptions(**options)
     tables = tables_of(chosen.params)
-    if len(tables) != 1:
-        raise BadInput(f"run: params: expected one table, got {', '.join(tables)}")
-    ((name, dense),) = tables.items()
-    table = dense.table(name)
-    start = table.empty()
-    dense.structure.write(dense.start, table.views(start))
     evaluate = _evaluate(chosen.evaluate)
-    workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
     spark.check_sendable(train, args)
-    job = _job(table, dense, chosen, workers)
-    job = msgspec.structs.replace(
-        job,
-        function=FunctionTask(
-            train=train, args=args, tables=ps.Tables({name: _without_start(dense)}), workers=workers
-        ),
-    )
+    df, source = read("run: data", data, chosen.workers)
+    workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
+    views = views_of(tables)
     outcome = run_job(
         df,
-        job,
-        weights=start,
+        function_job(train, args, tables, chosen, workers),
+        weights=first_values(tables),
         resume=chosen.resume,
         snapshots=chosen.snapshots,
         logs=chosen.logs,
-        evaluation=None if evaluate is None else _plan(evaluate, dense, table),
+        evaluation=None if evaluate is None else _plan(evaluate, views),
         observer=chosen.observer,
         even=chosen.workers is not None,
+        source=source,
     )
-    params = _params(dense, table, outcome.weights)
+    params = views.build_all(outcome.weights)
     evaluations = list(outcome.evaluations)
     if evaluate is not None and not outcome.interrupted:
         status = outcome.statuses[0]
@@ -169,7 +174,58 @@ def run(df: spark.DataFrame, train: Train, args: Any = None, /, **options: Any) 
         )
         if chosen.observer is not None:
             chosen.observer.evaluated(evaluations[-1])
-    return RunResult(params, outcome, tuple(evaluations))
+    return RunResult(params, outcome, tuple(evaluations), tables)
+
+
+def read(what: str, data: object, workers: int | None) -> tuple[spark.DataFrame, Source | None]:
+    """A DataFrame, and a source that its tasks read in place of its rows, if there is one.
+
+    `data` is as in `run`. Raises BadInput naming `what`.
+    """
+    if not isinstance(data, str | Path):
+        check_frame(what, data)
+        return cast(spark.DataFrame, data), None
+    session = spark.active_session(what)
+    text = str(data)
+    if kind := table_format(text):
+        return spark.read_table(session, kind, text), None
+    if "://" in text:
+        raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
+    source = open_source(Path(text).absolute())  # tasks run in another folder
+    if not isinstance(source, Source):
+        raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
+    if workers is None:
+        raise BadInput(f"{what}: {text}: expected a number of `workers` to divide it among")
+    if workers > source.rows:
+        raise BadInput(f"run: workers: expected at most {source.rows}, one a row, got {workers}")
+    return spark.numbered(session, workers), source
+
+
+def table_format(place: str) -> str:
+    """The name by which Spark reads the files at a path or URI; empty if it does not."""
+    name = place.rstrip("/").rpartition("/")[2]
+    names = [name]
+    if not name.endswith(tuple(_TABLES)):
+        with suppress(OSError, BadInput):
+            names = open_store(place).names()
+    found = {
+        kind
+        for one in names
+        for suffix, kind in _TABLES.items()
+        if one.endswith(suffix) and one[0] not in "_."
+    }
+    if len(found) > 1:
+        raise BadInput(f"{place}: expected files of one format, got {' and '.join(sorted(found))}")
+    return found.pop() if found else ""
+
+
+def first_values(tables: ps.Tables) -> Floats:
+    """The arena of all tables with the values that they were described with; raises BadInput."""
+    arena = Layout(tuple(dense.table(name) for name, dense in tables.items())).empty()
+    views = views_of(tables)
+    for name, dense in tables.items():
+        views.write(name, dense.start, arena)
+    return arena
 
 
 class TableModel:
@@ -189,19 +245,27 @@ class TableModel:
         raise NotImplementedError("the function of the run computes gradients")
 
 
-def _job(table: DenseTable, dense: ps.Dense, options: RunOptions, workers: int) -> Job:
+def function_job(
+    train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
+) -> Job:
+    """The job whose workers run a function on these tables."""
+    specs = tuple(
+        TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
+        for name, dense in tables.items()
+    )
+    first = specs[0]
     return Job(
-        model=partial(TableModel, table),
+        model=partial(TableModel, first.table),
         plan=Plan(
             steps=MOST if options.max_iter is None else options.max_iter,
             seed=DEFAULT_SEED if options.seed is None else options.seed,
             strategy=options.build_strategy(),
-            schedule=dense.rate,
+            schedule=first.schedule,
             prefetch=options.prefetch,
         ),
-        rule=dense.rule,
-        schedule=dense.rate,
-        decay=dense.decay,
+        rule=first.rule,
+        schedule=first.schedule,
+        decay=first.decay,
         batch_size=1,
         workers=workers,
         bound=options.staleness,
@@ -211,6 +275,14 @@ def _job(table: DenseTable, dense: ps.Dense, options: RunOptions, workers: int) 
         links=options.part(LinkOptions),
         snapshots=options.part(SnapshotPolicy),
         logs_apart=True,
+        function=FunctionTask(
+            train=train,
+            args=args,
+            tables=ps.Tables({name: _without_start(dense) for name, dense in tables.items()}),
+            workers=workers,
+            folder=str(Path.cwd()),
+        ),
+        tables=specs,
     )
 
 
@@ -221,18 +293,13 @@ def _evaluate(value: object) -> Evaluate | None:
     return Evaluate(value)  # type: ignore[arg-type]  # it was checked that it is callable
 
 
-def _plan(evaluate: Evaluate, dense: ps.Dense, table: DenseTable) -> EvaluationPlan:
+def _plan(evaluate: Evaluate, views: TableViews) -> EvaluationPlan:
     """The tests during training; each ends with its function."""
 
     def figures(weights: Floats, _stopped: Callable[[], bool]) -> Figures:
-        return evaluate.figures(_params(dense, table, weights))
+        return evaluate.figures(views.build_all(weights))
 
     return EvaluationPlan(figures, evaluate.every, at_start=False, until=evaluate.until)
-
-
-def _params(dense: ps.Dense, table: DenseTable, weights: Floats) -> Any:
-    """The weights in the structure that the user gave."""
-    return dense.structure.build(table.views(weights))
 
 
 def _without_start(dense: ps.Dense) -> ps.Dense:

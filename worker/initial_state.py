@@ -17,7 +17,8 @@ from ps.snapshots.manifest import Manifest
 from ps.wal.catalog import load_state, newest_logs
 from shards.errors import BadInput
 from shards.resumption import resumed
-from shards.tables import DenseTable, Layout
+from shards.spec import TableSpec
+from shards.tables import Layout
 from worker.job import Job
 from worker.model import Model, check_start
 
@@ -58,7 +59,11 @@ def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
 
 
 def beginning(
-    model: Model, job: Job, weights: NDArray[np.float32] | None, resume: LoadedSnapshot | None
+    model: Model,
+    tables: Sequence[TableSpec],
+    job: Job,
+    weights: NDArray[np.float32] | None,
+    resume: LoadedSnapshot | None,
 ) -> Beginning:
     """`weights`, or the snapshot `resume`, or the model's initial weights; raises BadInput."""
     if resume is None:
@@ -66,18 +71,18 @@ def beginning(
     if weights is not None:
         raise BadInput("start: expected weights or a snapshot to resume, got both")
     manifest, states = resume.manifest, resume.states
-    check_fit(resume.place, manifest, model.table, job)
+    check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
     versions = [state.saved.version for state in states]
-    spec, *_ = job.specs(model.table)
+    spec, *_ = job.specs(tables)
     return InitialState(resumed(states, manifest.map, spec), versions)
 
 
-def check_fit(where: str, manifest: Manifest, table: DenseTable, job: Job) -> None:
+def check_fit(where: str, manifest: Manifest, layout: Layout, job: Job) -> None:
     """Raise BadInput when the snapshot at `where` is another job's."""
     for what, expected, got in (
         ("workers", manifest.workers, job.workers),
-        ("rule", ", ".join(manifest.rules), job.rule_name),
-        ("tensors", _shapes(manifest.layout), _shapes(Layout((table,)))),
+        ("rule", ", ".join(manifest.rules), ", ".join(job.rule_names)),
+        ("tensors", _shapes(manifest.layout), _shapes(layout)),
     ):
         if expected != got:
             raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")

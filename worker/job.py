@@ -1,6 +1,6 @@
 """A training job as a value: all its settings, without the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import structs
@@ -10,7 +10,7 @@ from shards import arguments
 from shards.aggregation import StaleLimit
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
-from shards.spec import ShardSpec
+from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
@@ -30,7 +30,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     staleness of single pushes (None: none). Each worker computes on a `device`
     (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
     mean of the last `average_loss` iterations (None: one). An iteration is one step of every
-    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches.
+    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches;
+    it may train several `tables`, each with a rule, schedule and decay of its own.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
     snapshots (worker/options.py). With `logs_apart` each node has its own folder for the shards'
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     display: int = 0
     average_loss: int | None = None
     function: FunctionTask | None = None
+    tables: tuple[TableSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for field, value in _checked(self).items():
@@ -67,15 +69,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
         return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
 
-    def specs(self, table: DenseTable) -> list[ShardSpec]:
+    def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
         """The specs of the job's shards, with a new id for the job."""
         strategy = self.plan.strategy
         specs = shard_specs(
-            table,
+            tables,
             shards=self.runtime.shards,
-            rule=self.rule,
-            schedule=self.schedule,
-            decay=self.decay,
             bound=self.bound,
             workers=self.workers,
             merge=structs.replace(strategy.server(self.workers), stale=self.stale),
@@ -84,10 +83,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         )
         return expect_compression(specs, self.links.build_compression())
 
+    def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
+        """The job's tables: those of its function, or else `table`, the model's."""
+        return self.tables or (TableSpec(table, self.rule, self.schedule, self.decay),)
+
     @property
-    def rule_name(self) -> str:
-        """The kind of the update rule, as snapshots store it."""
-        return str(self.rule.__struct_config__.tag)
+    def rule_names(self) -> tuple[str, ...]:
+        """The kind of each table's update rule, as snapshots store it."""
+        rules = [one.rule for one in self.tables] or [self.rule]
+        return tuple(str(rule.__struct_config__.tag) for rule in rules)
 
 
 def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
@@ -99,12 +103,18 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     """
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
-    notices = strategy.notices(job.workers, job.rule)
+    rules = [one.rule for one in job.tables] or [job.rule]
+    notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))
     plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
-    return structs.replace(job, plan=plan, rule=rule, schedule=schedule, decay=decay), notices
+    tables = tuple(
+        TableSpec(one.table, *half.settings(one.rule, one.schedule, one.decay), one.guard)
+        for one in job.tables
+    )
+    settings = {"rule": rule, "schedule": schedule, "decay": decay, "tables": tables}
+    return structs.replace(job, plan=plan, **settings), notices
 
 
 def _checked(job: Job) -> dict[str, object]:

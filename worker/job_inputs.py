@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from ps import paths
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards import arguments
+from shards.spec import TableSpec
+from shards.tables import Layout
 from worker import initial_state, spark
 from worker.device_selection import check, check_here
 from worker.job import Job
@@ -22,6 +24,7 @@ class JobInputs(msgspec.Struct, frozen=True):
     """
 
     model: Model
+    tables: tuple[TableSpec, ...]
     found: LoadedSnapshot | None
     beginning: initial_state.Beginning
     snapshots: str | Path | None
@@ -48,8 +51,10 @@ def prepare(
         snapshots = paths.place("snapshots", snapshots)
     folder = None if logs is None else paths.path("logs", logs)
     model = build_model(job.model)
+    tables = job.tables_of(model.table)
+    layout = Layout(tuple(one.table for one in tables))
     if weights is not None:
-        weights = arguments.array("weights", weights, model.table.size)
+        weights = arguments.array("weights", weights, layout.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     check(model, job.device)
     if spark.runs_here(df):
@@ -57,11 +62,11 @@ def prepare(
     if job.runtime.guarded:
         spark.check_guarded(df)
     found = initial_state.read(resume)
-    beginning = initial_state.beginning(model, job, weights, found)
+    beginning = initial_state.beginning(model, tables, job, weights, found)
     if folder is not None:
         initial_state.check_logs(folder, found)
     catalog = None
     if snapshots is not None:
         catalog = SnapshotCatalog(snapshots, job.snapshots.retention())
         catalog.check_writable()
-    return JobInputs(model, found, beginning, snapshots, catalog, folder)
+    return JobInputs(model, tables, found, beginning, snapshots, catalog, folder)

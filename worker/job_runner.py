@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -33,8 +33,9 @@ from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
 from shards.repartition import whole_weights
-from shards.tables import DenseTable
+from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
+from worker.context import STOP
 from worker.data.source import Source
 from worker.dataframes import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
@@ -43,7 +44,7 @@ from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
 from worker.loss_display import LossLine
 from worker.signals import noted
-from worker.spark_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
+from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
 _LOOK_S = 0.5
@@ -150,7 +151,7 @@ def run_job(
         arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
-    specs = job.specs(inputs.model.table)
+    specs = job.specs(inputs.tables)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
     for change in changes:
         notify(change)
@@ -160,16 +161,8 @@ def run_job(
         df = dealt(df, job.workers, even=even)
     else:
         check_pythons(df)
-    patience_s = _patience_s(job, inputs.model.table)
-    with JobShards(
-        specs,
-        _starting(job),
-        logs=inputs.logs,
-        patience_s=patience_s,
-        notify=notify,
-    ) as job_shards:
+    with shards_of(specs, job, inputs, notify) as job_shards:
         cluster = job_shards.cluster
-        _install(inputs, job, job_shards)
         if observer is not None:
             observer.started(cluster, initial_state.versions(inputs.beginning))
         begins_at = inputs.begins_at(job.workers)
@@ -182,7 +175,7 @@ def run_job(
             outcome = _Run(
                 df,
                 job,
-                _task(inputs, job, cluster, patience_s, source),
+                task_of(inputs, job, cluster, source),
                 job_shards,
                 snapshotter,
                 evaluator,
@@ -201,6 +194,22 @@ def run_job(
     return outcome
 
 
+@contextmanager
+def shards_of(
+    specs: Sequence[ShardSpec], job: Job, inputs: JobInputs, notify: Callable[[str], None]
+) -> Iterator[JobShards]:
+    """The shards of a job that is `settled`, in their initial state; they end with the context."""
+    with JobShards(
+        specs,
+        _starting(job),
+        logs=inputs.logs,
+        patience_s=_patience_s(job, inputs.tables),
+        notify=notify,
+    ) as job_shards:
+        _install(inputs, job, job_shards)
+        yield job_shards
+
+
 def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
     """Give the shards their initial state, and delete the logs that it replaces."""
     initial_state.install(job_shards.admin, inputs.beginning)
@@ -208,8 +217,8 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
         drop_logs(inputs.logs, but=job_shards.cluster.job)  # its logs now hold the resumed state
 
 
-def _task(
-    inputs: JobInputs, job: Job, cluster: Cluster, patience_s: float, source: Source | None
+def task_of(
+    inputs: JobInputs, job: Job, cluster: Cluster, source: Source | None = None
 ) -> TaskSpec:
     """What every worker's task is given."""
     found = inputs.found if job.keeps_own_state else None
@@ -226,7 +235,7 @@ def _task(
         transport=job.links.transport,
         compression=job.links.build_compression(),
         device=job.device,
-        patience_s=max(PATIENCE_S, patience_s),
+        patience_s=max(PATIENCE_S, _patience_s(job, inputs.tables)),
         keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
         resumed=found.store.address if found is not None else None,
         function=job.function,
@@ -288,6 +297,7 @@ class _Run:
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of the final weights
+        self._stopped = False  # whether a worker's function has stopped the run
         self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
@@ -311,7 +321,7 @@ class _Run:
             statuses = self._look()
             self.job_shards.report_losses()
             wants_last = self.job.snapshot_at_end or interrupted
-            early = interrupted or self._target_reached
+            early = interrupted or self._target_reached or self._stopped
             self._report_workers(reports, wants_last, early=early)
             return Outcome(
                 cluster=self.job_shards.cluster,
@@ -373,7 +383,8 @@ class _Run:
                 raise failure
             self._follow()
             self._test(statuses[0])
-            if self._target_reached:
+            self._stopped |= stop_requested(statuses[0], self.task.first_incarnation)
+            if self._target_reached or self._stopped:
                 return
             if not self._reshard_pending() and self.snapshotter is not None:
                 requested = self.snapshot_requested.is_set()
@@ -520,7 +531,7 @@ def _snapshotter(
     return SnapshotScheduler(
         cluster,
         catalog,
-        rules=(job.rule_name,),
+        rules=job.rule_names,
         workers=job.workers,
         every=every,
         every_s=every_s,
@@ -575,11 +586,11 @@ def _starting(job: Job) -> Start:
     )
 
 
-def _patience_s(job: Job, table: DenseTable) -> float:
+def _patience_s(job: Job, tables: Sequence[TableSpec]) -> float:
     """How many seconds to wait for a silent shard.
 
-    A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with the
-    whole table, to which the job may have been resharded by then. A replicated shard needs time for
+    A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with all
+    tables, to which the job may have been resharded by then. A replicated shard needs time for
     its other copy to take over.
     """
     runtime = job.runtime
@@ -587,7 +598,9 @@ def _patience_s(job: Job, table: DenseTable) -> float:
         return _ANSWER_S + runtime.silence_s
     if runtime.autosave_s:
         return _BACK_S
-    return recovery_s(table.size, [job.rule]) if runtime.durability.keeps_log else _ANSWER_S
+    if not runtime.durability.keeps_log:
+        return _ANSWER_S
+    return recovery_s(sum(one.table.size for one in tables), [one.rule for one in tables])
 
 
 def _seen_by_workers(place: str | Path | None) -> str | None:
@@ -595,6 +608,13 @@ def _seen_by_workers(place: str | Path | None) -> str | None:
     if place is None or "://" in str(place):
         return None if place is None else str(place)
     return str(Path(place).absolute())
+
+
+def stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
+    """Whether a worker of this job, and not of one that it resumes, has stopped the run."""
+    return any(
+        one.worker == STOP and one.incarnation >= first_incarnation for one in status.workers
+    )
 
 
 def _assemble(cluster: Cluster, states: Sequence[ShardState]) -> NDArray[np.float32]:

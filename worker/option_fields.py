@@ -11,13 +11,13 @@ msgspec reads and writes them like its own structs.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,6 +35,7 @@ import msgspec
 
 from ps import paths
 from shards import arguments
+from shards.errors import BadInput
 
 Held = TypeVar("Held")
 Given = TypeVar("Given")
@@ -203,11 +204,12 @@ Subject = TypeVar("Subject", bound=Options)
 
 
 def keyword_options(
-    make: Callable[Params, Made],
+    make: Callable[Params, Made], moved: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[[First, Made], Returned]], Callable[Concatenate[First, Params], Returned]]:
     """A decorator for a function of something and of options, a class `make`.
 
-    The function then takes each of the options as a keyword argument of its own.
+    The function then takes each of the options as a keyword argument of its own. `moved` says of
+    former arguments what has become of them, for the error.
     """
 
     def decorate(
@@ -215,6 +217,8 @@ def keyword_options(
     ) -> Callable[Concatenate[First, Params], Returned]:
         @wraps(function)
         def call(first: First, /, *args: Params.args, **options: Params.kwargs) -> Returned:
+            for name in moved.keys() & options.keys():
+                raise BadInput(f"{function.__name__}: {name} {moved[name]}")
             return function(first, make(*args, **options))
 
         first, _ = inspect.signature(function).parameters.values()

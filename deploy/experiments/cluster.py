@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from ps.transport.link_model import Lane, LinkModel, Stream, link_of
+from ps.transport.link_model import Lane, LinkModel, LinkStream, link_of
 from shards import arguments
 from shards.errors import BadInput
 
@@ -128,8 +128,8 @@ class Link:
     def __init__(self, model: LinkModel, seed: str) -> None:
         seeded = structs.replace(model, seed=0)
         seed = f"{model.seed} {seed}"
-        self._up = Stream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} up")
-        self._down = Stream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} down")
+        self._up = LinkStream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} up")
+        self._down = LinkStream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} down")
 
     def up(self, size: int, now: float) -> float:
         """When `size` bytes that the worker sends now reach the shard."""

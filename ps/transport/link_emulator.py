@@ -16,7 +16,7 @@ from errno import EAGAIN, EINPROGRESS
 from itertools import count
 
 from ps.security.keys import address_of, pinned
-from ps.transport.link_model import Lane, LinkModel, Stream
+from ps.transport.link_model import Lane, LinkModel, LinkStream
 from shards.errors import BadInput
 
 _CONNECTING = 0, EINPROGRESS, EAGAIN
@@ -125,7 +125,7 @@ class LinkEmulator:
             return []
         number = next(self._numbers)
         up, down = (
-            Stream(lane, f"{self._seed}/{number}/{way}")
+            LinkStream(lane, f"{self._seed}/{number}/{way}")
             for way, lane in zip(("up", "down"), self._lanes, strict=True)
         )
         return [_Pipe(near, far, up, self._model), _Pipe(far, near, down, self._model)]
@@ -163,7 +163,7 @@ class _Pipe:
     """One direction of a connection: the bytes read, and when each chunk is due."""
 
     def __init__(
-        self, source: socket.socket, target: socket.socket, stream: Stream, model: LinkModel
+        self, source: socket.socket, target: socket.socket, stream: LinkStream, model: LinkModel
     ) -> None:
         self._source, self._target = source, target
         self._stream = stream

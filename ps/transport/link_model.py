@@ -184,7 +184,7 @@ class Lane:
         return self._outage[1] if at >= self._outage[0] else at
 
 
-class Stream:
+class LinkStream:
     """One direction of one connection: its window, and the order in which its bytes come out."""
 
     def __init__(self, lane: Lane, seed: str) -> None:

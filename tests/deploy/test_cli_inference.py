@@ -2,7 +2,10 @@
 
 import json
 import re
+from contextlib import nullcontext
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from deploy.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import refuses, swap, write_idx
@@ -17,6 +21,7 @@ from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
+from worker.sources import Wanted
 
 
 @pytest.fixture
@@ -100,6 +105,33 @@ def test_idx_is_tested_on_its_test_files(downpour: Run, trained: Path) -> None:
     assert out.startswith("accuracy ")
 
 
+@pytest.mark.parametrize("data", ["data", "lmdb"])
+def test_on_spark(
+    data: str, downpour: Run, trained: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures and the rows are those of this process, whether tasks read the data or are sent
+    it; a place that exists is refused."""
+    convert(trained / "data", trained / "lmdb/test_lmdb", "lmdb", Wanted("test"))
+    monkeypatch.setattr("worker.spark.start_session", lambda *_, **__: nullcontext(spark))
+    where = f"--data {data} --spark local[2] --workers 3"
+    here, there = (
+        downpour(*TEST.split())[1].split(),
+        downpour(*f"{TEST} {where}".split())[1].split(),
+    )
+    assert there[::2] == here[::2]
+    assert [*map(float, there[1::2])] == pytest.approx([*map(float, here[1::2])], rel=1e-5)
+    assert downpour(*FEATURES.split())[0] == 0
+    status, out, _ = downpour(*f"{FEATURES} {where} --output s --format json".split())
+    assert (status, out) == (0, "50 rows of ip1 in s\n")
+    expected = pq.read_table(trained / "o/features.parquet")
+    parts = [part.read_text().splitlines() for part in (trained / "s").glob("part-*")]
+    rows = sorted((json.loads(line) for part in parts for line in part), key=itemgetter("SampleID"))
+    assert [row["label"] for row in rows] == expected["label"].to_pylist()
+    found = [row["ip1"] for row in rows]
+    np.testing.assert_allclose(found, expected["ip1"].to_pylist(), rtol=1e-4, atol=1e-6)
+    refuses(downpour, trained, f"{FEATURES} {where}", "--output o: expected a folder to create")
+
+
 REFUSED = [
     (
         f"{TEST} --weights net.prototxt",
@@ -111,6 +143,10 @@ REFUSED = [
     (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),
     (f"{FEATURES} --output data", r"--output data: expected a folder to create, got one that"),
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
+    (
+        f"{FEATURES} --output s3://b/o",
+        r"--output s3://b/o: expected a folder, as there is no",
+    ),
     (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
     (f"{TEST} --device gpu", r"--device gpu:0: expected a GPU that answers, and CuPy .*; got none"),

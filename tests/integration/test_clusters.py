@@ -7,18 +7,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from deploy.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_process import PATIENCE_S, check_folder, downpour
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
+from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import read_weights
-from worker.inference import evaluate
-from worker.sources import open_source
+from worker.inference import evaluate, features
+from worker.sources import Wanted, open_source
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
@@ -53,8 +58,31 @@ def test_by_url(running_ray: "RunningRay", spark_master: str, tmp_path: Path) ->
     }
 
 
+def test_features_by_url(spark_master: str, tmp_path: Path) -> None:
+    """Tasks of a standalone master read the parts of an LMDB themselves, and write the rows that
+    this process computes."""
+    tiny_job.write_job(tmp_path)
+    model = CaffeModel(read_solver(tmp_path / "solver.prototxt").tests[0].net)
+    arena = model.initial(1)
+    write_weights(tmp_path / "w.caffemodel", model.net, arena)
+    convert(tmp_path / "data", tmp_path / "lmdb", "lmdb", Wanted("test"))
+    options = "--net", "net.prototxt", "--weights", "w.caffemodel", "--data", "lmdb"
+    where = "--spark", spark_master, "--workers", 3, "--output", "o"
+    command = "features", *options, "--blobs", "ip2", *where
+    with downpour(tmp_path, *command, **QUICK_JAVA) as child:
+        assert child.end() == (0, "50 rows of ip2 in o\n", "")
+    found = pq.read_table(tmp_path / "o").sort_by("SampleID")
+    rows = open_source(tmp_path / "data", "test").batches()
+    expected = pa.Table.from_batches(features(model, arena, rows, ["ip2"], 50))
+    assert found["label"].to_pylist() == expected["label"].to_pylist()
+    np.testing.assert_allclose(found["ip2"].to_pylist(), expected["ip2"].to_pylist(), rtol=1e-5)
+
+
 def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Path) -> None:
-    """`worker.train` on a Connect DataFrame: three workers on two slots, told how many to be."""
+    """`worker.train` on a Connect DataFrame: three workers on two slots, told how many to be.
+
+    `worker.test` and `worker.features` follow. Weights that are larger than a message reach tasks.
+    """
     pytest.importorskip("grpc", reason="needs the extra `connect`")
     solver = tiny_job.write_job(tmp_path)
     where = connect_url, running_ray.address, str(tmp_path)
@@ -72,11 +100,16 @@ def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Pat
     assert seen["steps"] == [60, 60, 60]
     assert seen["versions"] == [180, 180]
     assert seen["gap"] <= 3
+    assert seen["shared"] == seen["sums"]
+    assert seen["features"] == 200
     check_no_shard(running_ray.token)
     model = CaffeModel(read_solver(solver).tests[0].net)
     weights, _ = read_weights(tmp_path / "weights.caffemodel", model.net, model.initial(0))
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
+    trained_on = open_source(tmp_path / "data", "train").batches()
+    expected = evaluate(model, weights, trained_on, tiny_job.BATCH)
+    assert {name: value for name, (value,) in seen["means"].items()} == pytest.approx(expected)
 
 
 def test_unreachable_ray(tmp_path: Path) -> None:

@@ -56,13 +56,15 @@ def test_a_net_trains_on_the_database_that_it_names(spark: Any, tmp_path: Path) 
     before, _, after = text.partition("memory_data_param")
     net.write_text(before + after.partition("}")[2])
     database(tmp_path / "rows", 120)
-    trained = worker.train(spark, solver=solver, workers=2, staleness=2, shards_in="processes")
+    kind = worker.Caffe(solver)
+    trained = worker.train(spark, model=kind, workers=2, staleness=2, shards_in="processes")
     assert sorted(report.steps for report in trained.outcome.reports) == [60, 60]
-    model = CaffeModel(replace(trained.solver.train, phase=Phase.TEST))
+    fitted: Any = trained.model
+    model = CaffeModel(replace(fitted.solver.train, phase=Phase.TEST))
     rows = open_source(tmp_path / "rows").batches()
     assert evaluate(model, trained.weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
     with pytest.raises(BadInput, match="workers: expected the number of workers, at most 120"):
-        worker.train(spark, solver=solver)
+        worker.train(spark, model=kind)
 
 
 def test_sequence_files_of_caffe_on_spark(spark: Any, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_training_on_vectors(spark: Any, tmp_path: Path, size: int) -> None:
     df = spark.createDataFrame(
         [(int(sign > 0), [sign] * size) for sign in signs], "label long, data array<double>"
     )
-    trained = worker.train(df, solver=solver, workers=2, shards_in="processes")
+    trained = worker.train(df, model=worker.Caffe(solver), workers=2, shards_in="processes")
     assert len(trained.outcome.reports) == 2
     scores = trained.weights[: 2 * size].reshape(2, size).sum(axis=1)
     assert scores[1] > 0 > scores[0]
@@ -263,7 +263,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 trained = worker.train(
     spark.read.parquet("data/train.parquet"),
-    solver="solver.prototxt", workers=2, max_iter=3, shards_in="processes",
+    model=worker.Caffe("solver.prototxt"), workers=2, max_iter=3, shards_in="processes",
 )
 print(json.dumps([report.worker for report in trained.outcome.reports]))
 """

@@ -119,7 +119,7 @@ def test_task_reason_finds_the_error() -> None:
     text = (
         "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times\n"
         "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
-        '  File "spark_task.py", line 3, in <module>\n'
+        '  File "worker_task.py", line 3, in <module>\n'
         "shards.errors.BadInput: row 7: expected a label in [0, 10), got 11\n\n\tat org.apache"
     )
     from worker.spark import task_reason

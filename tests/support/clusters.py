@@ -33,6 +33,9 @@ _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": _QUICK}
 """For the environment of a driver: C1 alone and the serial collector halve what a start costs."""
 
+MESSAGE_BYTES = 4 << 20
+"""The largest message that a Spark Connect server takes here."""
+
 
 class RunningRay(NamedTuple):
     """A Ray that others have started: HOST:PORT, ray://HOST:PORT, and the environment of those who
@@ -73,12 +76,13 @@ def standalone_spark(folder: Path, cores: int = 2, gpus: int = 0) -> Iterator[st
 
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
-    """A Spark Connect server over `local[2,4]`; gives its sc:// URL."""
+    """A Spark Connect server over `local[2,4]`, with messages of 4 MiB; gives its sc:// URL."""
     port = free_port()
     options = {
         "spark.master": "local[2,4]",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.maxInboundMessageSize": str(MESSAGE_BYTES),
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(folder),

@@ -1,7 +1,7 @@
 """LeNet on MNIST, as the demo trains it, for experiments: its job, its workers, its accuracy.
 
-A worker is what a Spark task runs (worker/spark_task.py), here in any process; its rows are its
-share of the training set.
+A worker is what a Spark task runs (worker/spark/worker_task.py), here in any process; its rows
+are its share of the training set.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ from worker.inference import evaluate
 from worker.job import Job
 from worker.options import TrainOptions
 from worker.sources import open_source
-from worker.spark_task import TaskSpec, decode_reports, run_task
+from worker.spark.worker_task import TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
 _DEMO = Path(__file__).parents[2] / "deploy" / "demo"

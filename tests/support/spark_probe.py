@@ -21,8 +21,8 @@ import pyarrow as pa
 from deploy.java import java_environment
 from ps import build_id
 from shards.errors import DownpourError
-from worker import spark
-from worker.spark import start_session
+from worker.spark import run_tasks, start_session
+from worker.spark import session as spark
 
 
 def seen(url: str | None, *, kill: bool = False, gpus: bool = False) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _gpus(session: Any) -> list[list[str]]:
 
     with tempfile.TemporaryDirectory() as folder:
         frame = session.range(8, numPartitions=2)
-        return [json.loads(row.gpus) for row in spark.run_tasks(frame, task, schema, "gpus")]
+        return [json.loads(row.gpus) for row in run_tasks(frame, task, schema, "gpus")]
 
 
 def refused() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import worker
 from shards.errors import BadInput
 from tests.support import tiny_job
 from worker import api
+from worker.caffe import training
 from worker.caffe.model import CaffeModel
 from worker.caffe.weights import read_weights
 from worker.evaluation import Evaluation
@@ -34,18 +35,22 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     df = spark.createDataFrame(tiny_job.image_table(120)).repartition(2)
     trained = worker.train(
         df,
-        solver=solver,
+        model=worker.Caffe(solver, test_data=tmp_path / "data"),
         shards=2,
         staleness=2,
         snapshots=tmp_path / "s",
-        test_data=tmp_path / "data",
     )
     # A machine may be too busy for one in between.
     assert [trained.evaluations[at].iteration for at in (0, -1)] == [0, 60]
     assert trained.evaluations[-1].figures["accuracy"] > 0.9
     assert sorted(report.steps for report in trained.outcome.reports) == [60, 60]
     assert trained.outcome.snapshot == str(tmp_path / "s" / "60")
-    model = CaffeModel(trained.solver.tests[0].net)
+    kind: Any = trained.model
+    model = CaffeModel(kind.solver.tests[0].net)
+    named = model.table.views(trained.weights)
+    assert trained.params.keys() == named.keys()
+    for name, values in trained.params.items():
+        np.testing.assert_array_equal(values, named[name])
     rows = open_source(tmp_path / "data", "test").batches()
     assert evaluate(model, trained.weights, rows, tiny_job.BATCH)["accuracy"] > 0.9
 
@@ -58,12 +63,14 @@ def test_a_data_frame_is_trained_on(spark: Any, solver: Path, tmp_path: Path) ->
     still.write_text(solver.read_text().replace("base_lr: 0.1", "base_lr: 1e-30"))
     again = worker.train(
         df,
-        solver=still,
+        model=worker.Caffe(
+            still,
+            weights=tmp_path / "w.caffemodel",
+            test_data=spark.createDataFrame(tiny_job.image_table(50, seed=2)),
+        ),
         workers=3,
-        weights=tmp_path / "w.caffemodel",
         max_iter=2,
         shards_in="processes",
-        test_data=spark.createDataFrame(tiny_job.image_table(50, seed=2)),
     )
     assert [result.iteration for result in again.evaluations] == [0, 2]
     for result in again.evaluations:
@@ -106,14 +113,14 @@ def test_a_data_frame_that_does_not_fit(
 ) -> None:
     """Columns and shapes are checked before a shard is started."""
     with pytest.raises(BadInput, match=line):
-        worker.train(frame(spark, **columns), solver=solver)
+        worker.train(frame(spark, **columns), model=worker.Caffe(solver))
 
 
 def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
     """Whether or not its columns say a shape, it is refused before anything is started."""
     for columns in (SHAPE, {}):
         with pytest.raises(BadInput, match=r"^the DataFrame: expected rows, got none$"):
-            worker.train(frame(spark, **columns).limit(0), solver=solver)
+            worker.train(frame(spark, **columns).limit(0), model=worker.Caffe(solver))
 
 
 @pytest.mark.parametrize(
@@ -124,19 +131,14 @@ def test_an_empty_data_frame(spark: Any, solver: Path) -> None:
         ({"staleness": -1}, "train: staleness: expected at least 0, got -1"),
         ({"max_iter": 0}, "train: max_iter: expected at least 1, got 0"),
         ({"max_iter": -3}, "train: max_iter: expected at least 1, got -3"),
-        ({"solver": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"model": "nowhere"}, r"expected a kind of model, .*\), got 'nowhere'"),
+        ({"solver": "x"}, r"train: solver is now model=worker.Caffe\(solver\)"),
         (
             {"shards_in": "threads"},
             "train: shards_in: expected ray or processes, got 'threads'",
         ),
         ({"transport": "mail"}, "train: transport: expected auto or tcp or ipc or shm, got 'mail'"),
         ({"shard_device": "tpu"}, "train: shard_device: expected cpu or gpu, got 'tpu'"),
-        ({"weights": "nowhere.h5"}, "nowhere.h5: cannot be read: No such file or directory"),
-        (
-            {"test_data": [1, 2]},
-            "train: test_data: expected a Spark DataFrame or a path, got a list of 2",
-        ),
-        ({"test_data": "nowhere"}, "data nowhere: expected .*, got nothing there"),
         ({"shards": 9999}, "expected 1 to .* shards, got 9999"),
     ],
     ids=str,
@@ -146,7 +148,28 @@ def test_options_that_make_no_sense(
 ) -> None:
     """They are refused before anything is started, too."""
     with pytest.raises(BadInput, match=f"{line}$"):
-        worker.train(frame(spark), **({"solver": solver} | options))
+        worker.train(frame(spark), **({"model": worker.Caffe(solver)} | options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"solver": "nowhere"}, "nowhere: cannot be read: No such file or directory"),
+        ({"weights": "nowhere.h5"}, "nowhere.h5: cannot be read: No such file or directory"),
+        (
+            {"test_data": [1, 2]},
+            "Caffe: test_data: expected a Spark DataFrame or a path, got a list of 2",
+        ),
+        ({"test_data": "nowhere"}, "data nowhere: expected .*, got nothing there"),
+    ],
+    ids=str,
+)
+def test_a_caffe_model_that_makes_no_sense(
+    arguments: dict[str, Any], line: str, spark: Any, solver: Path
+) -> None:
+    """It is refused before anything is started, too."""
+    with pytest.raises(BadInput, match=f"{line}$"):
+        worker.train(frame(spark), model=worker.Caffe(**({"solver": solver} | arguments)))
 
 
 def test_notices_are_logged(
@@ -181,41 +204,23 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
 
     def run_job(_: Any, job: Job, **__: Any) -> Any:
         jobs.append(job)
-        return SimpleNamespace(weights=None, evaluations=[])
+        return SimpleNamespace(weights=None, evaluations=[], interrupted=False)
 
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
-    monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
-    df = SimpleNamespace(columns=["image", "label"])
-    worker.train(df, workers=2, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(training, "check_columns", lambda _: None)
+    monkeypatch.setattr(training, "shapes_of", lambda *_: ((1, 8, 8), {}))
+    df: Any = SimpleNamespace(columns=["image", "label"])
+    worker.train(df, model=worker.Caffe(options.pop("solver")), **({"workers": 2} | options))
     return jobs[0]
 
 
 def test_whole_numbers_may_be_numpys(solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They become Python's own, which can be sent and saved."""
-    told: list[Job] = []
-
-    def run_job(_: Any, job: Job, **__: Any) -> Any:
-        told.append(job)
-        return SimpleNamespace(weights=None, evaluations=[])
-
-    monkeypatch.setattr(api, "run_job", run_job)
-    monkeypatch.setattr(api, "check_frame", lambda *_: None)
-    monkeypatch.setattr(api, "check_columns", lambda _: None)
-    monkeypatch.setattr(api, "shapes_of", lambda *_: ((1, 8, 8), {}))
-    df = SimpleNamespace(columns=["image", "label"])
-    two = np.int64(2)
-    worker.train(
-        df,  # type: ignore[arg-type]
-        solver=solver,
-        workers=two,  # type: ignore[arg-type]
-        shards=two,  # type: ignore[arg-type]
-        staleness=two,  # type: ignore[arg-type]
-        seed=two,  # type: ignore[arg-type]
-        max_iter=two,  # type: ignore[arg-type]
+    two: Any = np.int64(2)
+    job = _job_of(
+        monkeypatch, solver=solver, workers=two, shards=two, staleness=two, seed=two, max_iter=two
     )
-    (job,) = told
     numbers = [job.workers, job.runtime.shards, job.bound, job.plan.seed, job.plan.steps]
     assert numbers == [2] * 5
     assert {type(number) for number in numbers} == {int}
@@ -232,17 +237,21 @@ def test_a_table_of_the_evaluations() -> None:
         {"iteration": 0, "samples": 0, "seconds": 0.5, "accuracy": 0.25, "loss": None},
         {"iteration": 10, "samples": 160, "seconds": 1.5, "accuracy": 0.75, "loss": 0.5},
     ]
+    with pytest.raises(AttributeError, match=r"^Trained.solver is now Trained.model.solver$"):
+        trained.solver  # noqa: B018
     untested: Any = worker.Trained(None, None, None)  # type: ignore[arg-type]
     assert untested.evaluation_table().column_names == ["iteration", "samples", "seconds"]
 
 
 def test_importing_worker_is_light() -> None:
     """All public names are shown and there; what is not is said as Python says it."""
-    assert {"train", "Trained", "run_job"} <= set(dir(worker)) == set(worker.__all__)
+    assert {"train", "Trained", "Caffe"} <= set(dir(worker)) == set(worker.__all__)
     named = {name: getattr(worker, name) for name in worker.__all__}
     assert all(getattr(found, "__name__", name) == name for name, found in named.items())
     with pytest.raises(AttributeError, match="module worker has no attribute trian"):
         worker.trian  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^worker.run_job is now worker.train\(df, model="):
+        worker.run_job  # noqa: B018
 
 
 def test_without_pytorch_its_module_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_a_process_builds_the_net_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(key: str, weights: NDArray[np.float32]) -> pa.Table:
         forward = caffe_inference.ForwardPass(
-            key, model.net.description, weights, ("ip2",), 8, parse_device("cpu")
+            key, model.net.description, lambda: weights, ("ip2",), 8, parse_device("cpu")
         )
         rows = iter(tiny_job.image_table(ROWS).to_batches())
         return pa.Table.from_batches(caffe_inference._features(rows, 0, 1, (), forward=forward))

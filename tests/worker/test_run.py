@@ -4,6 +4,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -156,6 +157,108 @@ def test_the_feed_gives_each_row_once(lines: Any) -> None:
     table = ps.Dense.like(PARAMS, rate=1.0)
     options: dict[str, Any] = {"strategy": "downpour:scale=1", "shards_in": "processes"}
     assert worker.run(lines, of_feed, params=table, **options).params["offset"] == ROWS
+
+
+def of_two_tables(args: Any, ctx: worker.Context) -> None:
+    """Push to one table in every step, to the other in every second; the chief exports."""
+    for number, batch in enumerate(ctx.batches(10, epochs=1, columns=["id"])):
+        with ctx.worker.step(samples=len(batch["id"])) as step:
+            assert step.pull("ids")["sum"].shape == (1,)
+            step.push("ids", {"sum": [-float(batch["id"].sum())]})
+            if number % 2 == 0:
+                step.push("steps", {"even": [-1.0]})
+    if ctx.chief:
+        assert ctx.path("s3://bucket/net") == "s3://bucket/net"
+        ctx.save(args)
+    else:
+        with pytest.raises(BadInput, match=r"save: expected the chief to export, got worker w1"):
+            ctx.save(args)
+
+
+def test_several_tables_train_and_the_chief_exports(
+    lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each table has a rule and a rate of its own; a relative path begins in this folder."""
+    monkeypatch.chdir(tmp_path)
+    tables = ps.Tables(
+        ids=ps.Dense.like({"sum": np.zeros(1, np.float32)}, rate=1.0),
+        steps=ps.Dense.like({"even": np.zeros(1, np.float32)}, rate=0.5),
+    )
+    options: dict[str, Any] = {"strategy": "downpour:scale=1", "shards_in": "processes"}
+    trained = worker.run(
+        lines,
+        of_two_tables,
+        "out/net.safetensors",
+        params=tables,
+        staleness=None,
+        evaluate=lambda params: {"sum": float(params["ids"]["sum"][0])},
+        **options,
+    )
+    assert trained.params["ids"]["sum"] == sum(range(ROWS))
+    steps = [report.steps for report in trained.outcome.reports]
+    assert trained.params["steps"]["even"] == sum((count + 1) // 2 for count in steps) / 2
+    assert trained.evaluations[-1].figures == {"sum": sum(range(ROWS))}
+    exported = load_file(tmp_path / "out" / "net.safetensors")
+    assert set(exported) == {"ids.sum", "steps.even"}
+    saved = load_file(trained.save(tmp_path / "all.safetensors"))
+    assert saved["ids.sum"] == trained.params["ids"]["sum"]
+
+
+def stopping(args: Any, ctx: worker.Context) -> None:
+    """The first worker stops after three steps; others would never end."""
+    (Path(args) / f"w{ctx.rank}").touch()
+    for number, batch in enumerate(ctx.batches(4, columns=["id"])):
+        if ctx.rank == 0 and number == 3:
+            ctx.stop()
+        with ctx.worker.step(samples=len(batch["id"])) as step:
+            step.pull()
+            step.push({"slope": np.zeros(3), "offset": -1.0 * (ctx.rank == 0)})
+
+
+def test_a_stop_ends_later_waves_too(spark: Any, tmp_path: Path) -> None:
+    """Of six workers in three waves of two, those of the last wave never begin."""
+    df = spark.range(0, 600, 1, 6)
+    trained = worker.run(
+        df,
+        stopping,
+        str(tmp_path),
+        params=ps.Dense.like(PARAMS, rate=1.0),
+        strategy="downpour:scale=1",
+        staleness=None,
+        shards_in="processes",
+    )
+    assert trained.params["offset"] == 4, "the last batch before the end was trained on"
+    assert not trained.outcome.interrupted
+    assert not (tmp_path / "w5").exists()
+
+
+def test_a_path_is_read_by_spark_or_by_the_workers(
+    lines: Any, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet and TFRecord are read by Spark, images by the tasks; every row is in an epoch."""
+    options: dict[str, Any] = {"strategy": "downpour:scale=1", "shards_in": "processes"}
+    table = ps.Dense.like(PARAMS, rate=1.0)
+    few = lines.select("id").limit(10)
+    few.coalesce(1).write.parquet(str(tmp_path / "parquet"))
+    spark.dataSource.register(worker.TFRecord)
+    few.coalesce(1).write.format("tfrecord").mode("append").save(str(tmp_path / "records"))
+    monkeypatch.chdir(tmp_path)
+    for place in ("parquet", tmp_path / "records"):
+        assert worker.run(place, of_feed, params=table, **options).params["offset"] == 10
+    for number in range(6):
+        folder = tmp_path / "images" / ("cats" if number % 2 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{number}.png"), np.full((4, 4, 3), number, np.uint8))
+    trained = worker.run("images", of_feed, params=table, workers=2, **options)
+    assert trained.params["offset"] == 6
+    for wanted, data, more in (
+        ("expected a number of `workers`", "images", {}),
+        ("at most 6, one a row, got 7", "images", {"workers": 7}),
+        ("expected a folder or a file, got nothing there", "nothing", {}),
+        ("expected files that end in .parquet or .tfrecord", "s3://", {}),
+    ):
+        with pytest.raises(BadInput, match=wanted):
+            worker.run(data, of_feed, params=table, **more, **options)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.values import TABLE_SIZE, VALUES, Other
-from worker.caffe.solver import read_solver
 from worker.device_selection import parse_device
 from worker.job import Job
 from worker.job_runner import run_job
@@ -702,9 +701,9 @@ def _connections(env: Env) -> dict[str, Target]:
 
 def _training(env: Env) -> dict[str, Target]:
     frame = Frame()
-    solver = read_solver(Path(env.solver))
-    trained = worker.Trained(solver, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
-    given: dict[str, Any] = {"solver": env.solver, "workers": 1, "shards_in": "processes"}
+    caffe = worker.Caffe(env.solver)
+    trained = worker.Trained(caffe, np.zeros(3, np.float32), None)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"model": caffe, "workers": 1, "shards_in": "processes"}
     return {
         "Plan": Target(
             Plan,
@@ -811,17 +810,34 @@ def _training(env: Env) -> dict[str, Target]:
             lambda df=frame, **wrong: worker.train(df, **{**given, **wrong}),
             {
                 "df": "object",
-                "solver": "path",
+                "model": "object",
                 "workers": "1..?",
-                "test_data": "data?",
-                "weights": "path?",
                 "resume": "path?",
                 "snapshots": "path?",
                 "logs": "path?",
                 "observer": "",
                 **_OPTIONS,
             },
-            {**_OPTION_NAMES, "test_data": "test_data|data nope"},
+            _OPTION_NAMES,
+        ),
+        "Caffe": Target(
+            worker.Caffe,
+            lambda **wrong: worker.train(
+                frame, **given | {"model": worker.Caffe(**{"solver": env.solver} | wrong)}
+            ),
+            {"solver": "path", "weights": "path?", "test_data": "data?"},
+            {"test_data": "test_data|data nope"},
+        ),
+        "CustomModel": Target(
+            worker.CustomModel,
+            _with(worker.CustomModel, build=_model, batch_size=1),
+            {
+                "build": "function",
+                "batch_size": "1..",
+                "rate": "schedule",
+                "rule": "rule",
+                "decay": "decay",
+            },
         ),
         "Trained.save": Target(
             trained.save, _with(trained.save), {"path": "path|ending"}, {"path": "path|safetensors"}

@@ -1,7 +1,7 @@
 """The data source `tfrecord` of Spark: `spark.dataSource.register(worker.TFRecord)`.
 
-A second file that imports PySpark, as a data source is a class of PySpark's: Spark's Python
-processes load this file by name, and need none of what worker/spark.py brings with it.
+A second place that imports PySpark, as a data source is a class of PySpark's: Spark's Python
+processes load this file by name.
 
 Rows travel as Arrow batches both ways. A file is a partition, as records can only be found from a
 file's start. Tasks write files under names of their own. The driver then removes what attempts that

@@ -14,7 +14,7 @@ from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.training import Course, TrainingSimulation
 from deploy.experiments.workloads import workload_of
-from ps.transport.link_model import Stream
+from ps.transport.link_model import LinkStream
 from shards import aggregation, rules, updates
 from shards.errors import BadInput
 from shards.gate import Gate
@@ -105,7 +105,7 @@ def heavier(_: rules.Momentum) -> tuple[np.float32, ...]:
     return (np.float32(0.91),)
 
 
-def no_delay(stream: Stream) -> float:
+def no_delay(stream: LinkStream) -> float:
     return 0.0
 
 
@@ -117,7 +117,7 @@ DEFECTS: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
         heavier,
         structs.replace(job("asp"), rule=rules.Momentum(0.9)),
     ),
-    "a link without its delay": (Stream, "_delay_s", no_delay, job("asp", link=SLOW)),
+    "a link without its delay": (LinkStream, "_delay_s", no_delay, job("asp", link=SLOW)),
     "a straggler is ignored": (
         ClusterModel,
         "step_times",

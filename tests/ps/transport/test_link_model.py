@@ -5,12 +5,12 @@ import statistics
 
 import pytest
 
-from ps.transport.link_model import Jitter, Lane, LinkModel, Stream, parse_link
+from ps.transport.link_model import Jitter, Lane, LinkModel, LinkStream, parse_link
 from shards.errors import BadInput
 
 
-def stream(model: LinkModel, seed: str = "s") -> Stream:
-    return Stream(Lane(model, seed, 0.0), seed)
+def stream(model: LinkModel, seed: str = "s") -> LinkStream:
+    return LinkStream(Lane(model, seed, 0.0), seed)
 
 
 def test_a_link_is_written_as_people_do() -> None:
@@ -65,7 +65,7 @@ def test_bytes_take_their_time() -> None:
 def test_connections_share_a_line() -> None:
     """Two connections over one lane get its rate together, not each."""
     lane = Lane(parse_link("rate=8Mbit"), "s", 0.0)
-    first, second = Stream(lane, "a"), Stream(lane, "b")
+    first, second = LinkStream(lane, "a"), LinkStream(lane, "b")
     for _ in range(10):
         first.enter(1000, 5.0)
         last = second.enter(1000, 5.0)

@@ -51,4 +51,7 @@ def test_the_driver_waits_until_a_copy_is_suspected(
     restart from its autosave, by durability."""
     table = DenseTable("net", (TensorSpec("w", (25_600_000,)),))
     job = lenet_job(durability=durability, silence_s=silence_s, rollback_s=rollback_s)
-    assert (job.runtime.silence_s, _patience_s(job, table)) == (silence_s, patience_s)
+    assert (job.runtime.silence_s, _patience_s(job, job.tables_of(table))) == (
+        silence_s,
+        patience_s,
+    )

@@ -22,7 +22,7 @@ from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from tests.support.ones_job import TABLE, Ones, counted
 from worker.model import Batch
-from worker.spark_task import REPORT, TaskSpec, decode_reports, run_task
+from worker.spark.worker_task import REPORT, TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour
 from worker.training_loop import Plan, WorkerReport
 
@@ -138,7 +138,7 @@ def test_another_attempt_continues(iter_size: int) -> None:
     first, second = Watched(fails_at=3 * iter_size), Watched()
     with job(iter_size=iter_size) as (spec, console):
         with pytest.raises(
-            GiveUp, match=r"^RuntimeError: watched \(test_spark_task\.py:\d+ in gradient\)(\n|$)"
+            GiveUp, match=r"^RuntimeError: watched \(test_worker_task\.py:\d+ in gradient\)(\n|$)"
         ) as caught:
             list(run_task(rows(24), spec, lambda: first, 0, 0))
         assert isinstance(caught.value.__cause__, RuntimeError)

@@ -33,7 +33,7 @@ from worker.model import Model
 from worker.own_state import continued
 from worker.training_loop import Plan, WorkerReport, train_worker
 
-_OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PACKAGES)
+_OURS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 _LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")
 
 PATIENCE_S = 60.0

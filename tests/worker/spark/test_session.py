@@ -17,7 +17,7 @@ from shards.errors import BadInput
 from tests.support.clusters import QUICK_JAVA
 from worker.spark import start_session
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(what: str, url: str = "", **environ: str) -> Any:

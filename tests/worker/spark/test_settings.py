@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import BadInput
-from worker import spark_settings
+from worker.spark import settings as spark_settings
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,406 @@
+"""The commands of the training service: its server, its jobs, and their runners.
+
+Each reads its options, calls one function and prints. The libraries of the service are imported
+only by the commands that need them.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from deploy.cli_train import declare, train_parameters
+from deploy.settings import TrainSettings
+from shards.errors import BadInput
+from worker.option_fields import declared
+from worker.options import LAST_PORT, LONGEST_S
+
+if TYPE_CHECKING:
+    from deploy.service.client import ServiceClient
+
+DEFAULT_PORT = 8600
+DEFAULT_SLOTS = max(8, os.cpu_count() or 1)
+_PANEL = "The job"
+_STATUS = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 130}
+
+app = typer.Typer(
+    help="The home of a training service: rebuild its database, or copy it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Server = Annotated[str, typer.Option(help="The URL of the service.", envvar="DOWNPOUR_SERVER")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobArgument = Annotated[str, typer.Argument(help="The id of a job.", show_default=False)]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print what is new until it ends.")]
+_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+@app.callback(invoke_without_command=True)
+def options(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def serve(
+    port: Annotated[
+        int, typer.Option(min=1, max=LAST_PORT, help="The port to listen on.")
+    ] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="A loopback address to listen on.")] = "127.0.0.1",
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 20,
+            help="Workers of all running jobs together; other jobs wait in the queue.",
+            show_default="8, or the number of cores if that is more",
+        ),
+    ] = None,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder below which jobs may name files. Repeatable.", show_default="any"
+        ),
+    ] = None,
+    retry_s: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=300.0, help="Seconds before the first retry; doubled for each further one."
+        ),
+    ] = 5.0,
+) -> None:
+    """Run the training service: a REST interface, a page in the browser, a queue of jobs.
+
+    Jobs, logs and the database are in the folder DOWNPOUR_HOME, default ~/.downpour. Stopping the
+    service stops no job.
+    """
+    with _installed():
+        from deploy.service import server
+        from deploy.service.app import ServeOptions
+    home = server.home()
+    typer.echo(f"serving http://{host}:{port} from {home}")
+    choice = ServeOptions(
+        home=home, slots=slots or DEFAULT_SLOTS, roots=tuple(root or ()), retry_s=retry_s
+    )
+    server.serve(choice, host, port)
+
+
+def run_attempt(
+    folder: Annotated[Path, typer.Argument(help="The folder of a job.", show_default=False)],
+) -> None:
+    """Run one attempt of a job of the service in this process; the service starts it for you."""
+    from deploy.runner.attempt import run_attempt as run
+
+    raise typer.Exit(run(folder))
+
+
+def submit(**given: Any) -> None:
+    """Submit a job to the service, with the options of `downpour train`."""
+    server, as_json, key = (given.pop(name) for name in ("server", "as_json", "key"))
+    solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
+    request = {name: given.pop(name) for name in ("name", "project", "priority", "resume")}
+    settings = _settings_of(file) if file is not None else {}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if solver_file is not None:
+        if "solver" in settings:
+            raise BadInput("submit: expected SOLVER or --solver, got both")
+        settings["solver"] = solver_file
+    if "solver" not in settings:
+        raise BadInput("submit: expected a solver, SOLVER or --solver; got none")
+    body = {name: value for name, value in request.items() if value is not None}
+    body |= {"settings": _portable(settings), "labels": _labels(labels or [])}
+    with _client(server) as client:
+        found = client.post("/jobs", body, key)
+    _show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
+
+
+def _own(name: str, kind: Any, text: str, *names: str, **more: Any) -> inspect.Parameter:
+    option = typer.Option(*names, help=text, rich_help_panel=_PANEL, show_default=False, **more)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+declare(
+    submit,
+    [
+        inspect.Parameter(
+            "solver_file",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Path | None,
+                typer.Argument(
+                    metavar="[SOLVER]", help="The solver, or --solver.", show_default=False
+                ),
+            ],
+        ),
+        _own("name", str, r"The job's name. \[default: that of the solver's file]"),
+        _own("label", list[str], "A label NAME=VALUE. Repeatable."),
+        _own("project", str, r"The job's project. \[default: default]"),
+        _own("priority", int, r"Jobs of higher priority start first. \[default: 0]"),
+        _own("resume", str, "A snapshot to start from, RUN@NUMBER."),
+        _own("settings", Path, "A settings.json with options; those given here win."),
+        _own("key", str, "An idempotency key: a repeated submission with it makes no second job."),
+        inspect.Parameter(
+            "server", inspect.Parameter.KEYWORD_ONLY, default=_SERVER, annotation=Server
+        ),
+        inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        ),
+        *train_parameters(),
+    ],
+)
+
+
+def list_jobs(
+    state: Annotated[list[str] | None, typer.Option(help="Only this state. Repeatable.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only NAME or NAME=VALUE.")] = None,
+    q: Annotated[str | None, typer.Option("--query", "-q", help="A part of the name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="At most this number.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where an earlier list ended.")] = None,
+    server: Server = _SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, the newest first."""
+    with _client(server) as client:
+        found = client.get(
+            "/jobs", state=state, project=project, label=label, q=q, limit=limit, cursor=cursor
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    for job in found["jobs"]:
+        typer.echo(_line(job))
+    if found["cursor"] is not None:
+        typer.echo(f"more: --cursor {found['cursor']}")
+
+
+def describe(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+    """Show a job: its state, its figures, its attempts and its settings."""
+    with _client(server) as client:
+        found = client.get(f"/jobs/{job}")
+        found["attempts"] = client.get(f"/jobs/{job}/attempts")["attempts"]
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    typer.echo(_line(found))
+    typer.echo(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
+    for each in found["attempts"]:
+        typer.echo(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
+    for name, value in found["settings"].items():
+        if value is not None:
+            typer.echo(f"  {name}: {value}")
+
+
+def logs(
+    job: JobArgument,
+    follow: Follow = False,
+    part: Annotated[str | None, typer.Option(help="A part, such as driver-1.")] = None,
+    tail: Annotated[int, typer.Option(min=1, max=16 << 20, help="Bytes from the end.")] = 1 << 16,
+    server: Server = _SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Print the end of a job's log."""
+    with _client(server) as client:
+        for text in client.logs(job, part, tail, follow=follow):
+            typer.echo(msgspec.json.encode({"text": text}) if as_json else text, nl=as_json)
+
+
+def events(
+    job: JobArgument, follow: Follow = False, server: Server = _SERVER, as_json: AsJson = False
+) -> None:
+    """Print what happened to a job, one event a line."""
+    from time import gmtime, strftime
+
+    with _client(server) as client:
+        for each in client.events(job, follow=follow):
+            if as_json:
+                typer.echo(msgspec.json.encode(each))
+                continue
+            at = strftime("%H:%M:%S", gmtime(each["time"]))
+            words = "  ".join(f"{n} {v}" for n, v in each["data"].items() if v not in (None, ""))
+            typer.echo(f"{at}  {each['kind']:<10}  {words}")
+
+
+def wait(
+    job: JobArgument,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0.0, max=LONGEST_S, help="Seconds to wait at most.")
+    ] = None,
+    server: Server = _SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a job has ended. The exit status is 0 for SUCCEEDED, 1 FAILED, 130 CANCELLED."""
+    with _client(server) as client:
+        found = client.wait(job, timeout_s)
+    _show(found, as_json, _line(found))
+    raise typer.Exit(_STATUS[found["state"]])
+
+
+def cancel(
+    job: JobArgument,
+    now: Annotated[
+        bool, typer.Option("--now", help="End it at once, without a last snapshot.")
+    ] = False,
+    server: Server = _SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a job."""
+    _ask(job, "cancel", server, as_json, {"mode": "now" if now else "drain"})
+
+
+def pause(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+    """Pause a job: save a snapshot, and release its slots."""
+    _ask(job, "pause", server, as_json)
+
+
+def resume(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+    """Queue a paused job again."""
+    _ask(job, "resume", server, as_json)
+
+
+def snapshot(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+    """Take a snapshot of a job that trains."""
+    _ask(job, "snapshot", server, as_json)
+
+
+def clone(
+    job: JobArgument,
+    snapshot: Annotated[
+        str | None, typer.Option(help="A checkpoint to start from, or newest.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the new job.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option that changes, such as staleness=8. Repeatable."),
+    ] = None,
+    server: Server = _SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a copy of a job, with other options, perhaps from one of its checkpoints."""
+    changes: dict[str, Any] = {}
+    for each in change or []:
+        option, separator, text = each.partition("=")
+        if not separator:
+            raise BadInput(f"--set: expected NAME=VALUE, got {each}")
+        changes[option.replace("-", "_")] = _value(text)
+    body = {"settings": changes, "name": name, "snapshot": snapshot}
+    _ask(job, "clone", server, as_json, {n: v for n, v in body.items() if v is not None})
+
+
+@app.command("reindex")
+def reindex_home() -> None:
+    """Rebuild the database of DOWNPOUR_HOME from the folders of its jobs; no service may run."""
+    with _installed():
+        from deploy.service import server
+    home = server.home()
+    typer.echo(f"{home}: {server.reindex(home)} jobs")
+
+
+@app.command("backup")
+def backup_home(
+    target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+) -> None:
+    """Copy the database of DOWNPOUR_HOME, also while a service runs."""
+    with _installed():
+        from deploy.service import server
+    server.backup(server.home(), target)
+    typer.echo(f"{target}: the database of {server.home()}")
+
+
+def add_to(main: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (serve, submit, describe, logs, events, wait, cancel, pause, resume, snapshot):
+        main.command()(command)
+    main.command("list")(list_jobs)
+    main.command("clone")(clone)
+    main.command("run-attempt")(run_attempt)
+    main.add_typer(app, name="service")
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Say which extra is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{error.name}: not installed; the service needs: pip install 'downpour-sgd[service]'"
+        ) from None
+
+
+@contextmanager
+def _client(url: str) -> "Iterator[ServiceClient]":
+    with _installed():
+        from deploy.service.client import ServiceClient
+    with ServiceClient(url) as client:
+        yield client
+
+
+def _ask(
+    job: str, verb: str, server: str, as_json: bool, body: dict[str, Any] | None = None
+) -> None:
+    with _client(server) as client:
+        found = client.post(f"/jobs/{job}:{verb}", body or {})
+    _show(found, as_json, f"{found['id']}  {found['state']}")
+
+
+def _show(found: dict[str, Any], as_json: bool, line: str) -> None:
+    typer.echo(msgspec.json.encode(found) if as_json else line)
+
+
+def _line(job: dict[str, Any]) -> str:
+    head = job["head"]
+    figures = []
+    if head:
+        loss = "-" if head.get("loss") is None else f"{head['loss']:.4g}"
+        figures = [f"steps {head['steps']}/{head['planned']}", f"loss {loss}"]
+    return "  ".join(
+        [job["id"], f"{job['state']:<10}", job["name"], *figures, job["code"]]
+    ).rstrip()
+
+
+def _settings_of(file: Path) -> dict[str, Any]:
+    """The options in a settings.json that differ from the defaults."""
+    found = TrainSettings.load(file)
+    return {
+        name: getattr(found, name)
+        for name, each in declared(TrainSettings).items()
+        if name != "out" and getattr(found, name) != each.default
+    }
+
+
+def _portable(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as JSON, with absolute paths: the service has another working directory."""
+    kinds = {name: each.kind for name, each in declared(TrainSettings).items()}
+    found = {
+        name: Path(value).absolute() if kinds[name] is Path else value
+        for name, value in settings.items()
+    }
+    place = found.get("snapshots")
+    if place is not None and "://" not in str(place):
+        found["snapshots"] = str(Path(place).absolute())
+    plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
+    return plain
+
+
+def _labels(labels: list[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in labels]
+    return {name: value for name, _, value in pairs}
+
+
+def _value(text: str) -> Any:
+    """A value as JSON if it is some, else as text."""
+    try:
+        return msgspec.json.decode(text)
+    except ValueError:
+        return text

@@ -1,0 +1,212 @@
+"""One attempt of a job, in a process of its own: the work of `downpour run-attempt`.
+
+The process locks the job's folder, so that a second attempt cannot start, and keeps the lock until
+its outcome is on disk. It reads orders from the service's journal and answers each by an event. It
+needs no service: it trains on, whether or not one runs, and ends by itself.
+"""
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.run_folder import SETTINGS as RUN_SETTINGS
+from deploy.run_folder import SUMMARY, lock_folder
+from deploy.runner import job_folder
+from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
+from deploy.runner.journal import Entry, Journal, JournalReader
+from deploy.settings import TrainSettings
+from deploy.snapshot_ref import SnapshotRef, origin_of, shelf_of
+from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
+from shards.errors import BadInput, DownpourError, GiveUp
+from worker.signals import sigterm_too
+
+_LOOK_S = 0.25
+_SNAPSHOT_S = 120.0
+STATUS = {End.SUCCEEDED: 0, End.FAILED: 1, End.STOPPED: 130, End.RETRY: 75}
+"""The exit status of the process for each end; 75 is EX_TEMPFAIL."""
+
+
+def run_attempt(folder: Path) -> int:
+    """Run one attempt of the job in `folder`; returns the exit status.
+
+    Call it from the main thread. Raises BadInput if the folder holds no job, or if another attempt
+    is under way.
+    """
+    folder = folder.absolute()
+    if not (folder / job_folder.SETTINGS).is_file():
+        raise BadInput(f"{folder}: expected the folder of a job, got none")
+    lock = lock_folder(folder)
+    identity = _identity(folder)
+    job_folder.save(folder / job_folder.ATTEMPT, identity)
+    (folder / job_folder.LOGS).mkdir(mode=0o700, exist_ok=True)
+    (folder / job_folder.READINGS).mkdir(mode=0o700, exist_ok=True)
+    try:
+        with Journal(folder / job_folder.EVENTS) as events:
+            events.append("checking", identity.attempt)
+            outcome = _Attempt(folder, identity, events).run()
+            job_folder.save(folder / job_folder.OUTCOME, outcome)
+            events.append("ended", identity.attempt, end=outcome.end, code=outcome.code)
+    finally:
+        os.close(lock)
+    return STATUS[outcome.end]
+
+
+def boot_id() -> str:
+    """What identifies this boot of the machine; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def newest_snapshot(settings: TrainSettings) -> str | None:
+    """The name of the newest complete snapshot of a run; None if it has none."""
+    try:
+        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
+    except (DownpourError, OSError):
+        return None
+    names = [each.name for each in entries if each.state is not SnapshotStatus.INCOMPLETE]
+    return max(names, key=int) if names else None
+
+
+def _identity(folder: Path) -> AttemptIdentity:
+    """Who this attempt is: what the service ordered, or the next number without a service."""
+    orders = JournalReader(folder / job_folder.ORDERS).read()
+    starts = [order for order in orders if order.kind == "start"]
+    nonce = os.environ.get(job_folder.ATTEMPT_VARIABLE)
+    if nonce is not None and (not starts or starts[-1].data["nonce"] != nonce):
+        raise BadInput(f"{folder}: expected the nonce of the newest attempt, got an earlier one")
+    earlier = job_folder.load(folder / job_folder.ATTEMPT, AttemptIdentity)
+    number = starts[-1].attempt if nonce else (earlier.attempt if earlier else 0) + 1
+    return AttemptIdentity(
+        attempt=number,
+        nonce=nonce or secrets.token_hex(8),
+        pid=os.getpid(),
+        started=time.time(),
+        boot=boot_id(),
+    )
+
+
+class _Attempt:
+    def __init__(self, folder: Path, identity: AttemptIdentity, events: Journal) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._events = events
+        self._settings = job_folder.load_settings(folder)
+
+    def run(self) -> AttemptOutcome:
+        """Train, and say how that ended."""
+        ended = threading.Event()
+        # A snapshot that is asked for before the training has begun must not end the process.
+        former = signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            with sigterm_too():
+                orders = threading.Thread(target=self._obey, args=(ended,), daemon=True)
+                orders.start()
+                end, code, message = self._train()
+        except KeyboardInterrupt:
+            end, code, message = End.STOPPED, "", "stopped"
+        finally:
+            ended.set()
+            signal.signal(signal.SIGUSR1, former)
+        return AttemptOutcome(
+            attempt=self._identity.attempt,
+            nonce=self._identity.nonce,
+            end=end,
+            ended=time.time(),
+            code=code,
+            message=message,
+            snapshot=newest_snapshot(self._settings),
+        )
+
+    def _train(self) -> tuple[End, str, str]:
+        """How the training ended: its end, the code of a failure, and a message."""
+        from deploy.runner.recording import RecordingProgress
+        from deploy.train import AlreadyFinished, run
+
+        display = RecordingProgress.into(self._events, self._folder, self._identity.attempt)
+        try:
+            summary = run(self._settings, origin=self._origin(), display=display)
+        except AlreadyFinished as finished:
+            return End.SUCCEEDED, "", str(finished)
+        except BadInput as error:
+            return self._failed(End.FAILED, "bad_input", error)
+        except (DownpourError, OSError) as error:
+            return self._failed(End.RETRY, "infrastructure", error)
+        except Exception as error:  # noqa: BLE001  # the outcome names whatever it is
+            traceback.print_exc()
+            return self._failed(End.FAILED, "error", error)
+        if summary is None:
+            return End.STOPPED, "", "stopped, with a snapshot"
+        return End.SUCCEEDED, "", f"{summary.updates} updates in {summary.seconds:.0f} s"
+
+    def _failed(self, end: End, code: str, error: Exception) -> tuple[End, str, str]:
+        text = str(error) or type(error).__name__
+        sys.stderr.write(f"downpour: error: {text}\n")
+        return end, code, text
+
+    def _origin(self) -> SnapshotRef | None:
+        """What to continue from; a run that left nothing to continue from is moved away."""
+        out = self._settings.out
+        if (out / RUN_SETTINGS).is_file() and self._identity.attempt > 1:
+            shelf = shelf_of(self._settings, out)
+            if newest_snapshot(self._settings) or (out / SUMMARY).is_file() or _has_logs(out):
+                return SnapshotRef(shelf, None, out)
+            aside = out.with_name(f"{out.name}.attempt-{self._identity.attempt - 1}")
+            out.rename(aside)
+            self._events.append(
+                "notice",
+                self._identity.attempt,
+                text=f"no snapshot to resume from: training starts from the beginning;"
+                f" the files of the last attempt are in {aside.name}",
+            )
+        submission = job_folder.load(self._folder / job_folder.JOB, Submission)
+        origin = submission.origin if submission is not None else None
+        return origin_of(origin) if origin is not None else None
+
+    def _obey(self, ended: threading.Event) -> None:
+        """Follow the orders to this attempt until it has ended, and show that it is alive."""
+        reader = JournalReader(self._folder / job_folder.ORDERS)
+        alive = self._folder / job_folder.READINGS / job_folder.ALIVE
+        while not ended.wait(_LOOK_S):
+            with suppress(OSError):
+                alive.touch()
+            for order in reader.read():
+                if order.attempt != self._identity.attempt:
+                    continue
+                if order.kind == "stop":
+                    self._stop(str(order.data.get("mode", "drain")))
+                elif order.kind == "snapshot":
+                    threading.Thread(target=self._snapshot, args=(order,), daemon=True).start()
+
+    def _stop(self, mode: str) -> None:
+        """The first SIGTERM ends the training with a snapshot, a second one ends it at once."""
+        self._events.append("stopping", self._identity.attempt, mode=mode)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if mode == "now":
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _snapshot(self, order: Entry) -> None:
+        from deploy.snapshots import taken
+
+        wish = order.data.get("wish")
+        try:
+            name = taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)
+        except (BadInput, GiveUp, OSError) as error:
+            self._answer(wish, ok=False, text=str(error))
+        else:
+            self._answer(wish, ok=True, text=f"snapshot {name}")
+
+    def _answer(self, wish: object, *, ok: bool, text: str) -> None:
+        self._events.append("answer", self._identity.attempt, wish=wish, ok=ok, text=text)
+
+
+def _has_logs(out: Path) -> bool:
+    return any((out / "logs").glob("*"))

@@ -1,0 +1,102 @@
+"""An append-only file of numbered entries, one JSON object a line.
+
+Each journal has one writer, and an entry is on disk before `append` returns. A reader keeps the
+number of the last entry that it has seen, so it can stop and continue at any time. If the writer is
+killed amid a line, readers ignore the unfinished line, and the next writer cuts it off.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shards.errors import UNDECODABLE, GiveUp
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One entry: `time` is in seconds since 1970, `attempt` 0 before the first attempt."""
+
+    number: int
+    time: float
+    attempt: int
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class Journal:
+    """The writing end. Threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file to continue it, or create it; raises GiveUp if the disk fails."""
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            entries, whole = _parse(path.read_bytes())
+            os.ftruncate(self._file, whole)
+        except OSError as error:
+            raise GiveUp(f"{path}: {error.strerror}") from None
+        self._last = entries[-1].number if entries else 0
+
+    def append(self, kind: str, attempt: int, /, **data: Any) -> Entry:
+        """Write an entry through to the disk, and return it; raises GiveUp if the disk fails."""
+        with self._lock:
+            entry = Entry(self._last + 1, time.time(), attempt, kind, data)
+            try:
+                os.write(self._file, msgspec.json.encode(entry) + b"\n")
+                os.fsync(self._file)
+            except OSError as error:
+                raise GiveUp(f"{self._path}: {error.strerror}") from None
+            self._last = entry.number
+            return entry
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class JournalReader:
+    """The reading end: each call of `read` returns the entries since the last one."""
+
+    def __init__(self, path: Path, after: int = 0) -> None:
+        self._path = path
+        self._after = after
+        self._offset = 0
+
+    def read(self) -> list[Entry]:
+        """The new entries in order; none while the file is missing."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        entries, whole = _parse(content)
+        self._offset += whole
+        found = [entry for entry in entries if entry.number > self._after]
+        if found:
+            self._after = found[-1].number
+        return found
+
+
+def _parse(content: bytes) -> tuple[list[Entry], int]:
+    """The entries of complete lines, and how many bytes these lines take."""
+    whole = content.rfind(b"\n") + 1
+    entries = []
+    for line in content[:whole].splitlines():
+        try:
+            entries.append(msgspec.json.decode(line, type=Entry))
+        except UNDECODABLE:  # a damaged line does not hide those after it
+            continue
+    return entries, whole

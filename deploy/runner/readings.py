@@ -1,0 +1,184 @@
+"""The figures of a running job as files: the newest reading, and a series that stays small.
+
+`newest.json` is replaced once a second. `series.jsonl` has a point for each second at first. When
+it has 4,000 points, every second point is dropped and the interval doubles, so a job of months
+needs the same space, and its whole course can be drawn at any time.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from deploy.progress_model import Readings
+from deploy.runner.job_folder import NEWEST, SERIES
+from deploy.summary import Rows
+from shards.errors import UNDECODABLE
+
+MOST_POINTS = 4000
+LARGEST_STALENESS = 64
+
+
+class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a job's series. Unknown figures are None."""
+
+    time: float
+    seconds: float
+    updates: int
+    samples: int
+    loss: float | None
+    samples_per_s: float | None
+    staleness_p50: float | None
+    staleness_p99: float | None
+    staleness_max: int | None
+    clock_gap: int
+    waiting: int
+    accuracy: float | None = None
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest figures of a job.
+
+    `staleness[n]` counts the updates with staleness n; the last entry counts all from there on.
+    `waits_s` are the seconds that each worker has waited at the gate, `holds` how often each worker
+    was the slowest while others waited.
+    """
+
+    time: float
+    attempt: int
+    readings: Readings
+    point: SeriesPoint
+    staleness: list[int]
+    waits_s: dict[str, float]
+    holds: dict[str, int]
+
+
+class FigureTally:
+    """What readings need from all update records of an attempt, in constant memory."""
+
+    def __init__(self) -> None:
+        self._staleness = np.zeros(LARGEST_STALENESS + 1, np.int64)
+        self._waits: dict[str, float] = {}
+        self._holds: Counter[str] = Counter()
+        self._largest: int | None = None
+        self._updated: set[int] = set()
+
+    def add(self, readings: Readings, records: Sequence[Rows]) -> None:
+        """Count the records since the last call, one array a shard."""
+        for shard, rows in enumerate(records):
+            if not len(rows):
+                continue
+            self._updated.add(shard)
+            values = rows["staleness"]
+            clipped = np.clip(values, 0, LARGEST_STALENESS)
+            self._staleness += np.bincount(clipped, minlength=LARGEST_STALENESS + 1)
+            self._largest = max(self._largest or 0, int(values.max()))
+        if records:
+            self._add_waits(records[0])
+        if readings.waiting:
+            running = [each for each in readings.workers if each.standing == "runs"]
+            if running:
+                slowest = min(running, key=lambda worker: worker.clock)
+                self._holds[slowest.name] += len(readings.waiting)
+
+    def every_shard_updated(self, shards: int) -> bool:
+        """Whether each shard has applied an update in this attempt."""
+        return len(self._updated) >= shards
+
+    def reading(
+        self, attempt: int, now: float, readings: Readings, samples: int, accuracy: float | None
+    ) -> Reading:
+        p50, p99 = (self._quantile(share) for share in (0.5, 0.99))
+        return Reading(
+            time=now,
+            attempt=attempt,
+            readings=readings,
+            point=SeriesPoint(
+                time=now,
+                seconds=readings.elapsed_s,
+                updates=readings.steps,
+                samples=samples,
+                loss=readings.loss,
+                samples_per_s=readings.samples_per_s,
+                staleness_p50=p50,
+                staleness_p99=p99,
+                staleness_max=self._largest,
+                clock_gap=readings.max_clock_gap,
+                waiting=len(readings.waiting),
+                accuracy=accuracy,
+            ),
+            staleness=np.trim_zeros(self._staleness, "b").tolist(),
+            waits_s=dict(self._waits),
+            holds=dict(self._holds),
+        )
+
+    def _add_waits(self, rows: Rows) -> None:
+        for name in np.unique(rows["worker"]):
+            worker = bytes(name).decode(errors="replace")
+            waited = float(rows["wait_s"][rows["worker"] == name].sum())
+            self._waits[worker] = self._waits.get(worker, 0.0) + waited
+
+    def _quantile(self, share: float) -> float | None:
+        total = int(self._staleness.sum())
+        if not total:
+            return None
+        return float(np.searchsorted(np.cumsum(self._staleness), share * total))
+
+
+class ReadingFiles:
+    """Writes the readings of an attempt; the series continues that of earlier attempts.
+
+    A disk that is full costs readings and nothing else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._newest = folder / NEWEST
+        self._series = folder / SERIES
+        points = read_series(self._series)
+        self._count = len(points)
+        self._interval = points[-1].time - points[-2].time if len(points) > 1 else 0.0
+        self._interval = self._interval if self._count >= MOST_POINTS // 2 else 0.0
+        self._last = 0.0
+
+    def write(self, reading: Reading) -> None:
+        partial = self._newest.with_name(f".{NEWEST}.partial")
+        with suppress(OSError):
+            partial.write_bytes(msgspec.json.encode(reading))
+            partial.replace(self._newest)
+            if reading.point.updates and reading.time - self._last >= self._interval:
+                self._add(reading.point)
+
+    def _add(self, point: SeriesPoint) -> None:
+        with self._series.open("ab") as file:
+            file.write(msgspec.json.encode(point) + b"\n")
+        self._last = point.time
+        self._count += 1
+        if self._count >= MOST_POINTS:
+            kept = read_series(self._series)[::2]
+            partial = self._series.with_name(f".{SERIES}.partial")
+            partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
+            partial.replace(self._series)
+            self._count = len(kept)
+            self._interval = 2 * max(1.0, self._interval)
+
+
+def read_newest(folder: Path) -> Reading | None:
+    """The newest reading below a job's folder of readings; None if there is none."""
+    try:
+        return msgspec.json.decode((folder / NEWEST).read_bytes(), type=Reading)
+    except (OSError, *UNDECODABLE):
+        return None
+
+
+def read_series(path: Path) -> list[SeriesPoint]:
+    """The points of a series in order; a torn last line is left out."""
+    points: list[SeriesPoint] = []
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with suppress(*UNDECODABLE):
+                points.append(msgspec.json.decode(line, type=SeriesPoint))
+    return points

@@ -1,0 +1,123 @@
+"""The progress display of an attempt: prints what Progress prints, and records events, readings.
+
+The health of a job is judged here, from readings and the time that is passed in: a job is degraded
+after fewer workers than planned have been alive for `DEGRADED_AFTER_S`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.progress import Progress
+from deploy.progress_model import Readings
+from deploy.runner.job_folder import READINGS
+from deploy.runner.journal import Journal
+from deploy.runner.readings import FigureTally, ReadingFiles
+from deploy.summary import Rows
+from shards.messages import ShardStatus
+from worker.evaluation import Evaluation
+
+DEGRADED_AFTER_S = 30.0
+_EVERY_S = 1.0
+
+
+class Health:
+    """Whether a job has all its workers; `look` returns the kinds of events that are due."""
+
+    def __init__(self) -> None:
+        self._short_since: float | None = None
+        self._degraded = self._diverged = False
+
+    def look(self, readings: Readings, now: float) -> list[str]:
+        due = []
+        lost = any(worker.standing.startswith("is silent") for worker in readings.workers)
+        if not (lost or readings.absent):
+            self._short_since = None
+            if self._degraded:
+                due.append("restored")
+            self._degraded = False
+        elif self._short_since is None:
+            self._short_since = now
+        elif not self._degraded and now - self._short_since >= DEGRADED_AFTER_S:
+            self._degraded = True
+            due.append("degraded")
+        if not self._diverged and readings.loss is not None and not math.isfinite(readings.loss):
+            self._diverged = True
+            due.append("diverged")
+        return due
+
+
+class RecordingProgress(Progress):
+    """A display that also appends events to a journal and writes readings once a second."""
+
+    def __init__(self, journal: Journal, folder: Path, attempt: int, **figures: Any) -> None:
+        super().__init__(**figures)
+        self._journal = journal
+        self._attempt = attempt
+        self._files = ReadingFiles(folder / READINGS)
+        self._tally = FigureTally()
+        self._health = Health()
+        self._runs = False
+        self._written_at = 0.0
+        self._samples = 0
+        self._accuracy: float | None = None
+
+    @classmethod
+    def into(cls, journal: Journal, folder: Path, attempt: int) -> Callable[..., Progress]:
+        """What makes the display of a run, for `deploy.train.run`."""
+        return lambda **figures: cls(journal, folder, attempt, **figures)
+
+    def starting(self, what: str) -> None:
+        super().starting(what)
+        self._record("starting", what=what)
+
+    def update(self, statuses: Sequence[ShardStatus], records: Sequence[Rows] = ()) -> None:
+        super().update(statuses, records)
+        assert self.readings is not None
+        self._tally.add(self.readings, records)
+        self._samples = statuses[0].samples
+        if not self._runs and self._tally.every_shard_updated(len(statuses)):
+            self._runs = True
+            self._record("running")
+        now = time.time()
+        for kind in self._health.look(self.readings, now):
+            self._record(kind, text=_health_text(kind, self.readings))
+        if now - self._written_at >= _EVERY_S:
+            self._write(now)
+
+    def evaluated(self, result: Evaluation) -> None:
+        super().evaluated(result)
+        self._accuracy = result.figures.get("accuracy", self._accuracy)
+        self._record("tested", iteration=result.iteration, figures=dict(result.figures))
+        if self.readings is not None:
+            self._write(time.time())
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self._record("notice", text=text)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.readings is not None:
+            self._write(time.time())
+
+    def _write(self, now: float) -> None:
+        assert self.readings is not None
+        self._written_at = now
+        self._files.write(
+            self._tally.reading(self._attempt, now, self.readings, self._samples, self._accuracy)
+        )
+
+    def _record(self, kind: str, **data: Any) -> None:
+        self._journal.append(kind, self._attempt, **data)
+
+
+def _health_text(kind: str, readings: Readings) -> str:
+    if kind == "diverged":
+        return "the loss is not a finite number: lower the learning rate, or clip gradients"
+    planned = len(readings.workers) + readings.absent
+    lost = [each.name for each in readings.workers if each.standing.startswith("is silent")]
+    alive = planned - readings.absent - len(lost)
+    return f"{alive} of {planned} workers are alive"

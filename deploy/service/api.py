@@ -1,0 +1,341 @@
+"""The REST interface, below /api/v1. Each route reads its arguments and calls one function."""
+
+import asyncio
+import csv
+import hashlib
+import io
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from deploy.runner import job_folder
+from deploy.runner.readings import SeriesPoint, read_newest, read_series
+from deploy.service import stream
+from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.problems import Problem, not_found
+from deploy.service.states import JobState, Verb
+from deploy.service.submissions import Cloning, Submissions, Submitted
+from deploy.service.supervisor import Supervisor, checkpoints, delete_folder, evaluations
+from deploy.settings import TrainSettings
+
+MOST_LOG_BYTES = 16 << 20
+_CHUNK = 64 << 10
+
+JobId = Annotated[str, Path(description="The id of a job.", max_length=64)]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="A repeated request with the same key gets the first one's answer, for 48 h.",
+        min_length=1,
+        max_length=200,
+    ),
+]
+
+
+class JobChange(BaseModel):
+    """The body of PATCH: what changes of a job's name, labels and priority."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    priority: int | None = Field(default=None, ge=-1000, le=1000)
+
+
+class Cancellation(BaseModel):
+    """The body of `:cancel`. `drain` leaves a snapshot, `now` ends the job at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["drain", "now"] = "drain"
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What the routes call."""
+
+    store: JobStore
+    supervisor: Supervisor
+    admission: Submissions
+    feed: stream.Feed
+
+
+def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
+    """A job as the interface shows it."""
+    plain: dict[str, Any] = msgspec.to_builtins(row)
+    for name in ("nonce", "events_read", "not_before", "fruitless", "cancelled", "request_key"):
+        del plain[name]
+    if not settings:
+        del plain["settings"]
+    return plain
+
+
+def routes(services: Services) -> APIRouter:
+    """All routes, for these services."""
+    router = APIRouter(prefix="/api/v1")
+    for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
+        add(router, services)
+    return router
+
+
+def find(store: JobStore, job: str) -> JobRow:
+    """The job; raises the problem 404."""
+    try:
+        return store.get(job)
+    except KeyError:
+        raise not_found("job", job) from None
+
+
+class _Once:
+    """Answers a repeated request as the first one was answered."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, key: str | None, what: str, status: int, make: Callable[[], dict[str, Any]]
+    ) -> JSONResponse:
+        """The answer of `make`, or that of the request that had this key before."""
+        if key is None:
+            return JSONResponse(make(), status)
+        digest = hashlib.sha256(what.encode()).hexdigest()
+        with self._lock:
+            if key in self._busy:
+                text = "Idempotency-Key: an earlier request with this key is in progress"
+                raise Problem(409, "in_progress", text, hint="repeat the request later")
+            self._busy.add(key)
+        try:
+            earlier = self._store.answered(key)
+            if earlier is None:
+                answer = make()
+                self._store.answer(key, digest, status, answer)
+                return JSONResponse(answer, status)
+            body, status, answer = earlier
+            if body != digest:
+                text = "Idempotency-Key: expected the request that had this key before, got another"
+                raise Problem(422, "key_reused", text, hint="use a new key")
+            return JSONResponse(answer, status)
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+
+def _add_jobs(router: APIRouter, services: Services) -> None:
+    store, once = services.store, _Once(services.store)
+
+    @router.post("/jobs", status_code=201)
+    def submit(body: Submitted, key: Key = None) -> Response:
+        """Submit a job. It is on disk before this is answered."""
+        what = f"POST /jobs {body.model_dump_json()}"
+        return once(key, what, 201, lambda: shown(services.admission.submit(body, key)))
+
+    @router.get("/jobs")
+    def list_jobs(
+        state: Annotated[list[JobState], Query(description="Repeatable.")] = [],  # noqa: B006
+        project: str | None = None,
+        label: Annotated[str | None, Query(description="NAME or NAME=VALUE.")] = None,
+        q: Annotated[str | None, Query(description="A part of the name.", max_length=200)] = None,
+        cursor: Annotated[str | None, Query(max_length=64)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> Response:
+        """Jobs, the newest first. `cursor` of an answer continues the list."""
+        wanted = JobFilter(state=state, project=project, label=label, q=q)
+        page = store.page(wanted, limit, cursor)
+        answer = {"jobs": [shown(row) for row in page.jobs], "cursor": page.cursor}
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    @router.get("/jobs/{job}")
+    def describe(job: JobId) -> dict[str, Any]:
+        """One job with its settings."""
+        return shown(find(store, job), settings=True)
+
+    @router.patch("/jobs/{job}")
+    def change(job: JobId, body: JobChange) -> dict[str, Any]:
+        """Change the name, the labels or the priority."""
+        row = find(store, job)
+        values = services.admission.checked(body.model_dump(exclude_none=True))
+        if values:
+            store.note(row, "changed", **values)
+        return shown(find(store, job), settings=True)
+
+    @router.delete("/jobs/{job}", status_code=204)
+    def delete(job: JobId) -> None:
+        """Delete a job in a terminal state, with its folder."""
+        delete_folder(store, find(store, job))
+
+
+def _add_verbs(router: APIRouter, services: Services) -> None:
+    store, once = services.store, _Once(services.store)
+
+    def ask(job: str, verb: Verb, key: str | None, **details: Any) -> JSONResponse:
+        def act() -> dict[str, Any]:
+            wish, row = services.supervisor.ask(job, verb, **details)
+            return {"wish": wish, "id": row.id, "state": row.state}
+
+        find(store, job)
+        return once(key, f"POST /jobs/{job}:{verb} {details}", 202, act)
+
+    @router.post("/jobs/{job}:cancel", status_code=202)
+    def cancel(
+        job: JobId,
+        body: Annotated[Cancellation, Body()] = Cancellation(),  # noqa: B008
+        key: Key = None,
+    ) -> Response:
+        """Cancel a job; it ends as CANCELLED."""
+        return ask(job, Verb.CANCEL, key, mode=body.mode)
+
+    @router.post("/jobs/{job}:pause", status_code=202)
+    def pause(job: JobId, key: Key = None) -> Response:
+        """End the attempt with a snapshot and release the slots."""
+        return ask(job, Verb.PAUSE, key)
+
+    @router.post("/jobs/{job}:resume", status_code=202)
+    def resume(job: JobId, key: Key = None) -> Response:
+        """Queue a paused job again; it continues from its newest snapshot."""
+        return ask(job, Verb.RESUME, key)
+
+    @router.post("/jobs/{job}:snapshot", status_code=202)
+    def snapshot(job: JobId, key: Key = None) -> Response:
+        """Take a snapshot. The event `answer` with the wish's id says which, or why not."""
+        return ask(job, Verb.SNAPSHOT, key)
+
+    @router.post("/jobs/{job}:clone", status_code=202)
+    def clone(
+        job: JobId,
+        body: Annotated[Cloning, Body()] = Cloning(),  # noqa: B008
+        key: Key = None,
+    ) -> Response:
+        """Submit a copy, with other settings, perhaps from a checkpoint."""
+        row = find(store, job)
+
+        def act() -> dict[str, Any]:
+            made = services.admission.clone(row, body, key)
+            return {"wish": made.id, **shown(made)}
+
+        return once(key, f"POST /jobs/{job}:clone {body.model_dump_json()}", 202, act)
+
+
+def _add_details(router: APIRouter, services: Services) -> None:
+    store = services.store
+
+    @router.get("/jobs/{job}/attempts")
+    def attempts(job: JobId) -> dict[str, Any]:
+        """The attempts: cause of the end, exit status, snapshot, the last lines of the log."""
+        return {"attempts": store.attempts(find(store, job).id)}
+
+    @router.get("/jobs/{job}/events")
+    def events(
+        job: JobId,
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    ) -> dict[str, Any]:
+        """The events with an id above `after`, in order."""
+        return {"events": store.events([find(store, job).id], after, limit)}
+
+    @router.get("/jobs/{job}/checkpoints")
+    def list_checkpoints(job: JobId) -> dict[str, Any]:
+        """The complete snapshots of the run, the oldest first."""
+        settings = TrainSettings.of_plain(find(store, job).settings)
+        return {"checkpoints": checkpoints(settings)}
+
+    @router.get("/jobs/{job}/reading")
+    def reading(job: JobId) -> dict[str, Any]:
+        """The newest figures: workers, shards, staleness, waits. Empty before the first."""
+        found = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
+        return msgspec.to_builtins(found) if found is not None else {}
+
+    @router.get("/jobs/{job}/series")
+    def series(
+        job: JobId,
+        names: Annotated[str, Query(description="Columns, by comma.")] = "loss",
+        x: Literal["updates", "samples", "seconds"] = "updates",
+        points: Annotated[int, Query(ge=2, le=2000)] = 600,
+        form: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+    ) -> Response:
+        """Columns of the job's series, `points` points at most, and the tests of the weights."""
+        row = find(store, job)
+        wanted = [name for name in names.split(",") if name]
+        for name in wanted:
+            if name not in SeriesPoint.__struct_fields__:
+                expected = ", ".join(SeriesPoint.__struct_fields__)
+                detail = f"names: expected {expected}, got {name[:80]}"
+                raise Problem(422, "bad_input", detail, field="names", got=name[:80])
+        found = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
+        found = found[:: max(1, -(-len(found) // points))]
+        start = found[0].time - found[0].seconds if found else 0.0
+        across = [each.time - start if x == "seconds" else getattr(each, x) for each in found]
+        columns = {name: [getattr(each, name) for each in found] for name in wanted}
+        if form == "csv":
+            return _as_csv(x, across, columns)
+        tests = evaluations(TrainSettings.of_plain(row.settings))
+        answer = {"x": across, "series": columns, "evaluations": tests}
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    @router.get("/jobs/{job}/logs")
+    def logs(
+        job: JobId,
+        part: Annotated[str | None, Query(max_length=100)] = None,
+        tail: Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)] = _CHUNK,
+        after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """The end of a log, or what follows the byte `after`.
+
+        Header X-Log-Parts names all parts, X-Log-Next the byte from which to continue.
+        """
+        row = find(store, job)
+        parts = {path.stem: path for path in (store.folder(row.id) / job_folder.LOGS).glob("*.log")}
+        name = part or f"driver-{row.attempt}"
+        headers = {"X-Log-Parts": ",".join(sorted(parts)), "X-Log-Next": "0"}
+        if name not in parts:
+            if part is None:
+                return Response("", media_type="text/plain", headers=headers)
+            raise not_found("part", name[:80])
+        try:
+            with parts[name].open("rb") as file:
+                size = file.seek(0, 2)
+                start = max(0, size - tail) if after is None else min(after, size)
+                file.seek(start)
+                content = file.read(MOST_LOG_BYTES)
+        except FileNotFoundError:
+            raise Problem(410, "gone", f"part {name}: deleted") from None
+        except OSError as error:
+            raise Problem(503, "unreachable", f"part {name}: {error.strerror}") from None
+        headers["X-Log-Next"] = str(start + len(content))
+        return Response(content, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _as_csv(x: str, across: list[float], columns: dict[str, list[Any]]) -> Response:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([x, *columns])
+    rows.writerows(zip(across, *columns.values(), strict=True))
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
+
+
+def _add_streams(router: APIRouter, services: Services) -> None:
+    @router.get("/stream")
+    async def follow(
+        request: Request,
+        jobs: Annotated[str, Query(description="Ids, by comma; default: all.")] = "",
+        after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """Server-sent events: `event` with an id, and `reading`. Last-Event-ID is honoured."""
+        last = request.headers.get("last-event-id", "")
+        since = int(last) if last.isdecimal() else after
+        wanted = [job for job in jobs.split(",") if job]
+        for job in wanted:
+            await asyncio.to_thread(find, services.store, job)
+
+        async def body() -> AsyncIterator[bytes]:
+            async for each in stream.messages(services.store, services.feed, wanted, since):
+                yield each
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

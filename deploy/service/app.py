@@ -1,0 +1,155 @@
+"""The service as one ASGI application: REST, page, metrics, and the thread of the supervisor."""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from deploy.service import api, page
+from deploy.service.access import LoopbackGuard
+from deploy.service.job_store import JobStore
+from deploy.service.launcher import LocalLauncher
+from deploy.service.metrics import ServiceMetrics
+from deploy.service.problems import Problem, of_error
+from deploy.service.stream import Feed
+from deploy.service.submissions import Submissions
+from deploy.service.supervisor import Supervisor
+from ps import __version__
+from ps.logs import logger
+from shards.errors import DownpourError
+
+LOOK_S = 0.25
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name."""
+
+    home: Path
+    slots: int
+    roots: Sequence[Path] = ()
+    retry_s: float = 5.0
+
+
+class Service:
+    """The parts of a running service. `start` begins to drive jobs, `stop` ends that and no job."""
+
+    def __init__(
+        self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
+    ) -> None:
+        self.feed = Feed()
+        self.store = JobStore(options.home, engine, self.feed.changed)
+        self.supervisor = Supervisor(
+            self.store,
+            launcher or LocalLauncher(),
+            slots=options.slots,
+            retry_s=options.retry_s,
+        )
+        self.admission = Submissions(self.store, slots=options.slots, roots=options.roots)
+        self.looked_at = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        self.store.catch_up()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the supervisor has looked at all jobs lately."""
+        return time.monotonic() - self.looked_at < 30.0 and not self._stopped.is_set()
+
+    def _run(self) -> None:
+        log, logged = logger("service"), ""
+        while not self._stopped.wait(LOOK_S):
+            try:
+                self.supervisor.look()
+                self.looked_at, logged = time.monotonic(), ""
+            except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
+                if logged != repr(error):
+                    log.error("%s", f"jobs are not driven until this is over: {error!r}")
+                logged = repr(error)
+                self._stopped.wait(1.0)
+
+
+def application(service: Service) -> FastAPI:
+    """The ASGI application of a service that is started and stopped with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.feed.open()
+        service.start()
+        yield
+        service.feed.close()
+        service.stop()
+
+    app = FastAPI(
+        title="Downpour's training service",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+    )
+    app.add_middleware(LoopbackGuard)
+    _add_errors(app)
+    parts = api.Services(service.store, service.supervisor, service.admission, service.feed)
+    app.include_router(api.routes(parts))
+    app.include_router(page.routes(service.store))
+    metrics = ServiceMetrics(service.store, service.feed)
+
+    @app.get("/healthz", include_in_schema=False)
+    def healthz() -> dict[str, str]:
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/readyz", include_in_schema=False)
+    def readyz() -> JSONResponse:
+        ready = service.ready
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    def show_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Answer every error by a problem."""
+
+    @app.exception_handler(Problem)
+    def refused(_: Request, problem: Problem) -> Response:
+        return problem.response()
+
+    @app.exception_handler(DownpourError)
+    @app.exception_handler(OSError)
+    def failed(_: Request, error: DownpourError | OSError) -> Response:
+        return of_error(error).response()
+
+    @app.exception_handler(sa.exc.OperationalError)
+    def unavailable(_: Request, error: sa.exc.OperationalError) -> Response:
+        return Problem(503, "unavailable", f"database: {error.orig}").response()
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"][1:])) or "body"
+        return Problem(
+            422, "bad_input", f"{field}: {first['msg']}", field=field, got=repr(first["input"])[:80]
+        ).response()
+
+    @app.exception_handler(HTTPException)
+    def wrong(_: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "wrong_method"}.get(error.status_code, "refused")
+        return Problem(error.status_code, code, str(error.detail)).response()

@@ -1,0 +1,140 @@
+"""The client of the service that the command line uses. It outlasts a restart of the service."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy.service.states import TERMINAL, JobState
+from shards.errors import BadInput, GiveUp
+
+PATIENCE_S = 60.0
+"""How long a command that follows a job waits for a service that does not answer."""
+_LOOK_S = 0.5
+_RETRY_S = 0.5
+
+
+class ServiceClient:
+    """A connection to the service at a URL; a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise BadInput(f"--server: expected a URL such as http://127.0.0.1:8600, got {url}")
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=f"{self._url}/api/v1", timeout=30.0, transport=transport, trust_env=False
+        )
+        self._sleep = sleep
+
+    def call(
+        self, method: str, path: str, *, patience_s: float = 0.0, **request: Any
+    ) -> httpx.Response:
+        """The answer to a request; raises BadInput or GiveUp with the service's words.
+
+        With `patience_s`, a service that does not answer is asked again for that time.
+        """
+        waited = 0.0
+        while True:
+            try:
+                answer = self._http.request(method, path, **request)
+            except httpx.TransportError as error:
+                if waited >= patience_s:
+                    text = f"--server {self._url}: {str(error) or type(error).__name__}"
+                    raise BadInput(f"{text}; is `downpour serve` running there?") from None
+                self._sleep(_RETRY_S)
+                waited += _RETRY_S
+                continue
+            if answer.is_success:
+                return answer
+            raise _refusal(answer)
+
+    def get(self, path: str, **parameters: Any) -> dict[str, Any]:
+        """The JSON answer to a GET."""
+        given = {name: value for name, value in parameters.items() if value is not None}
+        found: dict[str, Any] = self.call("GET", path, params=given).json()
+        return found
+
+    def post(self, path: str, body: dict[str, Any], key: str | None = None) -> dict[str, Any]:
+        """The JSON answer to a POST."""
+        headers = {"Idempotency-Key": key} if key is not None else {}
+        found: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
+        return found
+
+    def wait(self, job: str, timeout_s: float | None = None) -> dict[str, Any]:
+        """The job once it is in a terminal state; raises GiveUp after `timeout_s` seconds."""
+        waited = 0.0
+        while True:
+            found: dict[str, Any] = self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()
+            if JobState(found["state"]) in TERMINAL:
+                return found
+            if timeout_s is not None and waited >= timeout_s:
+                raise GiveUp(f"wait: job {job} is {found['state']} after {timeout_s:g} s")
+            self._sleep(_LOOK_S)
+            waited += _LOOK_S
+
+    def logs(self, job: str, part: str | None, tail: int, *, follow: bool) -> Iterator[str]:
+        """The end of a log, and with `follow` what is added until the job ends."""
+        which = {"part": part} if part is not None else {}
+        where: dict[str, Any] = {"tail": tail}
+        while True:
+            # The state is read first: what was written before the end is then shown for certain.
+            state = JobState(
+                self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"]
+            )
+            answer = self.call(
+                "GET", f"/jobs/{job}/logs", params=which | where, patience_s=PATIENCE_S
+            )
+            if answer.text:
+                yield answer.text
+            where = {"after": answer.headers["X-Log-Next"]}
+            if not follow or state in TERMINAL:
+                return
+            self._sleep(_LOOK_S)
+
+    def events(self, job: str, *, follow: bool) -> Iterator[dict[str, Any]]:
+        """The events of a job in order, and with `follow` new ones until the job ends."""
+        after = 0
+        while True:
+            state = JobState(
+                self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"]
+            )
+            path, which = f"/jobs/{job}/events", {"after": after, "limit": 1000}
+            found = self.call("GET", path, params=which, patience_s=PATIENCE_S).json()["events"]
+            yield from found
+            after = found[-1]["id"] if found else after
+            if len(found) == 1000:
+                continue
+            if not follow or state in TERMINAL:
+                return
+            self._sleep(_LOOK_S)
+
+    def __enter__(self) -> "ServiceClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+
+def absolute(path: Path) -> str:
+    """A path as the service, in another working directory, understands it."""
+    return str(path.absolute())
+
+
+def _refusal(answer: httpx.Response) -> BadInput | GiveUp:
+    try:
+        problem = answer.json()
+        text = str(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        return GiveUp(f"the service answered with status {answer.status_code}")
+    hint = problem.get("hint")
+    if hint is not None and hint not in text:
+        text = f"{text}; {hint}"
+    return BadInput(text) if answer.status_code < 500 else GiveUp(text)

@@ -1,0 +1,400 @@
+"""Jobs: their folders, which are the truth, and their rows, which are an index.
+
+Every change of a job is one entry in its journal `orders.jsonl`, on disk before the database learns
+of it. The entry's data are the columns that change, so that a row is the sum of its entries: after
+a crash between the two writes, and after the loss of the database, `catch_up` and `rebuild` replay
+the journal. A transition compares (attempt, state_seq) with what its caller has seen.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from deploy.run_folder import write_whole
+from deploy.runner import job_folder
+from deploy.runner.job_folder import Submission
+from deploy.runner.journal import Entry, Journal, JournalReader
+from deploy.service import tables
+from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, JobState
+from deploy.settings import TrainSettings
+from ps.snapshots import checked_json
+from shards.errors import DownpourError, GiveUp
+
+JOBS = "jobs"
+_END = "attempt_end"  # the columns of `attempt` in an entry that ends one
+_SERVICE, _RUNNER = "service", "runner"
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table `job`."""
+
+    id: str
+    name: str
+    project: str
+    labels: dict[str, str]
+    priority: int
+    slots: int
+    state: JobState
+    state_seq: int
+    attempt: int
+    nonce: str
+    code: str
+    reason: str
+    contact: str
+    cancelled: bool
+    fruitless: int
+    not_before: float
+    snapshot: str | None
+    request_key: str | None
+    events_read: int
+    created: float
+    updated: float
+    head: dict[str, Any]
+    settings: dict[str, Any] = {}
+
+
+class StateChanged(GiveUp):
+    """The job is in another state than the caller has seen; `state` is the present one."""
+
+    def __init__(self, text: str, state: JobState) -> None:
+        super().__init__(text)
+        self.state = state
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list of jobs; `cursor` continues it, None at the end."""
+
+    jobs: list[JobRow]
+    cursor: str | None
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list: all conditions hold. `label` is NAME or NAME=VALUE."""
+
+    state: Sequence[str] = ()
+    project: str | None = None
+    label: str | None = None
+    q: str | None = None
+
+
+_LISTED = [column for column in tables.job.c if column.name != "settings"]
+_SUBMITTED = ("id", "name", "project", "labels", "priority", "request_key", "created")
+_FRESH: dict[str, Any] = {
+    "state": JobState.QUEUED,
+    "state_seq": 0,
+    "attempt": 0,
+    "nonce": "",
+    "code": "",
+    "reason": "",
+    "contact": "",
+    "cancelled": False,
+    "fruitless": 0,
+    "not_before": 0.0,
+    "snapshot": None,
+    "events_read": 0,
+    "head": {},
+}
+
+
+class JobStore:
+    """All jobs of one home. Threads may share it; `changed` is called after each change."""
+
+    def __init__(
+        self, home: Path, engine: sa.Engine, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._jobs = home / JOBS
+        self._jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._engine = engine
+        self._changed = changed
+        self._lock = threading.RLock()
+
+    def folder(self, job: str) -> Path:
+        """The folder of a job; `job` is an id that this store has given out."""
+        return self._jobs / job
+
+    def new_id(self) -> str:
+        """An id. Ids sort by time."""
+        return f"{int(time.time() * 1000):011x}{secrets.token_hex(3)}"
+
+    def create(self, submission: Submission, settings: TrainSettings) -> JobRow:
+        """Store a new job. When this returns, the job survives the loss of this process."""
+        folder = self.folder(submission.id)
+        with self._lock:
+            folder.mkdir(mode=0o700)
+            for name in (job_folder.LOGS, job_folder.READINGS):
+                (folder / name).mkdir(mode=0o700)
+            content = checked_json.encode(settings.plain())
+            write_whole(folder / job_folder.SETTINGS, content, private=True)
+            job_folder.save(folder / job_folder.JOB, submission)
+            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED})
+            self._index(folder)
+        self._changed()
+        return self.get(submission.id)
+
+    # Reading.
+
+    def get(self, job: str) -> JobRow:
+        """The row of a job; raises KeyError for an unknown id."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(tables.job).where(tables.job.c.id == job)).first()
+        if row is None:
+            raise KeyError(job)
+        return _row(row)
+
+    def with_key(self, key: str) -> JobRow | None:
+        """The job that was submitted with this idempotency key; None if there is none."""
+        with self._engine.connect() as connection:
+            row = connection.execute(
+                sa.select(tables.job).where(tables.job.c.request_key == key)
+            ).first()
+        return _row(row) if row is not None else None
+
+    def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
+        """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
+        table = tables.job
+        query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
+        if wanted.state:
+            query = query.where(table.c.state.in_(wanted.state))
+        if wanted.project is not None:
+            query = query.where(table.c.project == wanted.project)
+        if wanted.q:
+            query = query.where(table.c.name.icontains(wanted.q, autoescape=True))
+        if wanted.label is not None:
+            name, separator, value = wanted.label.partition("=")
+            label = table.c.labels[name].as_string()
+            query = query.where(label == value if separator else label.is_not(None))
+        if cursor is not None:
+            query = query.where(table.c.id < cursor)
+        with self._engine.connect() as connection:
+            rows = [_row(row) for row in connection.execute(query)]
+        more = len(rows) > limit
+        return Page(rows[:limit], rows[limit - 1].id if more else None)
+
+    def unfinished(self) -> list[JobRow]:
+        """Every job that is not in a terminal state, the oldest first."""
+        table = tables.job
+        query = sa.select(table).where(table.c.state.not_in(list(TERMINAL))).order_by(table.c.id)
+        with self._engine.connect() as connection:
+            return [_row(row) for row in connection.execute(query)]
+
+    def heads(self, jobs: Sequence[str] = ()) -> list[JobRow]:
+        """Rows with the newest figures: of these jobs, or of all that are unfinished."""
+        table = tables.job
+        which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.select(*_LISTED).where(which).limit(200))
+            return [_row(row) for row in rows]
+
+    def counts(self) -> dict[JobState, int]:
+        """The number of jobs in each state."""
+        table = tables.job
+        query = sa.select(table.c.state, sa.func.count()).group_by(table.c.state)
+        with self._engine.connect() as connection:
+            found = {JobState(state): count for state, count in connection.execute(query)}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def slots_held(self) -> int:
+        """The slots of all jobs that hold theirs."""
+        table = tables.job
+        query = sa.select(sa.func.sum(table.c.slots)).where(table.c.state.in_(list(HOLDING)))
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar() or 0
+
+    def attempts(self, job: str) -> list[dict[str, Any]]:
+        """The attempts of a job in order."""
+        table = tables.attempt
+        query = sa.select(table).where(table.c.job == job).order_by(table.c.number)
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def events(
+        self, jobs: Sequence[str] = (), after: int = 0, limit: int = 200
+    ) -> list[dict[str, Any]]:
+        """Events with an id above `after`, in order; of all jobs if none is named."""
+        table = tables.event
+        query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
+        if jobs:
+            query = query.where(table.c.job.in_(jobs))
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def last_event(self) -> int:
+        """The id of the newest event; 0 if there is none."""
+        with self._engine.connect() as connection:
+            return connection.execute(sa.select(sa.func.max(tables.event.c.id))).scalar() or 0
+
+    # Changing.
+
+    def move(self, seen: JobRow, to: JobState, *, kind: str = "state", **changes: Any) -> JobRow:
+        """Make a transition; `kind` is that of the journal's entry, `changes` are other columns.
+
+        Raises StateChanged if the job is no longer as `seen`, or if there is no such transition.
+        """
+        with self._lock:
+            present = self.get(seen.id)
+            same = (present.attempt, present.state_seq) == (seen.attempt, seen.state_seq)
+            if not same or to not in TRANSITIONS[present.state]:
+                raise StateChanged(f"job {seen.id} is {present.state}", present.state)
+            data = {"state": to, "state_seq": present.state_seq + 1, **changes}
+            self._record(seen.id, changes.get("attempt", present.attempt), kind, data)
+        self._changed()
+        return self.get(seen.id)
+
+    def note(self, seen: JobRow, kind: str, **data: Any) -> Entry:
+        """Record an order or a remark that changes no state."""
+        with self._lock:
+            entry = self._record(seen.id, seen.attempt, kind, data)
+        self._changed()
+        return entry
+
+    def ingest(self, seen: JobRow, entries: Iterable[Entry]) -> None:
+        """Add a runner's events; those that are already there are left out."""
+        entries = [entry for entry in entries if entry.number > seen.events_read]
+        if not entries:
+            return
+        with self._lock, self._engine.begin() as connection:
+            for entry in entries:
+                _add_event(connection, seen.id, _RUNNER, entry)
+            _update(connection, seen.id, {"events_read": entries[-1].number})
+        self._changed()
+
+    def show(self, job: str, **figures: Any) -> None:
+        """Set `head` or `contact`, which are no part of the journal: the next reading has them."""
+        with self._lock, self._engine.begin() as connection:
+            _update(connection, job, figures)
+        self._changed()
+
+    def remove(self, seen: JobRow) -> None:
+        """Forget a job in a terminal state; its folder is deleted by the caller first."""
+        with self._lock, self._engine.begin() as connection:
+            for table, column in (
+                (tables.job, tables.job.c.id),
+                (tables.attempt, tables.attempt.c.job),
+                (tables.event, tables.event.c.job),
+            ):
+                connection.execute(sa.delete(table).where(column == seen.id))
+        self._changed()
+
+    # Idempotency keys.
+
+    def answered(self, key: str) -> tuple[str, int, dict[str, Any]] | None:
+        """The digest of the body, the status and the answer of an earlier request; None if new."""
+        table = tables.idempotency
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(table).where(table.c.request == key)).first()
+        return (row.body, row.status, row.answer) if row is not None else None
+
+    def answer(self, key: str, body: str, status: int, answer: Mapping[str, Any]) -> None:
+        """Keep the answer to a request with this key for 48 hours."""
+        table, now = tables.idempotency, time.time()
+        with self._lock, self._engine.begin() as connection:
+            connection.execute(sa.delete(table).where(table.c.created < now - 48 * 3600))
+            values = {"request": key, "body": body, "status": status, "created": now}
+            connection.execute(sa.insert(table).values(answer=dict(answer), **values))
+
+    # After a crash, and after the loss of the database.
+
+    def catch_up(self) -> int:
+        """Bring the database up to the journals of unfinished jobs and of folders without a row.
+
+        Returns the number of jobs that had entries, or a row, missing.
+        """
+        with self._engine.connect() as connection:
+            known = set(connection.execute(sa.select(tables.job.c.id)).scalars())
+        mended = 0
+        with self._lock:
+            for folder in self._folders():
+                if folder.name not in known:
+                    mended += self._index(folder)
+            for row in self.unfinished():
+                mended += self._replay(row.id)
+        return mended
+
+    def rebuild(self) -> int:
+        """Index every job folder into an empty database; returns the number of jobs."""
+        return sum(self._index(folder) for folder in self._folders())
+
+    def _folders(self) -> list[Path]:
+        return sorted(path for path in self._jobs.iterdir() if (path / job_folder.JOB).is_file())
+
+    def _index(self, folder: Path) -> bool:
+        """Add the row of a folder, from its files; False if they cannot be read."""
+        try:
+            submission = job_folder.load(folder / job_folder.JOB, Submission)
+            settings = job_folder.load_settings(folder)
+        except DownpourError:
+            return False
+        if submission is None or submission.id != folder.name:
+            return False
+        values = {
+            **_FRESH,
+            **{name: getattr(submission, name) for name in _SUBMITTED},
+            "slots": settings.workers,
+            "settings": settings.plain(),
+            "updated": submission.created,
+        }
+        with self._engine.begin() as connection:
+            connection.execute(sa.insert(tables.job).values(values))
+        self._replay(folder.name)
+        events = JournalReader(folder / job_folder.EVENTS).read()
+        self.ingest(self.get(folder.name), events)
+        return True
+
+    def _replay(self, job: str) -> bool:
+        """Apply the journal's entries that the database lacks; returns whether there were any."""
+        table = tables.event
+        query = sa.select(sa.func.max(table.c.number)).where(
+            table.c.job == job, table.c.source == _SERVICE
+        )
+        with self._engine.connect() as connection:
+            last = connection.execute(query).scalar() or 0
+        entries = JournalReader(self.folder(job) / job_folder.ORDERS, after=last).read()
+        for entry in entries:
+            self._apply(job, entry)
+        return bool(entries)
+
+    def _record(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:
+        entry = self._append(job, attempt, kind, data)
+        self._replay(job)
+        return entry
+
+    def _append(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:
+        with Journal(self.folder(job) / job_folder.ORDERS) as journal:
+            return journal.append(kind, attempt, **data)
+
+    def _apply(self, job: str, entry: Entry) -> None:
+        """Apply one entry of a journal to the database, in one transaction."""
+        columns = {name: value for name, value in entry.data.items() if name in tables.job.c}
+        with self._engine.begin() as connection:
+            if entry.kind == "start":
+                fresh = {"job": job, "number": entry.attempt, "started": entry.time}
+                blank = {"cause": "", "message": "", "log_tail": ""}
+                connection.execute(sa.insert(tables.attempt).values(**fresh, **blank))
+            if (end := entry.data.get(_END)) is not None:
+                table = tables.attempt
+                which = (table.c.job == job, table.c.number == entry.attempt)
+                connection.execute(sa.update(table).where(*which).values(**end))
+            hidden = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled"}
+            shown = {name: value for name, value in entry.data.items() if name not in hidden}
+            _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
+            _update(connection, job, {**columns, "updated": entry.time})
+
+
+def _row(row: sa.Row[Any]) -> JobRow:
+    # SQLAlchemy's names are of a subclass of str, which msgspec refuses.
+    return msgspec.convert({str(name): value for name, value in row._mapping.items()}, JobRow)
+
+
+def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> None:
+    connection.execute(sa.update(tables.job).where(tables.job.c.id == job).values(**values))
+
+
+def _add_event(connection: sa.Connection, job: str, source: str, entry: Entry) -> None:
+    values = msgspec.to_builtins(entry)
+    connection.execute(sa.insert(tables.event).values(job=job, source=source, **values))

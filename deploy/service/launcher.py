@@ -1,0 +1,120 @@
+"""Starts, probes and ends the processes of jobs on this machine.
+
+A runner is in a session of its own, and its output goes to a file, so the service may end without
+any effect on it. Every process of a job has the job's id in its environment. That is how processes
+are found that outlive a killed runner, such as the head of Ray or Spark's JVM.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+
+from deploy.run_folder import writer_of
+from deploy.runner import job_folder
+from deploy.runner.job_folder import AttemptIdentity
+from shards.errors import BadInput
+
+_RUNNER = (sys.executable, "-m", "deploy.runner")
+
+
+class Life(StrEnum):
+    """What is known about the process of an attempt. Unknown is not gone."""
+
+    RUNNING = "running"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class LocalLauncher:
+    """Launches attempts as processes. `command` is followed by the job's folder."""
+
+    def __init__(self, command: tuple[str, ...] = _RUNNER) -> None:
+        self._command = command
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def launch(self, folder: Path, attempt: int, nonce: str) -> None:
+        """Start an attempt of the job in `folder`; raises OSError if that fails."""
+        log = job_folder.driver_log(folder, attempt)
+        environ = os.environ | {
+            job_folder.JOB_VARIABLE: folder.name,
+            job_folder.ATTEMPT_VARIABLE: nonce,
+        }
+        with log.open("ab", buffering=0) as output:
+            self._children[nonce] = subprocess.Popen(
+                [*self._command, str(folder)],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def probe(self, folder: Path, nonce: str) -> Life:
+        """Whether the attempt with this nonce is alive.
+
+        It is gone if its process was reaped, or if its lock is free and no process with the nonce
+        in its environment is a runner of this folder.
+        """
+        child = self._children.get(nonce)
+        if child is not None:
+            return Life.RUNNING if child.poll() is None else Life.GONE
+        try:
+            identity = job_folder.load(folder / job_folder.ATTEMPT, AttemptIdentity)
+        except BadInput:
+            return Life.UNKNOWN
+        writer = writer_of(folder)
+        if writer is not None and identity is not None and identity.nonce == nonce:
+            return Life.RUNNING
+        marks = {f"{job_folder.ATTEMPT_VARIABLE}={nonce}"}
+        # A runner that has just been started has no lock yet.
+        young = any(_runs(pid, folder) for pid in processes_with(marks))
+        return Life.RUNNING if young else Life.GONE
+
+    def exit_status(self, nonce: str) -> int | None:
+        """The exit status of an attempt that this service has started and that has ended."""
+        child = self._children.get(nonce)
+        return child.poll() if child is not None else None
+
+    def forget(self, nonce: str) -> None:
+        """Drop what is kept about an attempt that is over."""
+        self._children.pop(nonce, None)
+
+    def kill(self, folder: Path, number: signal.Signals) -> int:
+        """Signal every process of the job in `folder`; returns how many there were."""
+        found = processes_with({f"{job_folder.JOB_VARIABLE}={folder.name}"})
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, number)
+        return len(found)
+
+
+def processes_with(marks: set[str]) -> list[int]:
+    """The ids of processes of this user with one of these assignments in their environment."""
+    wanted = {mark.encode() for mark in marks}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            if wanted & set((entry / "environ").read_bytes().split(b"\0")) and _lives(entry):
+                found.append(int(entry.name))
+    return found
+
+
+def _lives(entry: Path) -> bool:
+    """Whether a process is more than an entry that its parent has not reaped."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def _runs(pid: int, folder: Path) -> bool:
+    """Whether a process was started with this folder as its last argument, as runners are."""
+    try:
+        words = Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return False
+    return words[-1] == str(folder).encode()

@@ -1,0 +1,7 @@
+"""What alembic runs for each migration; deploy/service/tables.py passes the connection."""
+
+from alembic import context
+
+context.configure(connection=context.config.attributes["connection"])
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,43 @@
+"""Errors as RFC 9457 problem details: what is wrong, what was expected, what to do."""
+
+import re
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from deploy.service.job_store import StateChanged
+from shards.errors import BadInput, DownpourError
+
+MEDIA_TYPE = "application/problem+json"
+_EXPECTED = re.compile(r"(?:--)?([\w-]+)[^:]*: expected (.+?),? (?:and )?got (.*?)(?:; (.*))?$")
+
+
+class Problem(Exception):
+    """An error to answer with: `code` is for programs, `detail` for people."""
+
+    def __init__(self, status: int, code: str, detail: str, **more: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.more = {name: value for name, value in more.items() if value is not None}
+
+    def response(self) -> JSONResponse:
+        body = {"status": self.status, "code": self.code, "detail": str(self), **self.more}
+        return JSONResponse(body, self.status, media_type=MEDIA_TYPE)
+
+
+def not_found(what: str, name: str) -> Problem:
+    return Problem(404, "not_found", f"{what} {name}: not found", field=what)
+
+
+def of_error(error: DownpourError | OSError) -> Problem:
+    """The problem that an error of this project is, with its field if the text names one."""
+    text = str(error)
+    if isinstance(error, StateChanged):
+        return Problem(409, "wrong_state", text, got=str(error.state))
+    if isinstance(error, BadInput):
+        found = _EXPECTED.match(text)
+        field, expected, got, hint = found.groups() if found else (None,) * 4
+        name = field.replace("-", "_") if field else None
+        return Problem(422, "bad_input", text, field=name, expected=expected, got=got, hint=hint)
+    return Problem(503, "unavailable", text, hint="free disk space, then repeat the request")

@@ -1,0 +1,292 @@
+// Keeps a page of the training service current: one EventSource for a tab, closed while it is
+// hidden. Text from the service enters the page as text nodes only, never as markup.
+"use strict";
+
+const body = document.body;
+const job = body.dataset.job;
+const api = `/api/v1/jobs/${encodeURIComponent(job)}`;
+const $ = (selector, within = document) => within.querySelector(selector);
+let last = Number(body.dataset.after);
+let source = null;
+
+const SHAPES = JSON.parse(body.dataset.shapes ?? "{}");
+
+function element(name, text, attributes = {}) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function figure(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  return Number.isInteger(value) ? value.toLocaleString("en-GB") : String(Number(value.toPrecision(digits)));
+}
+
+const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
+
+// The stream.
+
+function connect() {
+  const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
+  source = new EventSource(`/api/v1/stream?${which}after=${last}`);
+  source.onopen = () => { $("#link").textContent = "live"; };
+  source.onerror = () => { $("#link").textContent = "offline, retrying"; };
+  source.addEventListener("event", (message) => {
+    const event = JSON.parse(message.data);
+    last = event.id;
+    job ? showEvent(event) : refreshSoon();
+  });
+  source.addEventListener("reading", (message) => {
+    const reading = JSON.parse(message.data);
+    job ? showReading(reading) : showRow(reading);
+  });
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    source.close();
+    $("#link").textContent = "paused while hidden";
+  } else {
+    connect();
+  }
+});
+
+// The list.
+
+let refreshing = null;
+function refreshSoon() {
+  refreshing ??= setTimeout(async () => {
+    refreshing = null;
+    const answer = await fetch(`/parts/jobs${location.search}`);
+    if (answer.ok) $("#jobs").replaceChildren(...parsed(await answer.text()));
+  }, 300);
+}
+
+// The service's own template, in which every value is escaped. Scripts in it would not run.
+const parsed = (text) => new DOMParser().parseFromString(text, "text/html").body.childNodes;
+
+function showRow(reading) {
+  const row = $(`tr[data-job="${CSS.escape(reading.job)}"]`);
+  if (!row) return;
+  const head = reading.head;
+  for (const cell of row.querySelectorAll("[data-figure]")) {
+    const name = cell.dataset.figure;
+    cell.textContent = name === "steps" ? `${figure(head.steps)} / ${figure(head.planned)}` : figure(head[name]);
+  }
+  const values = (head.line ?? []).filter((value) => value !== null);
+  if (values.length > 1) {
+    const low = Math.min(...values), high = Math.max(...values);
+    const points = values.map((value, n) =>
+      `${(n * 120 / (values.length - 1)).toFixed(1)},${(23 - (high > low ? (value - low) * 22 / (high - low) : 0)).toFixed(1)}`);
+    $("polyline", row).setAttribute("points", points.join(" "));
+  }
+}
+
+// One job.
+
+function bars(where, rows) {
+  const most = Math.max(...rows.map((row) => row.value), 1e-9);
+  $(`${where} .bars`).replaceChildren(...rows.flatMap((row) => {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    svg.setAttribute("viewBox", "0 0 100 10");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("aria-hidden", "true");
+    if (row.slow) svg.classList.add("slow");
+    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    rect.setAttribute("height", "10");
+    rect.setAttribute("width", String(100 * row.value / most));
+    svg.append(rect);
+    return [element("span", row.name), svg, element("span", row.text, { class: "n" })];
+  }));
+}
+
+const say = (where, text) => { $(`${where} .sentence`).textContent = text; };
+
+function showReading({ head, contact, reading }) {
+  if (!reading) return;
+  const now = reading.readings, point = reading.point;
+  const left = now.remaining_s ? `${Math.ceil(now.remaining_s)} s left` : "";
+  $("#figures").replaceChildren(...[
+    ["loss", figure(now.loss)], ["accuracy", figure(point.accuracy)], ["samples/s", figure(now.samples_per_s, 3)],
+    ["steps", `${figure(now.steps)} / ${figure(now.planned)}`], ["learning rate", figure(now.rate)],
+    ["epoch", figure(now.epoch, 3)], ["to the end", left || "–"],
+  ].map(([name, value]) => { const span = element("span", name); span.prepend(element("b", value)); return span; }));
+  showStaleness(reading, now, point);
+  showWorkers(reading, now);
+  showShards(now);
+  drawSoon();
+}
+
+function showStaleness(reading, now, point) {
+  const bound = now.bound === null ? "without a bound" : `with bound ${now.bound}`;
+  say("#stale", `Half of the updates missed at most ${figure(point.staleness_p50)} versions, 99 % at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${point.clock_gap} steps.`);
+  bars("#stale", reading.staleness.map((count, n) => ({ name: n === 64 ? "64+" : String(n), value: count, text: figure(count) })));
+}
+
+function showWorkers(reading, now) {
+  const slowest = Math.min(...now.workers.map((worker) => worker.clock));
+  const fastest = Math.max(...now.workers.map((worker) => worker.clock));
+  const shown = now.workers.length > 32 ? [...now.workers].sort((a, b) => a.clock - b.clock).slice(0, 5) : now.workers;
+  bars("#clocks", shown.map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
+    text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })));
+  const holds = Object.entries(reading.holds).sort((a, b) => b[1] - a[1]);
+  const total = holds.reduce((sum, [, count]) => sum + count, 0);
+  const waiting = now.workers.filter((worker) => worker.waits).map((worker) => worker.name);
+  say("#clocks", waiting.length ? `${waiting.join(", ")} wait at the gate.` : "No worker waits at the gate.");
+  const advice = $("#advice");
+  const share = total ? Math.round(100 * holds[0][1] / total) : 0;
+  advice.hidden = !(total >= 10 && share >= 50 && now.workers.length > 2);
+  if (!advice.hidden) advice.textContent = `▲ ${holds[0][0]} holds the gate: ${share} % of all waits seen. Give it less data, a faster machine, or raise the bound.`;
+  const elapsed = now.elapsed_s;
+  bars("#time", Object.entries(reading.waits_s).slice(0, 32).map(([name, seconds]) => ({ name, value: seconds, text: `${figure(seconds, 3)} s at the gate` })));
+  const waits = Object.values(reading.waits_s).reduce((sum, value) => sum + value, 0);
+  const workers = Math.max(1, Object.keys(reading.waits_s).length);
+  say("#time", `Workers spent ${figure(100 * waits / workers / Math.max(elapsed, 1), 3)} % of this attempt waiting at the gate. The rest is starting, data, gradients and network; summary.json splits it at the end.`);
+}
+
+function showShards(now) {
+  bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+  const versions = now.shards.map((shard) => shard.version);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}.`);
+}
+
+function showEvent(event) {
+  if (event.data.state) showState(event);
+  $("#events ol").prepend(eventLine(event));
+  if (["answer", "tested", "ended"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+}
+
+function showState(event) {
+  const state = event.data.state;
+  $("#state").className = `state ${state}`;
+  $("#state").textContent = `${SHAPES[state]} ${state}`;
+  $("#attempt").textContent = `attempt ${event.attempt}`;
+  $("#reason").textContent = `${event.data.code ?? ""} ${event.data.reason ?? ""}`;
+  $("#reason").className = state === "FAILED" ? "alert" : "quiet";
+  for (const button of document.querySelectorAll("[data-verb]")) button.disabled = !button.dataset.states.split(" ").includes(state);
+}
+
+function eventLine(event) {
+  const line = element("li");
+  const { data } = event;
+  const words = data.state ? `${SHAPES[data.state]} ${data.state} ${data.reason ?? ""}`
+    : event.kind === "tested" ? `test at ${data.iteration}: ${Object.entries(data.figures).map(([name, value]) => `${name} ${figure(value)}`).join(", ")}`
+    : event.kind === "starting" ? `starting ${data.what}`
+    : `${event.kind} ${data.text ?? ""}`;
+  line.append(element("time", clock(event.time), { title: day(event.time) }), words);
+  return line;
+}
+
+// Charts are mounted when they come into view, and follow the colours of the page.
+const charts = {};
+const COLUMNS = {
+  loss: [["loss", "loss"], ["accuracy", "accuracy"]],
+  staleness: [["staleness_p50", "median"], ["staleness_p99", "99 %"], ["staleness_max", "largest"]],
+};
+
+async function draw(holder) {
+  const kind = holder.dataset.chart, columns = COLUMNS[kind], axis = $("#axis").value;
+  const answer = await fetch(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
+  if (!answer.ok) return;
+  const { x, series } = await answer.json();
+  if (kind === "loss") {
+    const losses = series.loss.filter((value) => value !== null);
+    say("#learning", losses.length < 2 ? "No figures yet." : `The loss ${losses.at(-1) < losses[0] ? "fell" : "did not fall"}: ${figure(losses[0])} at first, ${figure(losses.at(-1))} now.`);
+  }
+  const data = [x, ...columns.map(([name]) => series[name])];
+  if (charts[kind]) { charts[kind].setData(data); return; }
+  const style = getComputedStyle(body), colour = (name) => style.getPropertyValue(name).trim();
+  const colours = [colour("--accent"), colour("--good"), colour("--warn")];
+  const quiet = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 } };
+  const scale = (name) => (kind === "loss" && name === "accuracy" ? "share" : "y");
+  charts[kind] = new uPlot({
+    width: holder.clientWidth, height: kind === "loss" ? 260 : 160,
+    scales: { x: { time: false }, share: { range: [0, 1] } },
+    axes: [quiet, { ...quiet, scale: "y" }, ...(kind === "loss" ? [{ ...quiet, scale: "share", side: 1, grid: { show: false } }] : [])],
+    series: [{ label: axis }, ...columns.map(([name, label], n) => ({ label, scale: scale(name), stroke: colours[n], width: 1.5, spanGaps: true }))],
+  }, data, holder);
+}
+
+const visible = new Set();
+let drawing = null;
+function drawSoon() {
+  drawing ??= setTimeout(() => { drawing = null; visible.forEach((holder) => draw(holder)); }, 800);
+}
+
+async function showCheckpoints() {
+  const answer = await fetch(`${api}/checkpoints`);
+  if (!answer.ok) return;
+  const { checkpoints } = await answer.json();
+  say("#checkpoints", checkpoints.length ? `${checkpoints.length}; a clone starts from one of them.` : "None yet.");
+  $("#checkpoints tbody").replaceChildren(...checkpoints.reverse().map((each) => {
+    const row = element("tr"), cell = element("td"), button = element("button", "Clone from here", { type: "button" });
+    button.addEventListener("click", () => ask("clone", { snapshot: each.name }));
+    cell.append(button);
+    row.append(element("th", each.name, { scope: "row" }), element("td", figure(each.steps), { class: "n" }),
+      element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", day(each.taken_at)), cell);
+    return row;
+  }));
+}
+
+let logNext = 0, logPart = "";
+async function showLogs() {
+  const pick = $("#part"), text = $("#logs pre");
+  if (pick.value !== logPart) { logPart = pick.value; logNext = 0; text.textContent = ""; }
+  const which = logPart ? `part=${encodeURIComponent(logPart)}&` : "";
+  const answer = await fetch(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
+  if (!answer.ok) return;
+  const parts = (answer.headers.get("X-Log-Parts") || "").split(",").filter(Boolean);
+  const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
+  text.append(await answer.text());
+  if (text.textContent.length > 1e6) text.textContent = text.textContent.slice(-5e5);
+  logNext = Number(answer.headers.get("X-Log-Next"));
+  if (pick.length !== parts.length) {
+    pick.replaceChildren(...parts.map((part) => element("option", part)));
+    pick.value = logPart || parts.at(-1) || "";
+    logPart = pick.value;
+  }
+  if (atEnd) text.scrollTop = text.scrollHeight;
+}
+
+async function ask(verb, details = {}) {
+  const answer = await fetch(`${api}:${verb}`, {
+    method: "POST", headers: { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
+  });
+  const found = await answer.json();
+  if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }
+  $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;
+}
+
+async function openJob() {
+  for (const button of document.querySelectorAll("[data-verb]")) {
+    button.addEventListener("click", () => {
+      if (button.dataset.verb !== "cancel" || confirm("Cancel this job? A snapshot is saved.")) ask(button.dataset.verb);
+    });
+  }
+  $("#axis").addEventListener("change", () => {
+    for (const kind of Object.keys(charts)) { charts[kind].destroy(); delete charts[kind]; }
+    drawSoon();
+  });
+  $("#part").addEventListener("change", showLogs);
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) { visible.add(entry.target); draw(entry.target); } else visible.delete(entry.target);
+    }
+  });
+  document.querySelectorAll(".chart").forEach((holder) => seen.observe(holder));
+  addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
+    chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
+  const [{ events }, reading] = await Promise.all(
+    [`${api}/events?limit=1000`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
+  $("#events ol").replaceChildren(...events.filter((event) => event.id <= last).reverse().map(eventLine));
+  if (reading.readings) showReading({ reading });
+  showCheckpoints();
+  showLogs();
+  setInterval(() => { if (!document.hidden) showLogs(); }, 2000);
+}
+
+if (job) openJob();
+if (!document.hidden) connect();

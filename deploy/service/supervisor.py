@@ -1,0 +1,366 @@
+"""Drives every unfinished job: starts attempts, follows their events, and draws conclusions.
+
+One thread calls `look` again and again. Each look takes the evidence that there is (the runner's
+journal, its outcome, its process) and makes the transitions that follow from it. It keeps nothing
+in memory that a new service could not find out: what is decided is in the job's journal.
+"""
+
+import random
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.evaluations import read_evaluations
+from deploy.run_folder import EVALUATIONS
+from deploy.runner import job_folder
+from deploy.runner.job_folder import AttemptOutcome
+from deploy.runner.journal import JournalReader
+from deploy.runner.readings import read_newest, read_series
+from deploy.service.job_store import JobRow, JobStore, StateChanged
+from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.states import (
+    ATTEMPTED,
+    TERMINAL,
+    TRAINING,
+    Ending,
+    JobState,
+    QueuedJob,
+    Verb,
+    after_end,
+    after_event,
+    after_verb,
+    next_state,
+    retry_delay_s,
+    schedule,
+    states_for,
+)
+from deploy.settings import TrainSettings
+from deploy.snapshot_ref import shelf_of
+from ps.logs import logger
+from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
+from shards.errors import BadInput, DownpourError
+
+SILENT_S = 30.0
+"""Seconds without a sign of life after which contact counts as lost. The state stays."""
+GRACE_S = 30.0
+"""Seconds between the order to stop at once and SIGKILL."""
+_SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is gone
+_TAIL_BYTES, _TAIL_LINES = 16 << 10, 40
+_LINE_POINTS = 40
+
+
+class Supervisor:
+    """The scheduler, the follower of job folders and the reaper of one service."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        launcher: LocalLauncher,
+        *,
+        slots: int,
+        retry_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.slots = slots
+        self._store = store
+        self._launcher = launcher
+        self._retry_s = retry_s
+        self._clock = clock
+        self._lock = threading.RLock()  # a user's verb and a look never act at the same time
+        self._events: dict[str, JournalReader] = {}
+        self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
+        self._killed: dict[str, float] = {}
+        self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
+        self._log = logger("service")
+
+    def look(self) -> None:
+        """Advance every unfinished job as far as the evidence allows, and start what fits."""
+        for row in self._store.unfinished():
+            with self._lock:
+                try:
+                    self._advance(self._store.get(row.id))
+                except StateChanged:
+                    continue  # the next look sees the present state
+                except Exception as error:  # noqa: BLE001  # one job must not stop the others
+                    self._log.warning("%s", f"job {row.id}: {error!r}")
+        with self._lock:
+            self._start_queued()
+
+    # What users ask for.
+
+    def ask(self, job: str, verb: Verb, **details: Any) -> tuple[str, JobRow]:
+        """Store a wish and act on it; returns the wish's id and the job.
+
+        Raises KeyError for an unknown job, StateChanged if the verb does not apply in its state.
+        """
+        with self._lock:
+            row = self._store.get(job)
+            wish = secrets.token_hex(6)
+            if verb is Verb.SNAPSHOT:
+                self._expect(row, verb, applies=row.state in TRAINING)
+                self._store.note(row, "snapshot", wish=wish)
+                return wish, row
+            if verb is Verb.CANCEL and row.state is JobState.STOPPING and not row.cancelled:
+                self._store.note(row, "stop", wish=wish, cancelled=True, mode=details["mode"])
+                return wish, self._store.get(job)
+            to = after_verb(row.state, verb)
+            self._expect(row, verb, applies=to is not None)
+            assert to is not None
+            changes: dict[str, Any] = {"wish": wish, "asked": verb}
+            if verb is Verb.CANCEL:
+                changes |= {"cancelled": True, "reason": "cancelled by a user"}
+            if to in {JobState.STOPPING, JobState.PAUSING}:
+                mode = details.get("mode", "drain")
+                return wish, self._store.move(row, to, kind="stop", mode=mode, **changes)
+            if verb is Verb.RESUME:
+                changes |= {"fruitless": 0, "code": "", "reason": ""}
+            return wish, self._store.move(row, to, **changes)
+
+    def _expect(self, row: JobRow, verb: Verb, *, applies: bool) -> None:
+        if not applies:
+            states = ", ".join(states_for(verb))
+            text = f"{verb}: expected a job in {states}; {row.id} is {row.state}"
+            raise StateChanged(text, row.state)
+
+    # What follows from evidence.
+
+    def _start_queued(self) -> None:
+        """Start the queued jobs that fit into the free slots."""
+        queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
+        if not queued:
+            return
+        free = self.slots - self._store.slots_held()
+        rows = {row.id: row for row in queued}
+        waiting = [QueuedJob(row.id, min(row.slots, self.slots), row.priority) for row in queued]
+        for job in schedule(waiting, free):
+            with suppress(StateChanged):
+                self._start(rows[job], JobState.CHECKING)
+
+    def _start(self, row: JobRow, to: JobState) -> None:
+        """Start the next attempt. The order is on disk before the process exists."""
+        nonce, attempt = secrets.token_hex(8), row.attempt + 1
+        row = self._store.move(
+            row, to, kind="start", attempt=attempt, nonce=nonce, contact="", not_before=0.0
+        )
+        try:
+            self._launcher.launch(self._store.folder(row.id), attempt, nonce)
+        except OSError as error:
+            self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
+
+    def _advance(self, row: JobRow) -> None:
+        if row.state is JobState.RECOVERING and self._clock() >= row.not_before:
+            if self._clean(row):
+                self._start(row, JobState.STARTING)
+            return
+        if row.state not in ATTEMPTED:
+            return
+        folder = self._store.folder(row.id)
+        # The process is probed first: what it wrote before its end is then read for certain.
+        life = self._launcher.probe(folder, row.nonce)
+        row = self._follow(row, folder)
+        if row.state not in ATTEMPTED:
+            return
+        self._show(row, folder, life)
+        outcome = self._outcome(row, folder)
+        if life is Life.GONE:
+            self._end(row, folder, outcome)
+        elif outcome is not None and row.state not in {JobState.STOPPING, JobState.PAUSING}:
+            ending = after_end(row.state, outcome, cancelled=row.cancelled)
+            if ending.to is JobState.STOPPING:
+                self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
+        elif row.state is JobState.STOPPING:
+            self._enforce(row, folder)
+
+    def _follow(self, row: JobRow, folder: Path) -> JobRow:
+        """Take in the runner's new events, and make the transitions that they cause."""
+        path = folder / job_folder.EVENTS
+        reader = self._events.setdefault(row.id, JournalReader(path, after=row.events_read))
+        entries = reader.read()
+        self._store.ingest(row, entries)
+        for entry in entries:
+            to = after_event(row.state, entry.kind)
+            if to is not None and entry.attempt == row.attempt:
+                changes = {"reason": str(entry.data.get("text", ""))}
+                row = self._store.move(row, to, **changes)
+        return self._store.get(row.id) if entries else row
+
+    def _show(self, row: JobRow, folder: Path, life: Life) -> None:
+        """Show the newest figures, and whether there is a sign of life."""
+        readings = folder / job_folder.READINGS
+        reading = read_newest(readings)
+        if reading is not None and self._shown.get(row.id) != reading.time:
+            self._shown[row.id] = reading.time
+            head = {
+                "steps": reading.readings.steps,
+                "planned": reading.readings.planned,
+                "time": reading.time,
+                **{name: getattr(reading.point, name) for name in _HEAD},
+                "line": _thinned(
+                    [each.loss for each in read_series(readings / job_folder.SERIES)[-2000:]]
+                ),
+            }
+            self._store.show(row.id, head=head)
+        contact = ""
+        with suppress(OSError):
+            heard = (readings / job_folder.ALIVE).stat().st_mtime
+            if life is Life.RUNNING and self._clock() - heard > SILENT_S:
+                contact = f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
+        if contact != row.contact:
+            self._store.show(row.id, contact=contact)
+
+    def _outcome(self, row: JobRow, folder: Path) -> AttemptOutcome | None:
+        """The outcome of the present attempt; None if it has not written one."""
+        try:
+            found = job_folder.load(folder / job_folder.OUTCOME, AttemptOutcome)
+        except BadInput:
+            return None
+        return found if found is not None and found.nonce == row.nonce else None
+
+    def _end(self, row: JobRow, folder: Path, outcome: AttemptOutcome | None) -> None:
+        """Conclude an attempt whose process is gone, once nothing of it is left."""
+        if not self._clean(row):
+            return
+        snapshot = self._newest_snapshot(row)
+        fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
+        ending = after_end(row.state, outcome, cancelled=row.cancelled)
+        if ending.to is JobState.STOPPING:
+            row = self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
+            ending = after_end(row.state, outcome, cancelled=row.cancelled)
+        via = next_state(ending, fruitless)
+        if via.to is JobState.FAILED and row.state not in {JobState.CHECKING, JobState.STOPPING}:
+            row = self._store.move(row, JobState.RECOVERING, code=ending.code, reason=ending.reason)
+        delay = retry_delay_s(fruitless, random.random(), self._retry_s)
+        self._store.move(
+            row,
+            via.to,
+            code=via.code,
+            reason=via.reason,
+            contact="",
+            snapshot=snapshot,
+            fruitless=fruitless,
+            not_before=self._clock() + delay if via.to is JobState.RECOVERING else 0.0,
+            attempt_end=self._attempt_end(row, folder, outcome, ending, snapshot),
+        )
+        self._show_final(row, folder)
+        self._launcher.forget(row.nonce)
+        for kept in (self._events, self._shown, self._killed):
+            kept.pop(row.id, None)
+
+    def _attempt_end(
+        self,
+        row: JobRow,
+        folder: Path,
+        outcome: AttemptOutcome | None,
+        ending: Ending,
+        snapshot: str | None,
+    ) -> dict[str, Any]:
+        """The columns of an attempt that has ended."""
+        tail = job_folder.tail_of(job_folder.driver_log(folder, row.attempt), _TAIL_BYTES)
+        lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        cause = outcome.end.value if outcome is not None else "gone"
+        return {
+            "ended": outcome.ended if outcome is not None else self._clock(),
+            "cause": cause,
+            "message": outcome.message if outcome is not None else ending.reason,
+            "exit_status": self._launcher.exit_status(row.nonce),
+            "snapshot": snapshot,
+            "log_tail": "\n".join(lines),
+        }
+
+    def _show_final(self, row: JobRow, folder: Path) -> None:
+        """Take the events and figures that the attempt has written last."""
+        row = self._store.get(row.id)
+        self._store.ingest(row, JournalReader(folder / job_folder.EVENTS, row.events_read).read())
+        self._shown.pop(row.id, None)
+        self._show(row, folder, Life.GONE)
+
+    def _clean(self, row: JobRow) -> bool:
+        """Whether no process of the job is left; those that are left are ended."""
+        folder = self._store.folder(row.id)
+        first = self._swept.get(row.id)
+        overdue = first is not None and self._clock() - first > _SWEEP_S
+        left = self._launcher.kill(folder, signal.SIGKILL if overdue else signal.SIGTERM)
+        if left:
+            self._swept.setdefault(row.id, self._clock())
+            return False
+        self._swept.pop(row.id, None)
+        return True
+
+    def _enforce(self, row: JobRow, folder: Path) -> None:
+        """End a job that was cancelled `now` and is still there after its grace."""
+        stops = [
+            entry
+            for entry in JournalReader(folder / job_folder.ORDERS).read()
+            if entry.kind == "stop" and entry.attempt == row.attempt
+        ]
+        urgent = [entry.time for entry in stops if entry.data.get("mode") == "now"]
+        if urgent and self._clock() - urgent[0] > GRACE_S and row.id not in self._killed:
+            self._killed[row.id] = self._clock()
+            self._launcher.kill(folder, signal.SIGKILL)
+
+    def _newest_snapshot(self, row: JobRow) -> str | None:
+        names = [each["name"] for each in checkpoints(TrainSettings.of_plain(row.settings))]
+        return max(names, key=int) if names else None
+
+
+_HEAD = (
+    "loss", "accuracy", "samples_per_s", "samples", "updates", "waiting",
+    "staleness_p50", "staleness_p99", "staleness_max", "clock_gap",
+)  # fmt: skip
+
+
+def _thinned(values: list[float | None]) -> list[float | None]:
+    """At most `_LINE_POINTS` of the values, evenly spread, the last among them."""
+    if len(values) <= _LINE_POINTS:
+        return values
+    step = (len(values) - 1) / (_LINE_POINTS - 1)
+    return [values[round(n * step)] for n in range(_LINE_POINTS)]
+
+
+def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
+    """The complete snapshots of a run, the oldest first."""
+    try:
+        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
+    except (DownpourError, OSError):
+        return []
+    return [
+        {
+            "name": entry.name,
+            "state": str(entry.state),
+            "steps": entry.manifest.steps,
+            "bytes": entry.manifest.bytes,
+            "taken_at": entry.manifest.taken_at,
+            "aligned": entry.manifest.aligned,
+        }
+        for entry in entries
+        if entry.manifest is not None and entry.state is not SnapshotStatus.INCOMPLETE
+    ]
+
+
+def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:
+    """The tests of a run's weights so far, in order."""
+    try:
+        found = read_evaluations(settings.out / EVALUATIONS)
+    except BadInput:
+        return []
+    return [msgspec.to_builtins(each) for each in found]
+
+
+def delete_folder(store: JobStore, row: JobRow) -> None:
+    """Delete a job in a terminal state with its folder. A run folder elsewhere stays."""
+    if row.state not in TERMINAL:
+        states = ", ".join(state for state in JobState if state in TERMINAL)
+        raise StateChanged(f"delete: expected {states}; {row.id} is {row.state}", row.state)
+    folder = store.folder(row.id)
+    grave = folder.with_name(f".deleted-{folder.name}")
+    folder.rename(grave)
+    store.remove(row)
+    shutil.rmtree(grave, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""Jobs through the service, with stub runners: queue, verbs, recovery, restarts of the service."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.runner.job_folder import ORDERS
+from deploy.service.job_store import JobFilter, JobStore
+from deploy.service.launcher import processes_with
+from deploy.service.tables import DATABASE, open_database
+from tests.support.eventually import eventually
+from tests.support.service_in_process import Running, Start
+
+
+def pid_of(running: Running, job: str) -> int:
+    folder = running.service.store.folder(job)
+    return int(json.loads((folder / "attempt.json").read_text())["pid"])
+
+
+def states_of(running: Running, job: str) -> list[str]:
+    events = running.http.get(f"/api/v1/jobs/{job}/events").json()["events"]
+    return [each["data"]["state"] for each in events if "state" in each["data"]]
+
+
+def test_a_job_runs_to_its_end(service: Running) -> None:
+    """Every state on the way is an event, the attempt is kept, and no process is left."""
+    job = service.submit()
+    found = service.await_state(job, "SUCCEEDED")
+    assert found["reason"] == "done"
+    expected = ["QUEUED", "CHECKING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED"]
+    assert states_of(service, job) == expected
+    (attempt,) = service.http.get(f"/api/v1/jobs/{job}/attempts").json()["attempts"]
+    assert (attempt["number"], attempt["cause"], attempt["exit_status"]) == (1, "succeeded", 0)
+    assert "attempt 1: succeed" in attempt["log_tail"]
+    assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
+
+
+@pytest.mark.parametrize(
+    ("stub", "code", "before"),
+    [("bad", "bad_input", "CHECKING"), ("fail", "error", "STOPPING")],
+)
+def test_a_job_fails(service: Running, stub: str, code: str, before: str) -> None:
+    """Bad input and defects end a job, and are not retried."""
+    job = service.submit(stub)
+    found = service.await_state(job, "FAILED")
+    assert (found["code"], found["attempt"]) == (code, 1)
+    assert states_of(service, job)[-2:] == [before, "FAILED"]
+
+
+def test_a_runner_that_always_dies_is_given_up(service: Running) -> None:
+    """After five attempts without a newer snapshot the job has failed, and says why."""
+    job = service.submit("die")
+    found = service.await_state(job, "FAILED")
+    assert (found["code"], found["attempt"]) == ("thrashing", 5)
+    attempts = service.http.get(f"/api/v1/jobs/{job}/attempts").json()["attempts"]
+    assert [each["exit_status"] for each in attempts] == [-signal.SIGKILL] * 5
+
+
+def test_a_killed_runner_is_replaced(service: Running) -> None:
+    """The job recovers by itself, with another process and another attempt."""
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    os.kill(pid_of(service, job), signal.SIGKILL)
+    service.await_attempt(job, 2)
+    service.await_state(job, "RUNNING")
+    assert "RECOVERING" in states_of(service, job)
+    service.ask(job, "cancel")
+    assert service.await_state(job, "CANCELLED")["attempt"] == 2
+
+
+def test_pause_and_resume(service: Running) -> None:
+    """A paused job has no process and no slots; resumed, it is queued and runs again."""
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    assert service.ask(job, "pause").status_code == 202
+    service.await_state(job, "PAUSED")
+    assert service.service.store.slots_held() == 0
+    assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
+    service.ask(job, "resume")
+    service.await_attempt(job, 2)
+    service.await_state(job, "RUNNING")
+
+
+def test_jobs_wait_for_slots(start: Start) -> None:
+    """With room for one job, the second starts when the first has ended."""
+    with start(slots=2) as running:
+        first, second = running.submit("train"), running.submit("train")
+        running.await_state(first, "RUNNING")
+        assert running.get(second)["state"] == "QUEUED"
+        running.ask(first, "cancel")
+        running.await_state(second, "RUNNING")
+        assert running.get(first)["state"] == "CANCELLED"
+        running.ask(second, "cancel")
+        running.await_state(second, "CANCELLED")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_restarted_service_attaches_again(start: Start, killed: bool) -> None:
+    """The job does not notice; what it has done meanwhile is taken in. No second runner starts."""
+    with start() as before:
+        job = before.submit("train")
+        before.await_state(job, "RUNNING")
+        pid = pid_of(before, job)
+    if killed:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # this process is its parent, as the service was
+    with start() as after:
+        if killed:
+            after.await_attempt(job, 2)
+            after.await_state(job, "RUNNING")
+        else:
+            assert after.get(job)["state"] == "RUNNING"
+            assert pid_of(after, job) == pid
+        after.ask(job, "cancel")
+        found = after.await_state(job, "CANCELLED")
+        assert found["attempt"] == (2 if killed else 1)
+
+
+def test_silence_changes_no_state(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped runner is alive: the page says that contact is lost, and nothing is started."""
+    monkeypatch.setattr("deploy.service.supervisor.SILENT_S", 0.0)
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    pid = pid_of(service, job)
+    (service.service.store.folder(job) / "readings" / "alive").touch()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(
+            lambda: service.get(job)["contact"].startswith("lost since"), because="contact lost"
+        )
+        found = service.get(job)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (found["state"], found["attempt"]) == ("RUNNING", 1)
+
+
+@pytest.fixture
+def finished(start: Start) -> Iterator[Running]:
+    """A service with jobs in several terminal states, and a paused one."""
+    with start() as running:
+        for stub in ("succeed", "bad", "fail"):
+            running.await_state(running.submit(stub), "SUCCEEDED", "FAILED")
+        paused = running.submit("train")
+        running.await_state(paused, "RUNNING")
+        running.ask(paused, "pause")
+        running.await_state(paused, "PAUSED")
+        yield running
+
+
+def test_the_database_is_an_index(finished: Running, home: Path) -> None:
+    """Rebuilt from the folders, it holds the same jobs, attempts and events."""
+
+    def content(store: JobStore) -> list[object]:
+        jobs = [store.get(row.id) for row in reversed(store.page(JobFilter(), 100).jobs)]
+        events = [
+            {name: value for name, value in each.items() if name != "id"}
+            for job in jobs
+            for each in store.events([job.id])
+        ]
+        events.sort(key=lambda each: (each["job"], each["source"], each["number"]))
+        return [jobs, [store.attempts(job.id) for job in jobs], events]
+
+    store = finished.service.store
+    engine = open_database(home / "rebuilt.db")
+    rebuilt = JobStore(home, engine)
+    assert rebuilt.rebuild() == 4
+    assert content(rebuilt) == content(store)
+    engine.dispose()
+
+
+def test_a_crash_between_journal_and_database(start: Start, home: Path) -> None:
+    """An order that is in the journal and not in the database is taken in at the next start."""
+    with start() as before:
+        job = before.submit("train")
+        before.await_state(job, "RUNNING")
+        before.ask(job, "pause")
+        before.await_state(job, "PAUSED")
+        store = before.service.store
+        store._append(job, 1, "state", {"state": "CANCELLED", "state_seq": 99})
+    with start() as after:
+        assert after.get(job)["state"] == "CANCELLED"
+    engine = open_database(home / DATABASE)
+    assert JobStore(home, engine).catch_up() == 0
+    engine.dispose()
+    assert (home / "jobs" / job / ORDERS).is_file()

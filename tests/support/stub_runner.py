@@ -1,0 +1,74 @@
+"""A runner that trains nothing: it keeps the files of a job as the real one does, and obeys orders.
+
+It imports the standard library only, so that many of them start at once. What it does is in the
+label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    nonce = os.environ["DOWNPOUR_ATTEMPT"]
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    orders = folder / "orders.jsonl"
+    (start,) = [each for each in lines(orders) if each.get("data", {}).get("nonce") == nonce]  # type: ignore[attr-defined]
+    attempt = start["attempt"]
+    journal = folder / "events.jsonl"
+    number = len(lines(journal))
+
+    def event(kind: str, **data: object) -> None:
+        nonlocal number
+        number += 1
+        entry = {"number": number, "time": time.time(), "attempt": attempt, "kind": kind}
+        with journal.open("a") as file:
+            file.write(json.dumps(entry | {"data": data}) + "\n")
+
+    def whole(name: str, value: object) -> None:
+        part = folder / f".{name}.partial"
+        part.write_text(json.dumps(value))
+        part.replace(folder / name)
+
+    own = {"attempt": attempt, "nonce": nonce}
+    whole("attempt.json", own | {"pid": os.getpid(), "started": time.time(), "boot": ""})
+    what = json.loads((folder / "job.json").read_text())["labels"].get("stub", "succeed")
+    print(f"attempt {attempt}: {what}", flush=True)
+    event("checking")
+
+    def end(kind: str, code: str = "", message: str = "") -> int:
+        outcome = own | {"end": kind, "ended": time.time(), "code": code, "message": message}
+        whole("outcome.json", outcome)
+        event("ended", end=kind, code=code)
+        return 0
+
+    if what == "bad":
+        return end("failed", "bad_input", "--data: expected rows, got none")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    event("starting", what="the shards and workers")
+    event("running")
+    if what == "fail":
+        return end("failed", "error", "a defect")
+    while what == "train":
+        for order in lines(orders):
+            if order["kind"] == "stop" and order["attempt"] == attempt:
+                return end("stopped", message="stopped, with a snapshot")
+        time.sleep(0.02)
+    return end("succeeded", message="done")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The interface to Spark: this package alone imports PySpark, when one of its names is first used.
+
+`session` starts sessions, `tasks` runs Python over partitions, `partitions` counts their rows and
+inspects their Python, `frames` makes and reads DataFrames, `streams` runs queries, `failures` puts
+Spark's reports in one line. `settings` and `worker_task` need no Spark: the latter is what a
+worker's task runs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from worker.spark.failures import reason, task_reason
+    from worker.spark.frames import (
+        active_session,
+        column_types,
+        deal,
+        dealt_to,
+        first_rows,
+        has_partitions,
+        numbered,
+        partition_count,
+        read_table,
+        sequence_file,
+        source_rows,
+        write_frame,
+    )
+    from worker.spark.partitions import PartitionRows, check_python, survey
+    from worker.spark.session import start_session
+    from worker.spark.streams import (
+        await_query,
+        query_error,
+        runs_queries,
+        start_query,
+        stop_query,
+    )
+    from worker.spark.tasks import (
+        check_guarded,
+        check_sendable,
+        final_failure,
+        interrupt,
+        map_tasks,
+        run_tasks,
+        runs_here,
+        share,
+    )
+
+__all__ = [
+    "DataFrame",
+    "PartitionRows",
+    "SparkSession",
+    "active_session",
+    "await_query",
+    "check_guarded",
+    "check_python",
+    "check_sendable",
+    "column_types",
+    "deal",
+    "dealt_to",
+    "final_failure",
+    "first_rows",
+    "has_partitions",
+    "interrupt",
+    "map_tasks",
+    "numbered",
+    "partition_count",
+    "query_error",
+    "read_table",
+    "reason",
+    "run_tasks",
+    "runs_here",
+    "runs_queries",
+    "sequence_file",
+    "share",
+    "source_rows",
+    "start_query",
+    "start_session",
+    "stop_query",
+    "survey",
+    "task_reason",
+    "write_frame",
+]
+
+_HOMES = {
+    "pyspark.sql": ("DataFrame", "SparkSession"),
+    "worker.spark.failures": ("reason", "task_reason"),
+    "worker.spark.frames": (
+        "column_types",
+        "read_table",
+        "dealt_to",
+        "active_session",
+        "deal",
+        "first_rows",
+        "has_partitions",
+        "numbered",
+        "partition_count",
+        "sequence_file",
+        "source_rows",
+        "write_frame",
+    ),
+    "worker.spark.partitions": ("PartitionRows", "check_python", "survey"),
+    "worker.spark.session": ("start_session",),
+    "worker.spark.streams": (
+        "await_query",
+        "query_error",
+        "runs_queries",
+        "start_query",
+        "stop_query",
+    ),
+    "worker.spark.tasks": (
+        "check_guarded",
+        "check_sendable",
+        "final_failure",
+        "interrupt",
+        "map_tasks",
+        "run_tasks",
+        "runs_here",
+        "share",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module worker.spark has no attribute {name}")

@@ -1,0 +1,150 @@
+"""DataFrames: their partitions, columns and first rows, and those that are made here."""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_type
+
+from shards.errors import BadInput, GiveUp
+from worker.data.sequence_file import SCHEMA, image_record
+from worker.data.source import Source, part_rows
+from worker.spark.failures import SPARK_ERRORS, reason, task_error
+from worker.spark.tasks import map_tasks, mapped
+from worker.tfrecord.source import TFRecord
+
+_MOST_ROWS = 2**31 - 1  # the largest int in Java
+
+
+def partition_count(df: DataFrame) -> int:
+    """How many partitions `df` has; raises BadInput over Spark Connect, which cannot count them."""
+    if not hasattr(df, "_jdf"):
+        raise BadInput("train over Spark Connect: expected the number of workers, got none")
+    return int(df.rdd.getNumPartitions())
+
+
+def has_partitions(df: DataFrame, count: int) -> bool:
+    """Whether `df` is known to have `count` partitions; always false over Spark Connect.
+
+    Adaptive execution may choose a different number for a different selection of columns.
+    """
+    return hasattr(df, "_jdf") and partition_count(df) == count
+
+
+def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
+    """The rows of `df`, dealt evenly to `workers` partitions.
+
+    `sizes` are the numbers of rows of its present partitions. Spark deals the rows of each
+    partition in turn, starting at a random place, so partitions with few rows may leave a worker
+    without any. If that could happen, one task deals all rows.
+    """
+    if sum(size // workers for size in sizes) * workers * 2 < sum(sizes):
+        # The detour through Arrow keeps Spark from dropping the first of two repartitions.
+        df = mapped(df.coalesce(1), lambda batches: batches, df.schema)
+    return df.repartition(workers)
+
+
+def sequence_file(session: SparkSession, path: str) -> DataFrame:
+    """The images in the SequenceFiles at `path`, any path or URI of Hadoop's, as a DataFrame.
+
+    They are as CaffeOnSpark wrote them (worker/data/sequence_file.py has the columns), and are read
+    when the DataFrame is. A record that does not fit fails the task that reads it, with an error
+    that names the record. Raises BadInput over Spark Connect, which cannot read them.
+    """
+    if not hasattr(session, "_jsparkSession"):
+        raise BadInput(f"SequenceFile {path}: expected a Spark session that is not Spark Connect's")
+    kind = "org.apache.hadoop.io.BytesWritable"
+    try:
+        records: Any = session.sparkContext.sequenceFile(path, kind, kind)
+
+        def row(record: tuple[bytearray, bytearray]) -> Any:
+            return image_record(bytes(record[0]), bytes(record[1]), f"SequenceFile {path}")
+
+        return session.createDataFrame(records.map(row), SCHEMA)
+    except SPARK_ERRORS as error:
+        raise BadInput(f"SequenceFile {path}: cannot be read: {reason(error)}") from None
+
+
+def numbered(session: SparkSession, partitions: int) -> DataFrame:
+    """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
+    return session.range(0, partitions, 1, partitions)
+
+
+def active_session(what: str) -> SparkSession:
+    """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise BadInput(f"{what}: expected a Spark session in this process to read a path, got none")
+    return session
+
+
+def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
+    """The files at a path or URI as a DataFrame; `kind` is parquet or tfrecord. Raises BadInput."""
+    if kind == "tfrecord":
+        session.dataSource.register(TFRecord)
+    where = place if "://" in place else str(Path(place).absolute())
+    try:
+        return session.read.format(kind).load(where)
+    except SPARK_ERRORS as error:
+        raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
+
+
+def dealt_to(df: DataFrame, workers: int) -> DataFrame:
+    """The rows of `df` in this number of partitions."""
+    return df if has_partitions(df, workers) else df.repartition(workers)
+
+
+def source_rows(session: SparkSession, source: Source, parts: int) -> DataFrame:
+    """The rows of a source as a DataFrame; `parts` tasks read them, each its own ranges."""
+
+    def read(_: Iterator[Any], part: int, *__: Any) -> Iterator[Any]:
+        return part_rows(source, parts, part)
+
+    return map_tasks(numbered(session, parts), read, source.schema, job="read")
+
+
+def write_frame(df: DataFrame, place: str, form: str) -> int:
+    """Write `df` as new files in a folder at `place`, a path or URI of Hadoop's; returns its rows.
+
+    `form` is parquet or json. Raises the BadInput of a task, or GiveUp for another failure.
+    """
+    try:
+        df.write.format(form).save(place)
+        return df.sparkSession.read.schema(df.schema).format(form).load(place).count()
+    except SPARK_ERRORS as error:
+        if "Traceback (most recent call last)" in str(error):
+            raise task_error(str(error)) from None
+        raise GiveUp(f"{place}: cannot be written: {reason(error)}") from None
+
+
+def first_rows(df: DataFrame, most: int) -> list[Any]:
+    """The first `most` rows as Arrow record batches in this process; raises GiveUp."""
+    try:
+        batches: list[Any] = df.limit(min(most, _MOST_ROWS)).toArrow().to_batches()
+    except SPARK_ERRORS as error:
+        raise GiveUp(f"reading the first {most} rows failed: {reason(error)}") from None
+    return batches
+
+
+def column_types(df: DataFrame, names: Collection[str]) -> dict[str, Any]:
+    """The Arrow types of these columns of `df`; raises BadInput for one that Arrow has no type for.
+
+    A vector of Spark ML has an error of its own, because the tasks could not read it.
+    """
+    found = {}
+    for field in df.schema.fields:
+        if field.name not in names:
+            continue
+        kind = field.dataType.simpleString()
+        if kind == "vector":
+            raise BadInput(
+                f"the DataFrame, column {field.name}: expected binary pixels or a list of numbers,"
+                " got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"
+            )
+        try:
+            found[field.name] = to_arrow_type(field.dataType)
+        except PySparkException:
+            raise BadInput(f"the DataFrame, column {field.name}: {kind} is not supported") from None
+    return found

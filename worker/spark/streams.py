@@ -1,0 +1,53 @@
+"""Streams: queries of Structured Streaming, whose micro-batches come to this process."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from shards.errors import BadInput, GiveUp
+from worker.spark.failures import SPARK_ERRORS, reason
+
+
+def runs_queries(df: DataFrame) -> bool:
+    """Whether a stream's micro-batches come to this process; over Spark Connect they do not."""
+    return hasattr(df, "_jdf")
+
+
+def start_query(
+    df: DataFrame,
+    each: Callable[[DataFrame, int], None],
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+) -> StreamingQuery:
+    """Start a stream whose micro-batches are given to `each`, with their numbers.
+
+    Raises BadInput for a trigger or a checkpoint that Spark refuses.
+    """
+    try:
+        writer = df.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+        return (writer.trigger(**trigger) if trigger else writer).start()
+    except (*SPARK_ERRORS, TypeError, ValueError) as error:
+        raise BadInput(f"stream: cannot be started: {reason(error)}") from None
+
+
+def await_query(query: StreamingQuery, timeout_s: float) -> bool:
+    """Whether a stream has ended, or ends within this time; does not raise its error."""
+    try:
+        return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds, any
+    except SPARK_ERRORS:
+        return True
+
+
+def query_error(query: StreamingQuery) -> GiveUp | None:
+    """The error that has ended a stream."""
+    error = query.exception()
+    return None if error is None else GiveUp(f"the stream failed: {reason(error)}")
+
+
+def stop_query(query: StreamingQuery) -> None:
+    """End a stream; one that has ended is left alone."""
+    with suppress(*SPARK_ERRORS):
+        query.stop()

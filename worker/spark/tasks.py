@@ -1,0 +1,190 @@
+"""Python over the partitions of a DataFrame: ordinary Spark tasks on Arrow batches."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import SparkFiles, TaskContext, cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ps import logs
+from ps.shared_memory.shm_files import temporary_folder
+from shards.errors import BadInput, GiveUp
+from worker.spark import settings as spark_settings
+from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
+
+_MOST_TASKS = 10_000  # to search for the one that failed
+_CHOOSING = Lock()  # threads that train at once share the session's setting
+ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
+
+
+def run_tasks(
+    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, tag: str, job: str = ""
+) -> list[Any]:
+    """The rows of `map_tasks`, computed now.
+
+    Tasks are ordinary Spark tasks: there may be more than slots, and a failed one is retried alone.
+    `tag` names them for `interrupt`. When one fails for good, its own error is raised if that was a
+    BadInput, and otherwise a GiveUp that quotes it; a note holds the traceback.
+    """
+    add, remove, _ = _tagging(df)
+    add(tag)
+    try:
+        return map_tasks(df, task, schema, job).collect()
+    except SPARK_ERRORS as error:
+        raise task_error(str(error)) from None
+    finally:
+        remove(tag)
+
+
+def map_tasks(
+    df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, job: str = ""
+) -> DataFrame:
+    """What `task(batches, partition, attempt, gpus)` makes of each partition of `df`, when read.
+
+    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`, of
+    Arrow or of Spark.
+    `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
+    is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
+    schedules none. `job` names the tasks in what they log.
+    """
+    settings = logs.current()
+
+    def host(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None, "mapInArrow runs inside a task"
+        logs.set_up(settings, job=job, worker=f"w{context.partitionId()}")
+        gpu = (context.resources() or {}).get("gpu")
+        gpus = list(gpu.addresses) if gpu is not None else []
+        # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
+        yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
+
+    return mapped(df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema)
+
+
+def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
+    """`df.mapInArrow`; local tasks run in this process's Python unless another is configured.
+
+    Spark's default is the first `python3` on PATH, which is a different Python where a virtual
+    environment is not activated.
+    """
+    with _CHOOSING:
+        chosen = python_of(df) != ANY_PYTHON or "PYSPARK_PYTHON" in os.environ
+    if chosen or not runs_here(df):
+        return df.mapInArrow(task, schema)
+    context = df.sparkSession.sparkContext
+    with _CHOOSING:
+        context.pythonExec = sys.executable
+        try:
+            return df.mapInArrow(task, schema)
+        finally:
+            context.pythonExec = ANY_PYTHON
+
+
+def share(df: DataFrame, values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+    """A function that returns `values` in any task over `df`, and is small to send with each.
+
+    PySpark itself broadcasts a task of more than 1 MiB. Spark Connect would send it in one message
+    with each query, of at most 128 MiB; so there the values are a file of the session, which is
+    sent once, in pieces, and kept until the session ends. Raises GiveUp.
+    """
+    if hasattr(df, "_jdf"):
+        return lambda: values
+    name = f"downpour-{secrets.token_hex(8)}.npy"
+    try:
+        with temporary_folder("share") as folder:
+            np.save(folder / name, values)
+            df.sparkSession.addArtifacts(str(folder / name), file=True)
+    except SPARK_ERRORS as error:
+        raise GiveUp(f"sending {values.nbytes} bytes to Spark failed: {reason(error)}") from None
+    return lambda: np.load(SparkFiles.get(name))
+
+
+def python_of(df: DataFrame) -> str:
+    """The Python that Spark runs for tasks over `df`, as far as the driver knows."""
+    return str(df.sparkSession.sparkContext.pythonExec) if hasattr(df, "_jdf") else "on the server"
+
+
+def _tagging(df: DataFrame) -> tuple[Callable[[str], Any], ...]:
+    """Functions that add a tag to this thread's jobs, remove it, and cancel the jobs with a tag.
+
+    A classic session's tags do not reach the job behind `collect`, so its context's are used.
+    """
+    session = df.sparkSession
+    if not hasattr(df, "_jdf"):
+        return session.addTag, session.removeTag, session.interruptTag
+    context = session.sparkContext
+    return context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+
+
+def interrupt(df: DataFrame, tag: str) -> None:
+    """Cancel the jobs with `tag`; their tasks end within moments."""
+    with suppress(*SPARK_ERRORS):
+        _, _, cancel = _tagging(df)
+        cancel(tag)
+
+
+def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
+    """The BadInput that a task with `tag` has raised, if any: it would fail at every attempt.
+
+    Spark itself retries four times before it reports the error. Over Spark Connect the error is not
+    known earlier, so this returns None.
+    """
+    if not hasattr(df, "_jdf"):
+        return None
+    with suppress(*SPARK_ERRORS):
+        context = df.sparkSession.sparkContext._jsc.sc()
+        tracker, store = context.statusTracker(), context.statusStore()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
+        stages = [stage for job in jobs if job.isDefined() for stage in job.get().stageIds()]
+        for stage in stages:
+            info = tracker.getStageInfo(stage)
+            if not info.isDefined() or not info.get().numFailedTasks():
+                continue
+            tasks = store.taskList(stage, info.get().currentAttemptId(), _MOST_TASKS)
+            for text in (tasks.apply(n).errorMessage() for n in range(tasks.size())):
+                if text.isDefined() and task_reason(str(text.get())).startswith(BAD_INPUT):
+                    return task_error(str(text.get()))
+    return None
+
+
+def runs_here(df: DataFrame) -> bool:
+    """Whether the tasks over `df` are known to run on this machine."""
+    return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
+
+
+def check_guarded(df: DataFrame) -> None:
+    """Raise BadInput if a secret in a closure over `df` could be intercepted on the network."""
+    session = df.sparkSession
+    if hasattr(df, "_jdf"):
+        conf = session.sparkContext.getConf()
+        settings = {name: conf.get(name) for name in spark_settings.GUARDS}
+        spark_settings.check_guarded(str(session.sparkContext.master), settings)
+        return
+    try:
+        settings = {name: session.conf.get(name, None) for name in spark_settings.GUARDS}
+        master = str(session.conf.get("spark.master", ""))
+    except SPARK_ERRORS as error:
+        raise GiveUp(f"Spark Connect does not show its settings: {reason(error)}") from None
+    spark_settings.check_guarded(master, settings)
+
+
+def check_sendable(function: object, args: object) -> None:
+    """Raise BadInput unless a function and its arguments can be sent to tasks."""
+    for what, value in (("args", args), ("train", function)):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # noqa: BLE001  # any object may fail in its own way
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(
+                f"run: {what}: expected what can be sent to Spark's tasks, got {why}: create such"
+                " objects within the function, or pass a path"
+            ) from None
