@@ -12,6 +12,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-experiments bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,6 +65,9 @@ strategy-curves: install ## how each strategy learns MNIST with even and uneven 
 
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
+
+bench-experiments: install ## the experiments' own figures, each with its goal
+	$(BIN)/python -m tests.bench.bench_experiments
 
 bench-nets: install ## Caffe's networks on one core: time and memory of a step, against PyTorch
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
