@@ -17,6 +17,9 @@ SPARK = {
     f"worker/spark/{name}.py"
     for name in ("__init__", "failures", "frames", "partitions", "session", "streams", "tasks")
 }
+SPARK_ML = {
+    f"worker/ml/{name}.py" for name in ("columns", "estimators", "models", "params", "saved")
+}
 
 
 @cache
@@ -50,12 +53,13 @@ def test_import_is_light(package: str) -> None:
     assert done.stdout.split() == []
 
 
-def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
-    """Neither importing the command line nor `train --help` loads a module of the simulator."""
+def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
+    """Neither importing the command line nor `train --help` loads a simulator or an experiment."""
     script = (
         "import sys; from deploy.cli import app; "
         "app(['train', '--help'], standalone_mode=False); "
-        "print([name for name in sys.modules if name.startswith('deploy.simulation.')])"
+        "homes = 'deploy.simulation.', 'deploy.experiments'; "
+        "print([name for name in sys.modules if name.startswith(homes)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
@@ -69,7 +73,7 @@ def test_the_command_line_loads_the_simulator_only_to_simulate() -> None:
     [
         ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
         # A data source is a class of PySpark's, which Spark's own processes load by its name.
-        ("pyspark", SPARK | {"worker/tfrecord/source.py"}),
+        ("pyspark", SPARK | SPARK_ML | {"worker/tfrecord/source.py"}),
         ("py4j", SPARK),
         ("cupy", {"cupy_kernels/device.py"}),
         ("xxhash", {"shards/checksums.py"}),

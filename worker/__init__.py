@@ -8,8 +8,9 @@
     trained.save("lenet.caffemodel")
 
 `train` takes a model of any kind: `Caffe` reads Caffe's format, `CustomModel` is for a model of
-your own. `run` takes a training loop of your own; `worker.torch` is for loops in PyTorch. Importing
-this package loads neither Spark nor Ray; calling one of these functions does.
+your own. `run` takes a training loop of your own; `worker.torch`, `worker.jax` and `worker.keras`
+are for loops in these libraries, and `worker.ml` has Spark ML's estimators. Importing this package
+loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module
@@ -160,6 +161,9 @@ _NOW = {
 }
 
 
+_ADAPTERS = ("jax", "keras", "ml", "torch")
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
@@ -167,8 +171,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "torch":
-        return import_module("worker.torch")
+    if name in _ADAPTERS:
+        return import_module(f"worker.{name}")
     if name in _NOW:
         raise AttributeError(f"worker.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
     raise AttributeError(f"module worker has no attribute {name}")

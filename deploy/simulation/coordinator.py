@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from deploy.simulation.clock import SimulatedProcess
+from deploy.simulation.process import SimulatedProcess
 from ps.replication.coordinator import Coordinator, Decision, ShardGroup
 from shards.replication_messages import Assignment, Beat
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from deploy.simulation.clock import Action, Clock
 from deploy.simulation.invariants import Counted, Promise, Violation
+from deploy.virtual_clock import Action, Clock
 from shards.wire_format import Buffer
 
 LEAST_S = 0.005  # the shortest time that a message takes

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.simulation.addresses import address_of
-from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
+from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost
 from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
 from ps.session.events import Unreachable

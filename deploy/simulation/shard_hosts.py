@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
+from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.reads import Reads
 from deploy.simulation.reference_model import Beginning, check_state, check_versions
+from deploy.virtual_clock import Clock
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.envelopes import Arrival, Outgoing

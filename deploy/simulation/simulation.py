@@ -11,19 +11,20 @@ from collections.abc import Sequence
 import msgspec
 
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import Clock, SimulatedProcess
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
 from deploy.simulation.network import Network
 from deploy.simulation.operator import Operator
+from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.replicated_shards import ReplicatedShardHost
 from deploy.simulation.scenarios import Scenario
 from deploy.simulation.shard_hosts import ShardHost
 from deploy.simulation.single_shards import LoggedShardHost, SingleShardHost
 from deploy.simulation.workers import SimulatedWorker
 from deploy.simulation_kinds import ClusterConfig, Profile
+from deploy.virtual_clock import Clock
 from ps.durability import Durability
 from ps.session.compression import Compression
 from ps.session.events import Send

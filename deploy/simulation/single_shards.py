@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.simulation import invariants
-from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import check_silent
 from deploy.simulation.network import Deliver
+from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog

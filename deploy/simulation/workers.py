@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.simulation import invariants
 from deploy.simulation.addresses import generation_of
-from deploy.simulation.clock import SimulatedProcess
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.leases import renewal_s
+from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.reads import Due
 from ps.session import reshard_client
 from ps.session.events import Departed, Event, Pulled, Pushed, Ready, Relocated, RolledBack, Send

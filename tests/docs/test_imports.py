@@ -15,6 +15,8 @@ FACADES = (
     "worker.caffe",
     "worker.caffe.nets",
     "worker.strategies",
+    "worker.jax",
+    "worker.keras",
     "worker.torch",
     "deploy",
     "cupy_kernels",

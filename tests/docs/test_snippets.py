@@ -22,10 +22,13 @@ ON_CLUSTERS = {
     "docs/how-to/clusters.md",
     "docs/how-to/extending.md",
     "docs/how-to/from-caffeonspark.md",
+    "docs/how-to/keras.md",
     "docs/how-to/spark-loop.md",
     "docs/how-to/streaming.md",
     "docs/how-to/tfrecord.md",
 }
+NEEDS = {"docs/how-to/jax.md": ["jax"], "docs/how-to/keras.md": ["jax", "keras"]}
+"""The extras without which a page is skipped."""
 
 
 def make_demo() -> list[str]:
@@ -91,6 +94,8 @@ def test_a_change_of_a_program_runs() -> None:
 
 
 def run_page(page: str, tmp_path: Path) -> None:
+    for extra in NEEDS.get(page, []):
+        pytest.importorskip(extra, reason=f"needs the extra `{extra}`")
     # A copy, for numba writes what it compiles beside the file where the code stands.
     copy = tmp_path / "page" / Path(page).name
     copy.parent.mkdir()

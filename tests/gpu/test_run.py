@@ -5,14 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
 from cupy_kernels import device
+from deploy.examples import cifar10
 from tests.bench.report import Goal
 from tests.gpu import cifar, run, training
 from tests.gpu.race import Ceilings, Times
+from tests.support.cifar_package import write_package
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 
@@ -47,20 +48,15 @@ def test_lenet_learns_through_a_process_shard() -> None:
     assert trained.accuracy > 0.6
 
 
-def test_cifar_strips_become_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of pixels, as OpenCV reads them, to red, green and blue planes; the mean goes."""
-    strip = np.random.default_rng(0).integers(0, 256, (4, 1024, 3)).astype(np.uint8)
-    for part, strips in cifar.STRIPS.items():
-        for name in strips:
-            cv2.imwrite(str(tmp_path / name), strip)
-        labels = list(range(4)) * len(strips)
-        (tmp_path / cifar.LABELS[part]).write_text(json.dumps(labels))
-    monkeypatch.setattr(sys, "argv", ["cifar", str(tmp_path), str(tmp_path / "c.npz")])
+def test_cifar_becomes_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's images and labels, in one file; training subtracts the mean."""
+    digest, images = write_package(tmp_path / "c.tgz")
+    monkeypatch.setattr(cifar10, "SHA256", digest)
+    monkeypatch.setattr(sys, "argv", ["cifar", str(tmp_path / "c.tgz"), str(tmp_path / "c.npz")])
     cifar.main()
     with np.load(tmp_path / "c.npz") as arrays:
         assert arrays["train_data"].shape == (20, 3, 32, 32)
-        # OpenCV's order is blue, green, red.
-        assert arrays["test_data"][1, 0, 2, 5] == strip[1, 2 * 32 + 5, 2]
+        np.testing.assert_array_equal(arrays["test_data"], images)
         assert arrays["test_label"].tolist() == [0, 1, 2, 3]
     data = training.read_cifar(tmp_path / "c.npz")
     assert np.abs(data.train.mean(axis=0)).max() < 1e-3

@@ -11,7 +11,7 @@ PAGES = tuple(
     path.relative_to(ROOT).as_posix() for path in [*sorted(ROOT.glob("*.md")), *DOCS.rglob("*.md")]
 )
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ASSIGNMENT = re.compile(r"\w+=\S*")
 
 

@@ -16,7 +16,9 @@ from tests.support.eventually import eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than httpx
-    from starlette.testclient import TestClient as TestClient  # noqa: PLC0414  # exported
+    from starlette.testclient import TestClient
+
+__all__ = ["STUB", "Running", "Start", "TestClient", "listening"]
 
 STUB = Path(__file__).parent / "stub_runner.py"
 

@@ -77,7 +77,7 @@ class Caffe(msgspec.Struct, frozen=True):
             assert options.workers is not None, "checked with the source"
             df = spark.numbered(df, options.workers)
         else:
-            solver = _fitted(self._read, df)
+            solver = fitted_solver(self._read, df)
         for notice in solver.notices:
             _LOG.warning(notice)
         job = caffe_job(solver, options, workers=options.count_workers(df), logs_apart=True)
@@ -128,7 +128,7 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
     return source
 
 
-def _fitted(solver: Solver, df: "spark.DataFrame") -> Solver:
+def fitted_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
     """The solver for the rows of `df`; a net with columns by name reads no images by default."""
     wanted = data_of(solver.train).wanted
     if not wanted.tops:

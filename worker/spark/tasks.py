@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.sql import DataFrame
@@ -49,7 +50,8 @@ def map_tasks(
 ) -> DataFrame:
     """What `task(batches, partition, attempt, gpus)` makes of each partition of `df`, when read.
 
-    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`.
+    `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`, of
+    Arrow or of Spark.
     `attempt` is higher for each later attempt at a partition, whether its task or its whole stage
     is retried. `gpus` are the addresses of the GPUs that Spark assigned to the task, empty if Spark
     schedules none. `job` names the tasks in what they log.
@@ -65,7 +67,7 @@ def map_tasks(
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
-    return mapped(df, host, from_arrow_schema(schema))
+    return mapped(df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema)
 
 
 def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:

@@ -1,0 +1,133 @@
+"""`downpour exp`: the staleness experiments. They are loaded when a command runs."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Run experiments on a virtual clock: shapes of the literature, and sweeps of your own.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+class Size(StrEnum):
+    """The size of a shape's runs."""
+
+    CI = "ci"
+    SMALL = "small"
+
+
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="Processes that run trials.")]
+
+
+@app.command()
+def shape(
+    number: Annotated[int, typer.Argument(help="The shape, as `exp list` numbers them.")],
+    preset: Annotated[
+        Size, typer.Option(help="How large its runs are: ci takes minutes, small ten times that.")
+    ] = Size.CI,
+    control: Annotated[
+        bool,
+        typer.Option("--control", help="Remove the cause: it must come out as not reproduced."),
+    ] = False,
+    jobs: Jobs = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder to keep the outcome in, for `exp report`.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a shape of the literature; the last line is its verdict and the published figure."""
+    from deploy.experiments.shapes import shape_numbered
+    from deploy.experiments.shapes.base import Preset, keep, play
+
+    outcome = play(
+        shape_numbered(number), Preset(preset), control=control, jobs=jobs, note=typer.echo
+    )
+    for line in outcome.lines():
+        typer.echo(line)
+    if out is not None:
+        keep(outcome, out)
+
+
+@app.command("list")
+def show_shapes() -> None:
+    """List the shapes, those that cannot be run with the reason."""
+    from deploy.experiments.shapes import MISSING, SHAPES
+
+    rows = {number: f"{one.title} ({one.source})" for number, one in SHAPES.items()}
+    rows |= {number: f"missing: {reason}" for number, reason in MISSING.items()}
+    for number in sorted(rows):
+        typer.echo(f"{number:3}  {rows[number]}")
+
+
+Sweep = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
+SweepFolder = Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)]
+
+
+@app.command()
+def run(
+    sweep: Sweep,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of its results.", show_default="runs/experiments/NAME"),
+    ] = None,
+    jobs: Jobs = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the number of trials and minutes, and end.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Allow more than 10,000 trials.")] = False,
+) -> None:
+    """Run a sweep; one that was killed continues with the trials that are not done."""
+    from deploy.experiments.runner import estimate_s, run_sweep
+    from deploy.experiments.sweeps import read_sweep
+
+    found = read_sweep(sweep, consent=yes)
+    folder = out or Path("runs") / "experiments" / found.name
+    if dry_run:
+        minutes = estimate_s(found, folder) / 60 / jobs
+        typer.echo(f"{len(found.trials)} trials in {folder}, about {minutes:.1f} minutes to go")
+        return
+    status = run_sweep(found, folder, jobs=jobs, note=typer.echo)
+    typer.echo(f"{folder}: {status}")
+    if status.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def resume(folder: SweepFolder, jobs: Jobs = 1) -> None:
+    """Continue a sweep from its folder."""
+    from deploy.experiments.runner import Folder, run_sweep
+    from deploy.experiments.sweeps import read_sweep
+
+    found = read_sweep(Folder(folder).sweep, consent=True)
+    typer.echo(f"{folder}: {run_sweep(found, folder, jobs=jobs, note=typer.echo)}")
+
+
+@app.command()
+def status(folder: SweepFolder) -> None:
+    """Print how many trials of a sweep are done, failed and left."""
+    from deploy.experiments.runner import Folder
+    from deploy.experiments.sweeps import read_sweep
+
+    kept = Folder(folder)
+    typer.echo(f"{folder}: {kept.status(read_sweep(kept.sweep, consent=True))}")
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a sweep or of shapes.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write.", show_default="FOLDER/report.html")
+    ] = None,
+) -> None:
+    """Write one HTML page with tables, curves, verdicts and every trial."""
+    from deploy.experiments.report import write_report
+
+    page = out or folder / "report.html"
+    size = write_report(folder, page)
+    typer.echo(f"{page}: {size / 1e6:.2f} MB")

@@ -1,0 +1,105 @@
+"""Charts as SVG text, for a page without scripts: lines, and bars side by side.
+
+Each series has a dash pattern of its own as well as a colour, so that a print without colour can be
+read.
+"""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+_WIDTH, _HEIGHT = 460, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 34
+_COLOURS = ("#2a6fbb", "#c2410c", "#15803d", "#7c3aed", "#b45309", "#0e7490", "#be185d", "#4b5563")
+_DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 4", "4 2 1 2", "1 3", "10 2 2 2 2 2")
+MOST_POINTS = 200
+
+
+class Series(NamedTuple):
+    """A named line or set of bars: x and y of each point."""
+
+    name: str
+    points: list[tuple[float, float]]
+
+
+def lines(series: Sequence[Series], x: str, y: str) -> str:
+    """A chart of lines; points that are not finite are left out."""
+    kept = [
+        one._replace(points=[p for p in _thinned(one.points) if all(map(math.isfinite, p))])
+        for one in series
+    ]
+    frame = _Frame([p for one in kept for p in one.points])
+    body = []
+    for number, one in enumerate(kept):
+        path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in one.points)
+        body.append(f'<polyline points="{path}" fill="none" {_stroke(number)}/>')
+    return _chart(frame, body, series, x, y)
+
+
+def bars(series: Sequence[Series], x: str, y: str) -> str:
+    """A chart of steps: for each series the height at every whole number."""
+    frame = _Frame([p for one in series for p in one.points], zero=True)
+    body = []
+    for number, one in enumerate(series):
+        corners = [(edge, height) for at, height in one.points for edge in (at - 0.5, at + 0.5)]
+        path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in corners)
+        body.append(f'<polyline points="{path}" fill="none" {_stroke(number)}/>')
+    return _chart(frame, body, series, x, y)
+
+
+class _Frame:
+    """The range of both axes, and where a value is on the page."""
+
+    def __init__(self, points: Sequence[tuple[float, float]], zero: bool = False) -> None:
+        xs, ys = [a for a, _ in points] or [0.0], [b for _, b in points] or [0.0]
+        self.left, self.right = min(xs), max(*xs, min(xs) + 1e-9)
+        self.low, self.high = (0.0 if zero else min(ys)), max(*ys, min(ys) + 1e-9)
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / (self.right - self.left)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: str) -> str:
+    grid = []
+    for step in range(5):
+        at = frame.low + step / 4 * (frame.high - frame.low)
+        grid.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(at):.1f}"'
+            f' y2="{frame.y(at):.1f}" stroke="#e4e7eb"/>'
+            f'<text x="{_LEFT - 4}" y="{frame.y(at) + 3:.1f}" text-anchor="end">{at:.3g}</text>'
+        )
+        at = frame.left + step / 4 * (frame.right - frame.left)
+        grid.append(
+            f'<text x="{frame.x(at):.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{at:.3g}</text>'
+        )
+    key = "".join(
+        f'<span><svg width="34" height="8"><line x1="0" x2="34" y1="4" y2="4" {_stroke(n)}/></svg>'
+        f" {escape(one.name)}</span> "
+        for n, one in enumerate(series)
+    )
+    return (
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+        f' aria-label="{escape(y)} over {escape(x)}">{"".join(grid)}{"".join(body)}'
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x)}</text>'
+        f'<text x="12" y="{_HEIGHT / 2}" text-anchor="middle"'
+        f' transform="rotate(-90 12 {_HEIGHT / 2})">{escape(y)}</text></svg>'
+        f"<figcaption>{key}</figcaption></figure>"
+    )
+
+
+def _stroke(number: int) -> str:
+    dash = _DASHES[number % len(_DASHES)]
+    pattern = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="{_COLOURS[number % len(_COLOURS)]}" stroke-width="1.6"{pattern}'
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most MOST_POINTS of the points, the last one among them."""
+    every = math.ceil(len(points) / MOST_POINTS)
+    return points[::-1][:: max(1, every)][::-1]

@@ -1,0 +1,140 @@
+"""The cluster of an experiment: how long steps take, and the links between workers and shards.
+
+Everything random is drawn from streams of its own, one for each worker and purpose, which the
+trial's seed decides. So what one worker draws does not depend on the order of events, and two
+trials that differ in their strategy alone see the same step times.
+"""
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from ps.transport.link_model import Lane, LinkModel, LinkStream, link_of
+from shards import arguments
+from shards.errors import BadInput
+
+HEADER_BYTES = 200
+"""What a message takes besides its arrays."""
+
+MOST_WORKERS = 4096
+_BLOCK = 256
+
+
+class Law(StrEnum):
+    """The distribution of step times."""
+
+    LOGNORMAL = "lognormal"
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The seconds that a step takes: `mean_s` on average, by `law`, with `cv` for lognormal ones.
+
+    A random share `slow_share` of the steps takes `slow_factor` times as long.
+    """
+
+    mean_s: float = 1.0
+    law: Law = Law.LOGNORMAL
+    cv: float = 0.1
+    slow_share: float = 0.0
+    slow_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("mean_s", 0), ("cv", 0), ("slow_share", 0), ("slow_factor", 0)):
+            expected = f"{least} or more"
+            arguments.number(f"times: {name}", getattr(self, name), least=least, expected=expected)
+        if self.slow_share > 1:
+            raise BadInput(f"times: slow_share: expected at most 1, got {self.slow_share:g}")
+
+    def draws(self, seed: int, worker: int, factor: float = 1.0) -> Iterator[float]:
+        """The times of one worker's steps in seconds, `factor` times as long."""
+        dice = np.random.default_rng((seed, worker, 1))
+        mean = self.mean_s * factor
+        if self.law is Law.FIXED and not self.slow_share:
+            while True:
+                yield mean
+        while True:
+            yield from self._block(dice, mean).tolist()
+
+    def _block(self, dice: np.random.Generator, mean: float) -> np.ndarray:
+        match self.law:
+            case Law.EXPONENTIAL:
+                drawn = dice.exponential(mean, _BLOCK)
+            case Law.LOGNORMAL:
+                variance = math.log1p(self.cv**2)
+                drawn = mean * dice.lognormal(-variance / 2, math.sqrt(variance), _BLOCK)
+            case Law.FIXED:
+                drawn = np.full(_BLOCK, mean)
+        if self.slow_share:
+            drawn[dice.random(_BLOCK) < self.slow_share] *= self.slow_factor
+        return drawn
+
+
+class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Workers, shards, their step times and links.
+
+    A worker named in `stragglers`, as worker-3, takes that many times as long for every step.
+    `link` is a text as in `downpour train --link`, the same for every worker, or empty: then
+    messages take no time.
+    """
+
+    workers: int = 8
+    shards: int = 1
+    times: StepTimes = StepTimes()
+    link: str = ""
+    stragglers: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        arguments.whole("cluster: workers", self.workers, 1, MOST_WORKERS)
+        arguments.whole("cluster: shards", self.shards, 1, 64)
+        link_of(self.link or None)
+        for name, factor in self.stragglers.items():
+            if name not in {worker_name(number) for number in range(self.workers)}:
+                raise BadInput(
+                    f"cluster: stragglers: expected worker-0 to worker-{self.workers - 1},"
+                    f" got {name!r}"
+                )
+            expected = "a factor above 0"
+            arguments.number(f"cluster: stragglers: {name}", factor, expected=expected)
+            if not factor > 0:
+                raise arguments.wrong(f"cluster: stragglers: {name}", expected, factor)
+
+    def step_times(self, seed: int, worker: int) -> Iterator[float]:
+        """The times of one worker's steps in seconds."""
+        factor = self.stragglers.get(worker_name(worker), 1.0)
+        return self.times.draws(seed, worker, factor)
+
+    def link_between(self, seed: int, worker: int, shard: int) -> "Link | None":
+        """The link of a worker to a shard; None where messages take no time."""
+        model = link_of(self.link or None)
+        return None if model is None else Link(model, f"{seed} {worker} {shard}")
+
+
+def worker_name(number: int) -> str:
+    return f"worker-{number}"
+
+
+class Link:
+    """Both directions of one worker's connection to one shard, by the model of the transport.
+
+    Messages sent at one instant travel together, so they share one delay.
+    """
+
+    def __init__(self, model: LinkModel, seed: str) -> None:
+        seeded = structs.replace(model, seed=0)
+        seed = f"{model.seed} {seed}"
+        self._up = LinkStream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} up")
+        self._down = LinkStream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} down")
+
+    def up(self, size: int, now: float) -> float:
+        """When `size` bytes that the worker sends now reach the shard."""
+        return self._up.enter(size, now)
+
+    def down(self, size: int, now: float) -> float:
+        """When `size` bytes that the shard sends now reach the worker."""
+        return self._down.enter(size, now)

@@ -1,0 +1,63 @@
+"""One training job of an experiment, and the two halves of it that a strategy names."""
+
+import msgspec
+
+from deploy.experiments.cluster import ClusterModel
+from ps.job_spec import shard_specs
+from shards.rules import SGD, Rule
+from shards.schedules import Fixed
+from shards.spec import ShardSpec
+from shards.tables import DenseTable
+from worker.step_machine import Plan
+from worker.strategies import Strategy
+
+_ENDLESS = 1 << 30  # steps of a plan: the experiment decides when a run ends
+_LEASE_S = 1e6  # nothing renews it, and nothing lets it run out
+
+
+class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained by what on which cluster.
+
+    The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
+    `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps.
+    """
+
+    strategy: Strategy
+    cluster: ClusterModel
+    rate: float
+    seed: int
+    rule: Rule = SGD()
+    bound: int | None = None
+
+    @property
+    def real_bound(self) -> int | None:
+        """The bound of the shards: 0 where the workers move in step."""
+        return 0 if self.strategy.synchronous else self.bound
+
+    def plan(self) -> Plan:
+        """The plan of each worker."""
+        return Plan(
+            steps=_ENDLESS,
+            seed=self.seed,
+            strategy=self.strategy,
+            schedule=Fixed(base_rate=self.rate),
+            workers=self.cluster.workers,
+        )
+
+    def specs(self, table: DenseTable) -> list[ShardSpec]:
+        """The specs of the shards; raises BadInput if the strategy does not allow the bound."""
+        self.strategy.check(self.real_bound, prefetch=False)
+        half = self.strategy.server(self.cluster.workers)
+        rule, rate, _ = half.settings(self.rule, Fixed(base_rate=self.rate), self.plan().decay)
+        return shard_specs(
+            table,
+            shards=self.cluster.shards,
+            rule=rule,
+            schedule=rate,
+            bound=self.real_bound,
+            workers=self.cluster.workers,
+            merge=half,
+            lease_s=_LEASE_S,
+            warm_steps=self.strategy.warm_up,
+            name="experiment",
+        )

@@ -1,0 +1,240 @@
+"""The report of a sweep or of shapes: one HTML page that needs nothing from outside."""
+
+import hashlib
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from deploy.experiments import charts
+from deploy.experiments.charts import Series
+from deploy.experiments.runner import Folder
+from deploy.experiments.shapes.base import Outcome
+from deploy.experiments.statistics import mean_interval
+from deploy.experiments.sweeps import Point, Sweep, read_sweep
+from deploy.experiments.trials import TrialResult
+from ps import __version__
+from ps.compatibility import build_id
+from shards.errors import BadInput
+
+_DRAWN = 8  # points whose curves are drawn; all are in the tables
+
+_STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#111}
+table{border-collapse:collapse;margin:1em 0;width:100%}td,th{border:1px solid #cbd2d9;padding:.25em
+.5em;text-align:left;vertical-align:top}th{background:#f0f3f6}figure{display:inline-block;margin:0
+1em 1em 0;width:460px;max-width:100%}svg text{font-size:10px}figcaption span{margin-right:1em;
+white-space:nowrap;font-size:12px}pre{background:#f6f8fa;padding:.8em;overflow:auto}
+.verdict{font-weight:bold}@media print{body{margin:0}figure{break-inside:avoid}}
+"""
+
+
+class Measured(NamedTuple):
+    """A point of a sweep with its results, one a seed; None for those that are not there."""
+
+    point: Point
+    results: list[TrialResult | None]
+
+    @property
+    def found(self) -> list[TrialResult]:
+        return [one for one in self.results if one is not None]
+
+
+def write_report(path: Path, out: Path) -> int:
+    """Write the report of a folder with a sweep, with shapes, or both; returns its bytes.
+
+    Raises BadInput for a folder with neither.
+    """
+    folder = Folder(path)
+    outcomes = [
+        msgspec.json.decode(file.read_bytes(), type=Outcome)
+        for file in sorted(path.glob("shape-*.json"))
+    ]
+    parts = ["<h1>Staleness experiments</h1>"]
+    if outcomes:
+        parts += _shapes(outcomes)
+    if folder.sweep.exists():
+        parts += _sweep(folder, read_sweep(folder.sweep, consent=True))
+    elif not outcomes:
+        raise BadInput(f"{path}: expected the folder of a sweep or of shapes, got neither")
+    parts.append(_provenance())
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>Staleness experiments</title><style>{_STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>"
+    )
+    out.write_text(page)
+    return len(page.encode())
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def _shapes(outcomes: Sequence[Outcome]) -> list[str]:
+    rows = [
+        (
+            f"{one.number}{' (control)' if one.control else ''}",
+            one.title,
+            one.preset,
+            check.claim,
+            check.published,
+            check.measured,
+            check.verdict,
+        )
+        for one in outcomes
+        for check in one.checks
+    ]
+    verdicts = [
+        (
+            f"{one.number}{' (control)' if one.control else ''}",
+            one.title,
+            one.source,
+            one.verdict,
+            f"{len(one.trials)} + {one.tuned}",
+            f"{one.cpu_s:.0f}",
+        )
+        for one in outcomes
+    ]
+    parts = [
+        "<h2>Verdicts</h2>",
+        _table(("shape", "claim", "source", "verdict", "trials + tuning", "CPU s"), verdicts),
+        "<h2>Checks</h2>",
+        _table(("shape", "title", "preset", "rule", "published", "measured", "verdict"), rows),
+    ]
+    parts += [f"<h3>Shape {one.number}: trials</h3>{_trials(one.trials)}" for one in outcomes]
+    return parts
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
+    points = [
+        Measured(point, [folder.load(trial) for trial in point.trials]) for point in sweep.points
+    ]
+    status = folder.status(sweep)
+    digest = hashlib.sha256(sweep.text.encode()).hexdigest()[:16]
+    parts = [
+        f"<h2>Sweep {escape(sweep.name)}</h2><p>{escape(str(status))}.</p>",
+        "<p>Means over seeds with 95 % intervals (bootstrap of 10,000).</p>",
+        _table(
+            (
+                *(sweep.points[0].values or {"setting": "all"}),
+                *("error %", "loss", "staleness, mean", "wait share", "seconds", "updates"),
+                "diverged",
+            ),
+            (_point_row(one) for one in points),
+        ),
+    ]
+    drawn = [one for one in points if one.found][:_DRAWN]
+    if drawn:
+        left = len(points) - len(drawn)
+        if left:
+            parts.append(f"<p>Curves of the first {_DRAWN} points; {left} more are in tables.</p>")
+        parts += [
+            charts.lines([_curve(one, "gradients") for one in drawn], "gradients", "error %"),
+            charts.lines([_curve(one, "seconds") for one in drawn], "seconds", "error %"),
+            charts.lines([_curve(one, "updates") for one in drawn], "updates", "error %"),
+            charts.bars([_histogram(one) for one in drawn], "staleness", "share of updates"),
+        ]
+    results = [result for one in points for result in one.found]
+    parts += [
+        f"<h3>Trials</h3>{_trials(results)}{_failures(folder, sweep)}",
+        f"<h3>The sweep (sha256 {digest})</h3><pre>{escape(sweep.text)}</pre>",
+        f"<p>{sum(folder.cost().values()):.0f} CPU seconds.</p>",
+    ]
+    return parts
+
+
+def _point_row(one: Measured) -> list[str]:
+    values = [str(value) for value in one.point.values.values()] or ["all"]
+    found = one.found
+    if not found:
+        return [*values, *["-"] * 7]
+
+    def shown(figures: Iterable[float]) -> str:
+        known = [figure for figure in figures if math.isfinite(figure)]
+        return str(mean_interval(known)) if known else "not finite"
+
+    return [
+        *values,
+        shown(result.error for result in found),
+        shown(result.looks[-1].loss for result in found),
+        shown(result.mean_staleness for result in found),
+        shown(result.wait_share for result in found),
+        shown(result.seconds for result in found),
+        shown(float(result.updates) for result in found),
+        f"{sum(result.diverged_at is not None for result in found)} of {len(found)}",
+    ]
+
+
+def _curve(one: Measured, over: str) -> Series:
+    """The mean error of the seeds, at the measurements that all of them reached."""
+    length = min(len(result.looks) for result in one.found)
+    points = [
+        (
+            float(np.mean([getattr(result.looks[at], over) for result in one.found])),
+            float(np.mean([result.looks[at].error for result in one.found])),
+        )
+        for at in range(length)
+    ]
+    return Series(one.point.label, points)
+
+
+def _histogram(one: Measured) -> Series:
+    size = max((len(result.staleness) for result in one.found), default=0)
+    total = np.zeros(size)
+    for result in one.found:
+        total[: len(result.staleness)] += result.staleness
+    shares = total / max(1.0, total.sum())
+    return Series(one.point.label, [(float(at), float(share)) for at, share in enumerate(shares)])
+
+
+def _failures(folder: Folder, sweep: Sweep) -> str:
+    failed = [trial for trial in sweep.trials if folder.failure(trial.id).exists()]
+    rows = [(trial.id, folder.failure(trial.id).read_text().strip()) for trial in failed]
+    return f"<h3>Failed</h3>{_table(('trial', 'reason'), rows)}" if rows else ""
+
+
+# --- parts of both --------------------------------------------------------------------------------
+
+
+def _trials(results: Iterable[TrialResult]) -> str:
+    rows = [
+        (
+            one.trial.id,
+            one.trial.seed,
+            one.trial.strategy,
+            f"{one.trial.rate:g}",
+            one.trial.cluster.workers,
+            f"{one.error:.2f}",
+            f"{one.mean_staleness:.2f}",
+            one.updates,
+            f"{one.seconds:.5g}",
+            "" if one.diverged_at is None else f"at update {one.diverged_at}",
+        )
+        for one in results
+    ]
+    heading = ("trial", "seed", "strategy", "rate", "workers", "error %", "staleness", "updates")
+    return _table((*heading, "seconds", "diverged"), rows)
+
+
+def _table(heading: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in heading)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _provenance() -> str:
+    return (
+        f"<p>downpour {__version__} build {build_id()}, Python {platform.python_version()}, NumPy"
+        f" {np.__version__}, {platform.machine()}. All times but CPU seconds are of the virtual"
+        " clock.</p>"
+    )

@@ -1,0 +1,210 @@
+"""Runs a sweep in a folder, and continues it after a kill at any moment.
+
+A trial's result is one Parquet file, called by the trial's id. It is written under another name and
+renamed when it is whole, so a file with the right name is the mark that the trial is done. A file
+that cannot be read is redone. What a trial cost is kept apart: the files of an unbroken run and of
+one that was killed are the same to the byte.
+
+    sweep.toml          the sweep, as it was first run
+    trials/ID.parquet   the measurements of a trial, and the rest of its result as metadata
+    failed/ID.txt       why a trial failed twice
+    costs.csv           the CPU seconds of each trial
+    lock                held by the runner; a second one is refused
+"""
+
+import fcntl
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import structs
+
+from deploy.experiments.sweeps import Sweep
+from deploy.experiments.training import Look
+from deploy.experiments.trials import Trial, TrialResult, run_trial
+from shards.errors import UNDECODABLE, BadInput, DownpourError
+
+_RESULT = b"result"
+_LOOKS = pa.schema(
+    [
+        ("updates", pa.int64()),
+        ("gradients", pa.int64()),
+        ("seconds", pa.float64()),
+        ("loss", pa.float64()),
+        ("error", pa.float64()),
+    ]
+)
+
+
+class Status(NamedTuple):
+    """How far a sweep has come; `stale` files are of other settings or another build."""
+
+    trials: int
+    done: int
+    failed: int
+    stale: int
+
+    def __str__(self) -> str:
+        left = self.trials - self.done
+        return f"{self.done} of {self.trials} trials done, {left} left ({self.failed} failed)" + (
+            f"; {self.stale} results of other settings or another build" if self.stale else ""
+        )
+
+
+class Folder:
+    """The folder of a sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def sweep(self) -> Path:
+        return self.path / "sweep.toml"
+
+    def result(self, trial: str) -> Path:
+        return self.path / "trials" / f"{trial}.parquet"
+
+    def failure(self, trial: str) -> Path:
+        return self.path / "failed" / f"{trial}.txt"
+
+    def create(self, sweep: Sweep) -> None:
+        """Make the folder; raises BadInput if it is another sweep's."""
+        for part in ("trials", "failed"):
+            (self.path / part).mkdir(parents=True, exist_ok=True)
+        if self.sweep.exists() and self.sweep.read_text() != sweep.text:
+            raise BadInput(
+                f"{self.path}: expected the folder of this sweep, got one whose sweep.toml differs;"
+                " choose another folder with --out"
+            )
+        self.sweep.write_text(sweep.text)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; raises BadInput if another runner does."""
+        with (self.path / "lock").open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"{self.path}: another runner is at work on this sweep") from None
+            yield
+
+    def save(self, result: TrialResult) -> None:
+        """Write a result, and rename it when it is whole."""
+        looks = [dict(zip(Look._fields, look, strict=True)) for look in result.looks]
+        rest = structs.replace(result, looks=[], cpu_s=0.0)
+        table = pa.Table.from_pylist(looks, _LOOKS)
+        table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
+        kept = self.result(result.trial.id)
+        partial_file = kept.with_suffix(f".{os.getpid()}.part")
+        try:
+            pq.write_table(table, partial_file)
+            partial_file.replace(kept)
+        finally:
+            partial_file.unlink(missing_ok=True)
+
+    def load(self, trial: Trial) -> TrialResult | None:
+        """The result of a trial; None if there is none, or its file is torn."""
+        try:
+            with pq.ParquetFile(self.result(trial.id)) as file:
+                table = file.read(use_threads=False)
+            metadata = table.schema.metadata or {}
+            rest = msgspec.json.decode(metadata[_RESULT], type=TrialResult)
+        except (OSError, KeyError, pa.ArrowInvalid, *UNDECODABLE):
+            return None
+        looks = [Look(**row) for row in table.to_pylist()]
+        return structs.replace(rest, looks=looks) if rest.trial == trial and looks else None
+
+    def status(self, sweep: Sweep) -> Status:
+        """Count what is there."""
+        known = {trial.id for trial in sweep.trials}
+        done = sum(self.load(trial) is not None for trial in sweep.trials)
+        failed = sum(self.failure(trial).exists() for trial in known)
+        files = {path.stem for path in (self.path / "trials").glob("*.parquet")}
+        return Status(len(known), done, failed, len(files - known))
+
+    def cost(self) -> dict[str, float]:
+        """The CPU seconds of trials, by id."""
+        lines = (self.path / "costs.csv").read_text().splitlines() if self._has_costs() else []
+        found = {}
+        for line in lines:
+            trial, _, seconds = line.partition(",")
+            with suppress(ValueError):  # a kill may have cut the last line
+                found[trial] = float(seconds)
+        return found
+
+    def note_cost(self, trial: str, cpu_s: float) -> None:
+        with (self.path / "costs.csv").open("a") as out:
+            out.write(f"{trial},{cpu_s:.3f}\n")
+
+    def _has_costs(self) -> bool:
+        return (self.path / "costs.csv").exists()
+
+
+def run_sweep(
+    sweep: Sweep, path: Path, *, jobs: int = 1, note: Callable[[str], None] = print
+) -> Status:
+    """Run the trials that are not done yet; returns where the sweep then stands."""
+    folder = Folder(path)
+    folder.create(sweep)
+    with folder.locked():
+        for torn in (path / "trials").glob("*.part"):
+            torn.unlink()
+        left = [trial for trial in sweep.trials if folder.load(trial) is None]
+        done = len(sweep.trials) - len(left)
+        if done:
+            note(f"{done} of {len(sweep.trials)} trials are done already")
+        for number, (trial, failure, cpu_s) in enumerate(_run(folder, left, jobs), done + 1):
+            folder.note_cost(trial, cpu_s)
+            ended = f"failed: {failure}" if failure else f"done in {cpu_s:.1f} CPU s"
+            note(f"{number} of {len(sweep.trials)}: {trial} {ended}")
+        return folder.status(sweep)
+
+
+def estimate_s(sweep: Sweep, path: Path) -> float:
+    """The CPU seconds that the trials left need, by what others cost, or by a short run."""
+    folder = Folder(path)
+    left = [trial for trial in sweep.trials if folder.load(trial) is None]
+    if not left:
+        return 0.0
+    cost = folder.cost()
+    known = [(trial.gradients, cost[trial.id]) for trial in sweep.trials if trial.id in cost]
+    if not known:
+        short = structs.replace(left[0], gradients=300, look_every=0)
+        run_trial(structs.replace(short, gradients=1))  # loads the data
+        known = [(300, run_trial(short).cpu_s)]
+    per_gradient = sum(cpu_s for _, cpu_s in known) / sum(gradients for gradients, _ in known)
+    return per_gradient * sum(trial.gradients for trial in left)
+
+
+def _run(folder: Folder, left: list[Trial], jobs: int) -> Iterator[tuple[str, str, float]]:
+    """Run trials: their ids, why they failed if they did, and their CPU seconds."""
+    run = partial(run_and_save, folder.path)
+    if jobs <= 1 or len(left) <= 1:
+        yield from map(run, left)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(left))) as pool:
+        yield from pool.imap_unordered(run, left)
+
+
+def run_and_save(path: Path, trial: Trial) -> tuple[str, str, float]:
+    """Run a trial and write its result; one that fails is run once more, then its reason is."""
+    folder, began = Folder(path), time.process_time()
+    reason = ""
+    for _ in range(2):
+        try:
+            folder.save(run_trial(trial))
+        except (DownpourError, MemoryError, FloatingPointError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            folder.failure(trial.id).unlink(missing_ok=True)
+            return trial.id, "", time.process_time() - began
+    folder.failure(trial.id).write_text(f"{reason}\n")
+    return trial.id, reason, time.process_time() - began

@@ -1,0 +1,240 @@
+"""What every shape has: a claim of the literature, checks with accept rules, and a verdict.
+
+A shape's checks and their accept rules are those of the design, written before the first run. Each
+check is judged by itself. The shape is reproduced if all of its checks are; it is not if one of
+them is not; otherwise an interval was too wide, or a part is missing, and it is inconclusive.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from deploy.experiments.statistics import Interval, Times
+from deploy.experiments.trials import Trial, TrialResult, run_trials
+
+Value = TypeVar("Value")
+
+
+class Preset(StrEnum):
+    """The size of a shape's runs: ci takes a minute or two of one core, small ten times that."""
+
+    CI = "ci"
+    SMALL = "small"
+
+
+class Verdict(StrEnum):
+    """What a check, or a shape, came to."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    INCONCLUSIVE = "inconclusive"
+    MISSING = "missing"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One claim: what was published or derived, what was measured, and the verdict by its rule."""
+
+    claim: str
+    published: str
+    measured: str
+    verdict: Verdict
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A shape after its runs. `tuned` counts the trials that chose rates, `cpu_s` all of them."""
+
+    number: int
+    title: str
+    source: str
+    preset: Preset
+    control: bool
+    checks: list[Check]
+    trials: list[TrialResult] = []
+    tuned: int = 0
+    cpu_s: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        found = {check.verdict for check in self.checks}
+        if Verdict.NOT_REPRODUCED in found:
+            return Verdict.NOT_REPRODUCED
+        if found == {Verdict.REPRODUCED}:
+            return Verdict.REPRODUCED
+        return Verdict.INCONCLUSIVE
+
+    def lines(self) -> list[str]:
+        """The checks as a table, and last the verdict beside what was published."""
+        kind = " (control: the cause is removed)" if self.control else ""
+        out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
+        for check in self.checks:
+            out.append(f"  {check.verdict:15} {check.claim}")
+            out.append(f"  {'':15} published: {check.published}; measured: {check.measured}")
+        out.append(
+            f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"
+        )
+        kept = sum(check.verdict is Verdict.REPRODUCED for check in self.checks)
+        out.append(
+            f"shape {self.number}: {self.verdict}: {kept} of {len(self.checks)} checks;"
+            f" published: {self.checks[0].published}; measured: {self.checks[0].measured}"
+        )
+        return out
+
+
+class Tuned(NamedTuple):
+    """Rates chosen on seeds of their own: that of the least error, and the largest rate whose error
+    is within one standard error of it."""
+
+    best: float
+    greedy: float
+
+
+class Bench:
+    """Runs the trials of one shape, chooses rates for them, and counts what that costs."""
+
+    def __init__(self, preset: Preset, jobs: int = 1, note: Callable[[str], None] = print) -> None:
+        self.preset = preset
+        self.results: list[TrialResult] = []
+        self.tuned = 0
+        self.cpu_s = 0.0
+        self._jobs, self._note = jobs, note
+
+    def pick(self, ci: Value, small: Value) -> Value:
+        """The value for the preset at hand."""
+        return ci if self.preset is Preset.CI else small
+
+    def run(self, trials: Iterable[Trial], seeds: int) -> list[list[TrialResult]]:
+        """The results of each trial with the seeds 0, 1, ..., a list for each trial."""
+        levels = list(trials)
+        found = self._run([seeded(one, seed) for one in levels for seed in range(seeds)])
+        self.results += found
+        return [found[place : place + seeds] for place in range(0, len(found), seeds)]
+
+    def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
+        """Choose the rate of each level on the grid 1e-3 * 2^k, by the error at the end.
+
+        The seeds are apart from those that are reported. Rates rise until two in a row are far from
+        the best.
+        """
+        seeds = range(100, self.pick(102, 103))
+        errors: list[dict[float, list[float]]] = [{} for _ in levels]
+        for power in range(0, 12, self.pick(2, 1)):
+            rate = 1e-3 * 2**power
+            open_levels = [place for place, known in enumerate(errors) if not _past(known)]
+            trials = [
+                seeded(structs.replace(levels[place], rate=rate), seed)
+                for place in open_levels
+                for seed in seeds
+            ]
+            found = iter(self._run(trials))
+            for place in open_levels:
+                errors[place][rate] = [next(found).error for _ in seeds]
+            self.tuned += len(trials)
+        chosen = [_chosen(known) for known in errors]
+        for level, rates in zip(levels, chosen, strict=True):
+            text = f"{level.strategy}, {level.rule}, {level.cluster.workers} workers"
+            self._note(f"  rates of {text}: best {rates.best:g}, greedy {rates.greedy:g}")
+        return chosen
+
+    def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
+        found = list(run_trials(trials, self._jobs))
+        self.cpu_s += sum(one.cpu_s for one in found)
+        return found
+
+
+class Shape(NamedTuple):
+    """A shape: `judge` makes its checks; with `control` the cause is removed, and it must fail."""
+
+    number: int
+    title: str
+    source: str
+    judge: Callable[[Bench, bool], list[Check]]
+
+
+def play(
+    shape: Shape, preset: Preset, *, control: bool, jobs: int, note: Callable[[str], None]
+) -> Outcome:
+    """Run a shape."""
+    bench = Bench(preset, jobs, note)
+    checks = shape.judge(bench, control)
+    return Outcome(
+        number=shape.number,
+        title=shape.title,
+        source=shape.source,
+        preset=preset,
+        control=control,
+        checks=checks,
+        trials=bench.results,
+        tuned=bench.tuned,
+        cpu_s=bench.cpu_s,
+    )
+
+
+def keep(outcome: Outcome, folder: Path) -> None:
+    """Write an outcome as JSON, under the name that a report looks for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = "-control" if outcome.control else ""
+    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.json"
+    path.write_bytes(msgspec.json.encode(outcome))
+
+
+def seeded(trial: Trial, seed: int) -> Trial:
+    return structs.replace(trial, seed=seed)
+
+
+def judged(holds: bool) -> Verdict:
+    """The verdict of a rule that a figure keeps or breaks."""
+    return Verdict.REPRODUCED if holds else Verdict.NOT_REPRODUCED
+
+
+def positive(found: Interval) -> Verdict:
+    """The verdict of the rule "more than 0": by the interval, not by the mean."""
+    if found.low > 0:
+        return Verdict.REPRODUCED
+    return Verdict.NOT_REPRODUCED if found.high <= 0 else Verdict.INCONCLUSIVE
+
+
+def at_most(found: Interval, limit: float) -> Verdict:
+    """The verdict of the rule "at most": inconclusive if the interval holds the limit."""
+    if found.high <= limit:
+        return Verdict.REPRODUCED
+    return Verdict.NOT_REPRODUCED if found.low > limit else Verdict.INCONCLUSIVE
+
+
+def errors(results: Iterable[TrialResult]) -> list[float]:
+    return [one.error for one in results]
+
+
+def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = False) -> Times:
+    """The virtual seconds, or the updates, to an error in percent."""
+    looks = [one.first_below(error) for one in results]
+    return Times(
+        tuple(
+            math.inf if look is None else float(look.updates if updates else look.seconds)
+            for look in looks
+        )
+    )
+
+
+def listed(names: Iterable[object], values: Iterable[float], form: str = ".3g") -> str:
+    """Levels and their figures in one line: 0: 1.5, 4: 2."""
+    return ", ".join(f"{name}: {value:{form}}" for name, value in zip(names, values, strict=True))
+
+
+def _past(known: dict[float, list[float]]) -> bool:
+    """Whether the two largest rates so far are far worse than the best."""
+    means = [float(np.mean(errors)) for errors in known.values()]
+    return len(means) > 2 and min(means[-2:]) > max(2 * min(means), min(means) + 5)
+
+
+def _chosen(known: dict[float, list[float]]) -> Tuned:
+    best = min(known, key=lambda rate: float(np.mean(known[rate])))
+    values = np.array(known[best])
+    limit = values.mean() + values.std(ddof=1) / math.sqrt(len(values))
+    greedy = max(rate for rate, errors in known.items() if float(np.mean(errors)) <= limit)
+    return Tuned(best, greedy)

@@ -1,0 +1,123 @@
+"""Shape 8: asynchrony acts as momentum (Mitliagkas et al. 2016)."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from deploy.experiments.cluster import ClusterModel, Law, StepTimes
+from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judged, listed
+from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.trials import Trial
+from deploy.experiments.workloads import Quad
+
+_EXPONENTIAL = StepTimes(mean_s=1.0, law=Law.EXPONENTIAL)
+_RATE = 0.2
+_UPDATES = 60
+_WEIGHTS = 64
+
+
+def judge(bench: Bench, control: bool) -> list[Check]:
+    """Exponential step times; the control trains in synchronous rounds.
+
+    Accept: on quad the implicit momentum, fitted to the mean course of many runs, is 1 - 1/W within
+    .03; on mlp the explicit momentum of least error, rates tuned for each, never rises with W.
+    """
+    strategy = "bsp" if control else "asp:scale=1"
+    return [_implicit(bench, strategy), _explicit(bench, strategy)]
+
+
+def _implicit(bench: Bench, strategy: str) -> Check:
+    known = [2, 4, 8, 16]
+    runs = bench.pick(200, 600)
+    found = [fitted_momentum(strategy, workers, runs) for workers in known]
+    wanted = [1 - 1 / workers for workers in known]
+    off = max(abs(is_ - was) for is_, was in zip(found, wanted, strict=True))
+    return Check(
+        "quad: implicit momentum 1 - 1/W",
+        listed(known, wanted, ".3f"),
+        f"{listed(known, found, '.3f')}; at most {off:.3f} off",
+        judged(off <= 0.03),
+    )
+
+
+def fitted_momentum(strategy: str, workers: int, runs: int) -> float:
+    """The momentum of the mean course: v' = momentum * v - rate * slope, by least squares.
+
+    In expectation over step times the course of a quadratic problem follows this exactly. Each
+    weight has a coefficient of the slope of its own. One half of the runs is fitted against the
+    other: the noise that is left in one mean would weaken a fit against itself. One worker has no
+    momentum to fit, because its moves are the slope alone.
+    """
+    problem = Quad()
+    courses = np.array([_course(problem, strategy, workers, seed) for seed in range(runs)])
+    one, other = (_Moves.of(courses[half::2].mean(0)) for half in (0, 1))
+    square = (one.at * other.at).sum(0)
+    # Project the slope's part out of the former moves, weight by weight, and fit what is left.
+    left = one.former - (other.at * one.former).sum(0) / square * one.at
+    right = other.former - (one.at * other.former).sum(0) / square * other.at
+    fitted = (left * other.later).sum() + (right * one.later).sum()
+    return float(fitted / (2 * (left * right).sum()))
+
+
+class _Moves(NamedTuple):
+    """A course's moves, each with the one before it and the weights between the two."""
+
+    former: NDArray[np.float64]
+    later: NDArray[np.float64]
+    at: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, course: NDArray[np.float64]) -> "_Moves":
+        moves = np.diff(course, axis=0)
+        return cls(moves[:-1], moves[1:], course[1:-1])
+
+
+def _course(problem: Quad, strategy: str, workers: int, seed: int) -> NDArray[np.float64]:
+    """The weights after each update, an array of shape (updates + 1, 64)."""
+    cluster = ClusterModel(workers=workers, times=_EXPONENTIAL)
+    trial = Trial(workload="quad", strategy=strategy, rate=_RATE, seed=seed, cluster=cluster)
+    simulation = TrainingSimulation(trial.job(), problem)
+    course = [simulation.weights()[:_WEIGHTS].astype(np.float64)]
+    while len(course) <= _UPDATES:
+        before = simulation.shards[0].version
+        simulation.advance(simulation.gradients + 1)
+        if simulation.shards[0].version > before:
+            course.append(simulation.weights()[:_WEIGHTS].astype(np.float64))
+    return np.array(course)
+
+
+def _explicit(bench: Bench, strategy: str) -> Check:
+    known, levels = bench.pick([1, 4, 16], [1, 2, 4, 8, 16]), [0.0, 0.3, 0.6, 0.9]
+    trials = [
+        Trial(
+            strategy=strategy,
+            rule=f"momentum:momentum={momentum}",
+            gradients=bench.pick(3000, 15_000),
+            tested=bench.pick(2000, 10_000),
+            cluster=ClusterModel(workers=workers, times=_EXPONENTIAL),
+        )
+        for workers in known
+        for momentum in levels
+    ]
+    rates = bench.tune(trials)
+    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(trials, rates, strict=True)]
+    found = bench.run(tuned, bench.pick(3, 10))
+    means = np.array([np.mean(errors(results)) for results in found]).reshape(len(known), -1)
+    best = [levels[place] for place in means.argmin(1)]
+    return Check(
+        "mlp: the best explicit momentum never rises with W",
+        "falls as W grows",
+        f"by W: {listed(known, best, '.1f')}",
+        judged(all(later <= former for former, later in pairwise(best))),
+    )
+
+
+SHAPE = Shape(
+    8,
+    "asynchrony acts as momentum 1 - 1/W",
+    "Mitliagkas et al. 2016, arXiv 1605.09774",
+    judge,
+)

@@ -1,0 +1,164 @@
+"""A sweep: a TOML file that describes trials, and the trials that it stands for.
+
+The settings of a trial stand at the top; `[grid]` crosses lists of values with each other, `[zip]`
+takes one value of each of its lists together, and each `[[list]]` names one choice of values. All
+three may be given; they are crossed, and every point runs with every seed. A key is a setting, such
+as rate or cluster.workers, or a name of your own that a text refers to as {name}:
+
+    strategy = "softsync:n={n}"
+    [grid]
+    n = [1, 15]
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.trials import Trial
+from shards.errors import BadInput
+
+MOST_TRIALS = 10_000
+"""More trials than this need the user's consent."""
+
+_OWN = ("name", "seeds", "grid", "zip", "list")
+_TEXTS = ("strategy", "rule", "workload", "cluster.link")
+_SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "cluster"}} | {
+    f"cluster.{name}" for name in ClusterModel.__struct_fields__
+}
+
+
+class Point(NamedTuple):
+    """One choice of values, by key, and its trials, one a seed."""
+
+    values: dict[str, Any]
+    trials: list[Trial]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "all"
+
+
+class Sweep(NamedTuple):
+    """A sweep's name, its points, and the text of its file."""
+
+    name: str
+    points: list[Point]
+    text: str
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [trial for point in self.points for trial in point.trials]
+
+
+def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
+    """Read a sweep and check every trial; raises BadInput naming the key, expected and got.
+
+    More than MOST_TRIALS trials need `consent`.
+    """
+    text = path.read_text()
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: expected TOML: {error}") from None
+    try:
+        return _sweep(given, text, consent)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _sweep(given: dict[str, Any], text: str, consent: bool) -> Sweep:
+    name = given.get("name")
+    if not isinstance(name, str) or not name or not all(c.isalnum() or c in "-_" for c in name):
+        raise BadInput(f"name: expected letters, digits, - and _, got {name!r}")
+    seeds = _seeds(given.get("seeds", [0, 2]))
+    base = {key: value for key, value in given.items() if key not in _OWN}
+    points = list(_points(given))
+    count = len(points) * len(seeds)
+    if count > MOST_TRIALS and not consent:
+        raise BadInput(f"expected at most {MOST_TRIALS} trials without --yes, got {count}")
+    found = [Point(values, _trials(base, values, seeds)) for values in points]
+    known: dict[str, str] = {}
+    for point in found:
+        point.trials[0].check()
+        for trial in point.trials:
+            if trial.id in known:
+                raise BadInput(
+                    f"trial {trial.id}: expected one trial for each id, got two: {point.label},"
+                    f" seed {trial.seed}, and {known[trial.id]}"
+                )
+            known[trial.id] = f"{point.label}, seed {trial.seed}"
+    return Sweep(name, found, text)
+
+
+def _seeds(given: object) -> range:
+    match given:
+        case [int(first), int(last)] if 0 <= first <= last:
+            return range(first, last + 1)
+    raise BadInput(f"seeds: expected [first, last], such as [0, 9], got {given!r}")
+
+
+def _points(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    grid, zipped, listed = given.get("grid", {}), given.get("zip", {}), given.get("list", [{}])
+    for part, table in (("grid", grid), ("zip", zipped)):
+        if part in given and not table:
+            raise BadInput(f"{part}: expected a list of values for each key, got none")
+        for key, values in table.items():
+            if not isinstance(values, list) or not values:
+                raise BadInput(f"{part}: {key}: expected a list of values, got {values!r}")
+    if not listed:
+        raise BadInput("list: expected at least one table, got none")
+    lengths = {key: len(values) for key, values in zipped.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadInput(f"zip: expected lists of one length, got {lengths}")
+    rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
+    crossed = [dict(zip(grid, row, strict=True)) for row in product(*grid.values())]
+    for one, row, choice in product(crossed, rows or [{}], listed):
+        keys = [*one, *row, *choice]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise BadInput(f"{twice[0]}: expected it in one of grid, zip and list, got two")
+        yield {**one, **row, **choice}
+
+
+def _trials(base: dict[str, Any], values: Mapping[str, Any], seeds: range) -> list[Trial]:
+    settings = {key: value for key, value in base.items() if key != "cluster"}
+    cluster = base.get("cluster", {})
+    if not isinstance(cluster, dict):
+        raise BadInput(f"cluster: expected a table, got {cluster!r}")
+    settings |= {f"cluster.{key}": value for key, value in cluster.items()}
+    own = {key: value for key, value in values.items() if key not in _SETTINGS}
+    settings |= {key: value for key, value in values.items() if key in _SETTINGS}
+    texts = " ".join(str(settings.get(key, "")) for key in _TEXTS)
+    for key in own:
+        if f"{{{key}}}" not in texts:
+            raise BadInput(
+                f"{key}: expected a setting ({', '.join(sorted(_SETTINGS))}), or a name that"
+                f" {', '.join(_TEXTS)} refer to as {{{key}}}, got neither"
+            )
+    for key in _TEXTS:
+        if isinstance(settings.get(key), str):
+            for name, value in own.items():
+                settings[key] = settings[key].replace(f"{{{name}}}", str(value))
+    unknown = sorted(key for key in settings if key not in _SETTINGS)
+    if unknown:
+        raise BadInput(
+            f"{unknown[0]}: expected one of {', '.join(sorted({*_OWN, *_SETTINGS}))},"
+            " got an unknown key"
+        )
+    nested: dict[str, Any] = {"cluster": {}}
+    for key, value in settings.items():
+        outer, _, inner = key.partition(".")
+        if inner:
+            nested[outer][inner] = value
+        else:
+            nested[key] = value
+    try:
+        return [msgspec.convert({**nested, "seed": seed}, Trial) for seed in seeds]
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise BadInput(f"{where.rstrip('`') or 'trial'}: {what[0].lower()}{what[1:]}") from None

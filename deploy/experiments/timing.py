@@ -1,0 +1,318 @@
+"""The timing simulator: who applies what when, for thousands of workers, without gradients.
+
+It answers what a cluster would do: staleness, waits, updates a second. The gate, the strategy's
+questions and the models of step times and links are the real ones. The rest is the order of
+messages as sessions and shards make it, written out for one shard and for speed; a test holds every
+record of it against the training simulator's, which runs the real session, ledger and aggregation.
+
+All that happens between two messages of a worker is known beforehand, so an update costs one event:
+the messages that the worker sends at the end of a window, a push and the next pull, travel
+together. Workers whose round a shard has closed without them may `cancel` their step, as K-sync SGD
+assumes (Dutta et al. 2018). Downpour's own workers finish it, and the push is dropped.
+"""
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.experiments.cluster import HEADER_BYTES, Link, worker_name
+from deploy.experiments.jobs import SimulatedJob
+from shards.aggregation import Buffer, Round
+from shards.errors import BadInput
+from shards.gate import Gate
+from shards.messages import Join, Pull
+
+TIMED = np.dtype(
+    [
+        ("time", "<f8"),
+        ("worker", "<i4"),
+        ("read_version", "<i8"),
+        ("apply_version", "<i8"),
+        ("staleness", "<i8"),
+        ("clock_gap", "<i8"),
+        ("wait_s", "<f8"),
+        ("dropped", "<i1"),
+    ]
+)
+"""A record of the timing simulator; the columns mean what they mean in shards/update_records.py."""
+
+_NONE = -1  # no push, or no pull, in a flight
+_Row = tuple[float, int, int, int, int, int, float, bool]
+
+
+class Timing(NamedTuple):
+    """A run without gradients: its records of dtype TIMED, and what they add up to.
+
+    `wait_share` is the share of all workers' time that they waited at the gate.
+    """
+
+    records: NDArray[np.void]
+    seconds: float
+    updates: int
+    wait_share: float
+
+
+class TimedWorker:
+    """What the simulator keeps of a worker.
+
+    `own` is the clock that its session counts, `clock` the one that counts at the gate; `base` is
+    the version that the steps not pushed yet were computed from. `turn` numbers its plans: an
+    arrival of an earlier one is ignored.
+    """
+
+    __slots__ = (
+        "acks", "base", "clock", "draw", "exchanging", "in_round", "link", "name", "number", "own",
+        "pushed_at", "read", "step", "turn", "unpushed", "wait_s",
+    )  # fmt: skip
+
+    def __init__(self, number: int, draw: Iterator[float], link: Link | None) -> None:
+        self.number, self.name, self.draw, self.link = number, worker_name(number), draw, link
+        self.step = self.unpushed = self.own = self.clock = self.base = self.read = 0
+        self.turn = self.acks = 0
+        self.wait_s = 0.0
+        self.in_round = self.exchanging = False
+
+
+class Flight(NamedTuple):
+    """Messages of one worker that travel together: the clock of a push, and of a pull, or _NONE."""
+
+    at: float
+    order: int
+    worker: TimedWorker
+    turn: int
+    push: int
+    base: int
+    pull: int
+
+
+class TimingSimulation:
+    """A job without gradients. `payload_bytes` is the size of a push and of weights."""
+
+    def __init__(self, job: SimulatedJob, *, payload_bytes: int = 0, cancel: bool = False) -> None:
+        cluster, strategy = job.cluster, job.strategy
+        if cluster.shards > 1:
+            raise BadInput("timing: expected 1 shard, as all would see the same order of updates")
+        if strategy.warm_up:
+            raise BadInput("timing: expected a strategy without a warm start")
+        if cancel and (cluster.link or strategy.windowed or strategy.fetch_period > 1):
+            raise BadInput("timing: cancel: expected no link, and a pull before every step")
+        strategy.check(job.real_bound, prefetch=False)
+        self.version = 0
+        self._gate = Gate(job.real_bound)
+        self._strategy = strategy
+        merge = strategy.server(cluster.workers).merge
+        self._size = merge.size if isinstance(merge, Buffer) else 1
+        self._rounds = isinstance(merge, Round)
+        self._backups = merge.backups if isinstance(merge, Round) else 0
+        self._cancel = cancel
+        self._sent_bytes = HEADER_BYTES + payload_bytes
+        self._ticks = None if not strategy.windowed else 1
+        self._now = 0.0
+        self._buffered = 0
+        self._round: list[tuple[TimedWorker, int, int]] = []
+        self._rows: list[_Row] = []
+        self._planned: list[Flight] = []
+        self._order = 0
+        self._workers = [
+            TimedWorker(
+                number,
+                cluster.step_times(job.seed, number),
+                cluster.link_between(job.seed, number, 0),
+            )
+            for number in range(cluster.workers)
+        ]
+        self._by_name = {worker.name: worker for worker in self._workers}
+        # The number of workers at each clock shows the slowest without a look at all of them.
+        self._at = {0: cluster.workers}
+        self._slowest = self._fastest = self._released = 0
+        for worker in self._workers:
+            self._greet(worker)
+
+    def run(self, updates: int) -> Timing:
+        """Simulate until this number of pushes has been applied or dropped."""
+        planned, rows, pop = self._planned, self._rows, heapq.heappop
+        while len(rows) < updates:
+            if not planned:
+                raise BadInput("every worker waits for another; check the staleness bound")
+            flight = pop(planned)
+            if flight.turn == flight.worker.turn:
+                self._now = flight.at
+                self._arrive(flight)
+        records = np.array(rows[:updates], TIMED)
+        waited = float(records["wait_s"].sum()) / (len(self._workers) * self._now)
+        return Timing(records, self._now, int(records["apply_version"].max()), waited)
+
+    # --- what a worker does -----------------------------------------------------------------------
+
+    def _greet(self, worker: TimedWorker) -> None:
+        """Hello and Join, a round trip each without arrays; then the first pull."""
+        link, at = worker.link, 0.0
+        if link is not None:
+            for _ in range(2):
+                at = link.down(HEADER_BYTES, link.up(HEADER_BYTES, at))
+        self._send(worker, at, _NONE, self._pull_clock(worker))
+
+    def _send(self, worker: TimedWorker, at: float, push: int, pull: int) -> None:
+        """Send a push, a pull, or both, at the time `at`."""
+        if worker.link is not None:
+            size = (push >= 0) * self._sent_bytes + (pull >= 0) * HEADER_BYTES
+            at = worker.link.up(size, at)
+        self._order += 1
+        flight = Flight(at, self._order, worker, worker.turn, push, worker.base, pull)
+        heapq.heappush(self._planned, flight)
+
+    def _compute(self, worker: TimedWorker, at: float) -> None:
+        """Take steps from the time `at` until a pull is due; plan what arrives on the way."""
+        strategy = self._strategy
+        while True:
+            if not worker.unpushed:
+                worker.base = worker.read
+            at += next(worker.draw)
+            step = worker.step
+            worker.step = step + 1
+            worker.unpushed += 1
+            pushes, push = strategy.pushes(step), _NONE
+            if pushes and strategy.exchanges:
+                worker.exchanging = True
+                self._send(worker, at, _NONE, worker.own)
+                return
+            if pushes:
+                push = self._count_push(worker)
+            pulls = strategy.fetches(step + 1)
+            if pushes or pulls:
+                self._send(worker, at, push, self._pull_clock(worker) if pulls else _NONE)
+            if pulls:
+                return
+
+    def _count_push(self, worker: TimedWorker) -> int:
+        worker.own += self._ticks or worker.unpushed
+        worker.unpushed = 0
+        return worker.own
+
+    def _pull_clock(self, worker: TimedWorker) -> int:
+        """The clock of the last step that the weights will serve, as the step machine asks."""
+        if self._ticks:
+            return worker.own
+        period = self._strategy.fetch_period
+        return worker.own + worker.unpushed + period - worker.step % period - 1
+
+    # --- what the shard does ----------------------------------------------------------------------
+
+    def _arrive(self, flight: Flight) -> None:
+        worker = flight.worker
+        if flight.push >= 0:
+            worker.acks += 1
+            if self._rounds:
+                closed = self._join_round(worker, flight.push, flight.base)
+            else:
+                self._apply(worker, flight.push, flight.base)
+                closed = False
+            if self._gate.parked and (closed or self._slowest > self._released):
+                self._release()
+            if closed and self._cancel:
+                self._cancel_late(worker)
+        if flight.pull >= 0:
+            passes = self._gate.passes(flight.pull, self._slowest)
+            if worker.in_round or not passes:
+                self._park(worker, flight.pull)
+            else:
+                self._read(worker, 0.0)
+        if worker.acks and not worker.in_round:
+            if worker.link is not None:
+                worker.link.down(worker.acks * HEADER_BYTES, self._now)
+            worker.acks = 0
+
+    def _park(self, worker: TimedWorker, clock: int) -> None:
+        pull = Pull(0, "", worker.name, 0, 0, 0, clock, [])
+        self._gate.park(b"", pull, self._now)
+
+    def _release(self) -> None:
+        """Answer the parked pulls that may pass."""
+        self._released = slowest = self._slowest
+        for waiting in self._gate.release(lambda pull: self._may_go(pull, slowest)):
+            self._read(self._by_name[waiting.message.worker], self._now - waiting.since)
+
+    def _may_go(self, pull: Pull | Join, slowest: int) -> bool:
+        in_round = self._by_name[pull.worker].in_round
+        return not in_round and self._gate.passes(pull.clock, slowest)
+
+    def _read(self, worker: TimedWorker, waited_s: float) -> None:
+        """Send weights to a worker; it then pushes what it exchanges, and takes its next steps."""
+        worker.read = self.version
+        worker.wait_s += waited_s
+        at = self._now
+        if worker.link is not None:
+            at = worker.link.down(self._sent_bytes + worker.acks * HEADER_BYTES, at)
+        worker.acks = 0
+        if worker.exchanging:
+            worker.exchanging = False
+            worker.base = worker.read
+            self._send(worker, at, self._count_push(worker), _NONE)
+        self._compute(worker, at)
+
+    def _apply(self, worker: TimedWorker, clock: int, base: int) -> None:
+        """Apply a push by itself, or add it to the buffer."""
+        before = self.version
+        self._buffered += 1
+        if self._buffered >= self._size:
+            self._buffered = 0
+            self.version = before + 1
+        self._note(worker, clock, before, base)
+
+    def _join_round(self, worker: TimedWorker, clock: int, base: int) -> bool:
+        """Keep a push for its round, or drop it; returns whether the round was complete."""
+        if self._backups and base < self.version:
+            self._note(worker, clock, self.version - 1, base, dropped=True)
+            return False
+        worker.in_round = True
+        self._round.append((worker, clock, base))
+        if len(self._round) < len(self._workers) - self._backups:
+            return False
+        members, before = self._round, self.version
+        self._round = []
+        self.version = before + 1
+        reached = max(max(pushed, member.clock + 1) for member, pushed, _ in members)
+        for member, pushed, read in sorted(members, key=lambda one: one[0].name):
+            self._note(member, pushed, before, read)
+            member.in_round = False
+        if self._backups:
+            for other in self._workers:
+                self._raise_clock(other, reached)
+        return True
+
+    def _cancel_late(self, closing: TimedWorker) -> None:
+        """Let the workers that the round just closed left out pull new weights at once."""
+        for worker in self._workers:
+            if worker is not closing and worker.base < self.version:
+                worker.turn += 1
+                worker.unpushed = 0
+                self._read(worker, 0.0)
+
+    def _note(
+        self, worker: TimedWorker, clock: int, before: int, base: int, *, dropped: bool = False
+    ) -> None:
+        """Record a push that was applied to version `before`."""
+        self._raise_clock(worker, clock)
+        staleness = before - base if before > base else 0
+        gap = self._fastest - self._slowest
+        self._rows.append(
+            (self._now, worker.number, base, before + 1, staleness, gap, worker.wait_s, dropped)
+        )
+        worker.wait_s = 0.0
+
+    def _raise_clock(self, worker: TimedWorker, clock: int) -> None:
+        former = worker.clock
+        if clock <= former:
+            return
+        worker.clock = clock
+        at = self._at
+        at[clock] = at.get(clock, 0) + 1
+        self._fastest = max(self._fastest, clock)
+        at[former] -= 1
+        if not at[former]:
+            del at[former]
+            while self._slowest not in at:
+                self._slowest += 1

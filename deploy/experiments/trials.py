@@ -1,0 +1,172 @@
+"""Trials: single runs of an experiment, described by one value and run in processes of their own.
+
+A trial is the whole description: the same trial gives the same result, wherever it runs. Its id is
+the hash of that description and of the build.
+"""
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.training import Look, TrainingSimulation
+from deploy.experiments.workloads import workload_of
+from ps.compatibility import build_id
+from shards import arguments
+from shards.errors import BadInput
+from shards.rules import RULES, Rule, rule_of
+from worker.strategies import strategy_of
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run: what is trained, by which strategy on which cluster, and for how long.
+
+    `strategy` is a text as in `downpour train --strategy`; `rule` is the shards' rule in the same
+    form, such as momentum:momentum=0.9. The run ends after `gradients` of all workers together, or
+    earlier at an error of `until_error` percent; the weights are measured every `look_every`
+    gradients (0: at the end), on the first `tested` rows of the test data.
+    """
+
+    workload: str = "mlp"
+    batch: int = 4
+    tested: int = 10_000
+    strategy: str = "asp"
+    rule: str = "sgd"
+    rate: float = 0.01
+    bound: int | None = None
+    gradients: int = 10_000
+    look_every: int = 0
+    until_error: float = -1.0
+    seed: int = 0
+    cluster: ClusterModel = ClusterModel()
+
+    def job(self) -> SimulatedJob:
+        """The job to simulate; raises BadInput for a setting that a part of it does not know."""
+        strategy = strategy_of("strategy", self.strategy).for_workers(self.cluster.workers)
+        return SimulatedJob(
+            strategy=strategy,
+            cluster=self.cluster,
+            rate=self.rate,
+            seed=self.seed,
+            rule=rule_named(self.rule),
+            bound=self.bound,
+        )
+
+    def check(self) -> None:
+        """Raise BadInput for a setting that cannot be run, before anything is."""
+        arguments.whole("gradients", self.gradients, 1)
+        arguments.whole("batch", self.batch, 1, 60_000)
+        arguments.whole("tested", self.tested, 1, 10_000)
+        arguments.whole("look_every", self.look_every, 0)
+        arguments.whole("seed", self.seed, 0, 2**31)
+        arguments.number("rate", self.rate, least=0, expected="0 or more")
+        workload = workload_of(self.workload, self.batch, self.tested)
+        self.job().specs(workload.table)
+
+    @property
+    def id(self) -> str:
+        """The hash of all settings and of the build, in 16 hexadecimal digits."""
+        written = msgspec.json.encode(self, order="deterministic") + build_id().encode()
+        return hashlib.sha256(written).hexdigest()[:16]
+
+
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial came to. `looks` are its measurements, the last one at its end.
+
+    `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock,
+    `wait_share` the workers' share of them at the gate, `cpu_s` what the run cost. `diverged_at` is
+    the update at which weights or a gradient were no longer finite. `failed` is why there is no
+    result.
+    """
+
+    trial: Trial
+    looks: list[Look] = []
+    staleness: list[int] = []
+    updates: int = 0
+    gradients: int = 0
+    dropped: int = 0
+    clock_gap: int = 0
+    seconds: float = 0.0
+    wait_share: float = 0.0
+    cpu_s: float = 0.0
+    diverged_at: int | None = None
+    failed: str = ""
+
+    @property
+    def error(self) -> float:
+        """The error in percent at the end."""
+        return self.looks[-1].error
+
+    @property
+    def mean_staleness(self) -> float:
+        counts = np.array(self.staleness)
+        return float(counts @ np.arange(len(counts)) / max(1, counts.sum()))
+
+    def first_below(self, error: float) -> Look | None:
+        """The first measurement with at most this error in percent; None if there is none."""
+        return next((look for look in self.looks if look.error <= error), None)
+
+    def error_at(self, seconds: float) -> float:
+        """The error at the last measurement up to this virtual time."""
+        return [look for look in self.looks if look.seconds <= seconds][-1].error
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Run one trial, with one BLAS thread."""
+    began = time.process_time()
+    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    with threadpool_limits(1):
+        simulation = TrainingSimulation(trial.job(), workload)
+        course = simulation.run(
+            trial.gradients, look_every=trial.look_every, until_error=trial.until_error
+        )
+    rows = course.records
+    applied = rows["staleness"][rows["dropped"] == 0]
+    spent = trial.cluster.workers * course.seconds
+    return TrialResult(
+        trial=trial,
+        looks=course.looks,
+        staleness=np.bincount(applied).tolist() if len(applied) else [],
+        updates=course.final.updates,
+        gradients=course.gradients,
+        dropped=int(rows["dropped"].sum()),
+        clock_gap=int(rows["clock_gap"].max()) if len(rows) else 0,
+        seconds=course.seconds,
+        wait_share=float(rows["wait_s"].sum()) / spent if spent else 0.0,
+        cpu_s=time.process_time() - began,
+        diverged_at=course.diverged_at,
+    )
+
+
+def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
+    """The results in the order of the trials, computed in this number of processes."""
+    if jobs <= 1 or len(trials) <= 1:
+        yield from map(run_trial, trials)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(trials))) as pool:
+        yield from pool.imap(run_trial, trials)
+
+
+def rule_named(text: str) -> Rule:
+    """The update rule in a text: adam, or momentum:momentum=0.9. Raises BadInput."""
+    name, _, options = arguments.text("rule", text, "a rule").partition(":")
+    if name not in RULES or not options:
+        return rule_of("rule", text)
+    found: dict[str, Any] = {}
+    for option in options.split(","):
+        field, _, value = option.partition("=")
+        if field not in RULES[name].__struct_fields__:
+            known = ", ".join(RULES[name].__struct_fields__) or "none"
+            raise BadInput(f"rule {name}: unknown option {field!r}; its options are {known}")
+        found[field] = value
+    try:
+        return msgspec.convert(found, RULES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"rule {name}: {error}") from None

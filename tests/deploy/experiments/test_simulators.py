@@ -1,0 +1,203 @@
+"""The two simulators of training: what they promise, and that they run the code under test."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as some
+from msgspec import structs
+
+from deploy.experiments.cluster import ClusterModel, Law, StepTimes
+from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.timing import TimingSimulation
+from deploy.experiments.training import Course, TrainingSimulation
+from deploy.experiments.workloads import workload_of
+from ps.transport.link_model import LinkStream
+from shards import aggregation, rules, updates
+from shards.errors import BadInput
+from shards.gate import Gate
+from shards.messages import Push
+from worker.strategies import strategy_of
+
+SLOW = "rtt=300ms,jitter=30ms,rate=1Mbit,loss=10%"
+
+
+def job(
+    text: str, bound: int | None = None, *, seed: int = 1, rate: float = 0.01, **cluster: Any
+) -> SimulatedJob:
+    """A job of six workers, of which one is slow."""
+    given: dict[str, Any] = {"workers": 6, "stragglers": {"worker-3": 2.5}} | cluster
+    model = ClusterModel(**given)
+    strategy = strategy_of("strategy", text).for_workers(model.workers)
+    return SimulatedJob(strategy=strategy, cluster=model, rate=rate, seed=seed, bound=bound)
+
+
+def trained(one: SimulatedJob, gradients: int = 300) -> tuple[Course, bytes]:
+    """A run on the quadratic problem, and the weights it ends with."""
+    simulation = TrainingSimulation(one, workload_of("quad"))
+    return simulation.run(gradients), simulation.weights().tobytes()
+
+
+def test_one_seed_gives_the_same_bytes() -> None:
+    """Weights and records repeat to the bit, and another seed gives others."""
+    runs = [trained(job("ssp", 2, seed=seed, link=SLOW)) for seed in (1, 1, 2)]
+    ends = [(course.records.tobytes(), weights) for course, weights in runs]
+    assert ends[0] == ends[1]
+    assert ends[0] != ends[2]
+
+
+@pytest.mark.parametrize("link", ["", SLOW])
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("asp", None),
+        ("ssp", 1),
+        ("bsp", 0),
+        ("bsp:b=2", 0),
+        ("easgd:tau=4", None),
+        ("softsync:n=4", None),
+        ("downpour:n_push=3,n_fetch=2", 8),
+        ("downpour:n_push=2,n_fetch=6", 9),
+        ("sparknet:tau=3", 0),
+        ("fedbuff:k=3,window=4", None),
+    ],
+)
+def test_both_simulators_agree(text: str, bound: int | None, link: str) -> None:
+    """The timing simulator makes the records of real sessions and shards: who, when, how stale."""
+    one, problem = job(text, bound, link=link), workload_of("quad")
+    real = TrainingSimulation(one, problem).run(200).records
+    timed = TimingSimulation(one, payload_bytes=4 * problem.table.size).run(len(real)).records
+    numbers = [int(name.removeprefix(b"worker-")) for name in real["worker"]]
+    assert numbers == timed["worker"].tolist()
+    for column in set(timed.dtype.names or ()) - {"worker"}:
+        assert np.array_equal(real[column], timed[column]), column
+
+
+@drawn(
+    some.integers(1, 9), some.integers(0, 6), some.sampled_from(Law), some.integers(0, 2**32 - 1)
+)
+@settings(max_examples=30, deadline=None)
+def test_every_cluster_keeps_the_promises(workers: int, bound: int, law: Law, seed: int) -> None:
+    """No update is lost, time does not run backwards, staleness is what the records say, and the
+    clock gap is at most the bound plus 1."""
+    cluster: dict[str, Any] = {"workers": workers, "stragglers": {}, "times": StepTimes(law=law)}
+    rows = TimingSimulation(job("ssp", bound, seed=seed, **cluster)).run(120).records
+    assert rows["apply_version"].tolist() == list(range(1, 121))
+    assert (np.diff(rows["time"]) >= 0).all()
+    assert (rows["staleness"] == rows["apply_version"] - 1 - rows["read_version"]).all()
+    assert rows["clock_gap"].max() <= bound + 1
+
+
+@pytest.mark.parametrize("workers", [1, 4, 30])
+def test_equal_workers_have_staleness_workers_minus_one(workers: int) -> None:
+    """W equal workers without a bound: between a read and its push, every other pushes once."""
+    rows = TimingSimulation(job("asp", workers=workers, stragglers={})).run(6000).records
+    assert rows["staleness"].mean() == pytest.approx(workers - 1, rel=0.01, abs=0.01)
+
+
+def late_gate(gate: Gate, clock: int, slowest: int | None) -> bool:
+    return gate.bound is None or slowest is None or clock - gate.bound - 1 <= slowest
+
+
+def heavier(_: rules.Momentum) -> tuple[np.float32, ...]:
+    return (np.float32(0.91),)
+
+
+def no_delay(stream: LinkStream) -> float:
+    return 0.0
+
+
+DEFECTS: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
+    "the gate lets one step more pass": (Gate, "passes", late_gate, job("ssp", 1)),
+    "a rule has another momentum": (
+        rules.Momentum,
+        "constants",
+        heavier,
+        structs.replace(job("asp"), rule=rules.Momentum(0.9)),
+    ),
+    "a link without its delay": (LinkStream, "_delay_s", no_delay, job("asp", link=SLOW)),
+    "a straggler is ignored": (
+        ClusterModel,
+        "step_times",
+        lambda model, seed, worker: model.times.draws(seed, worker),
+        job("asp"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_changes_the_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator runs the shipped code: a defect in it shows in weights or records."""
+    home, attribute, wrong, one = DEFECTS[name]
+    right = trained(one)
+    monkeypatch.setattr(home, attribute, wrong)
+    found = trained(one)
+    assert (found[0].records.tobytes(), found[1]) != (right[0].records.tobytes(), right[1])
+
+
+def test_staleness_counted_at_the_push_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate by staleness that takes every gradient for a fresh one gives other weights."""
+    one = job("stale_rate")
+    right = trained(one)
+
+    def fresh(self: updates.Updates, _: Push) -> float:
+        return self._spec.scale * self._weigh(0)
+
+    monkeypatch.setattr(updates.Updates, "_scale", fresh)
+    assert trained(one)[1] != right[1]
+    assert aggregation.WEIGHINGS["inverse"](9) < 1
+
+
+def test_a_diverging_run_is_a_result() -> None:
+    """A rate that is far too high ends the run with the error of a guess and the update."""
+    course, _ = trained(job("asp", rate=1e6), 3000)
+    assert course.diverged_at is not None
+    assert course.final.error == 100.0
+
+
+def test_a_target_that_is_missed_is_none() -> None:
+    course, _ = trained(job("asp"), 12)
+    assert course.first_below(0.0) is None
+    assert course.first_below(100.0) == course.looks[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        (ClusterModel, {"workers": 0}, "workers"),
+        (ClusterModel, {"workers": 2, "stragglers": {"worker-7": 2.0}}, "got 'worker-7'"),
+        (ClusterModel, {"link": "rtt=1parsec"}, "link"),
+        (StepTimes, {"slow_share": 2.0}, "slow_share"),
+        (StepTimes, {"cv": -1.0}, "cv"),
+    ],
+)
+def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        kind(**wrong)
+
+
+@pytest.mark.parametrize("name", ["l1", "lenet", "charlm", "deep:3", "quad:2"])
+def test_a_missing_workload_is_named(name: str) -> None:
+    with pytest.raises(BadInput, match=name):
+        workload_of(name)
+
+
+def test_gradients_are_those_of_the_loss() -> None:
+    """The gradient of a network equals the finite differences of its loss, in each layer."""
+    for name in ("mlp", "deep:2"):
+        problem = workload_of(name, 8, 100)
+        weights, batch = problem.start(1), next(problem.batches(1, 0))
+        out = np.full_like(weights, 7.0)
+        problem.gradient(weights, batch, out)
+        along = np.zeros_like(weights)
+        for place in problem.table.views(along).values():
+            place[...] = 1.0
+        assert not out[along == 0].any(), "the padding has no gradient"
+        along = np.where(along > 0, np.random.default_rng(1).standard_normal(along.shape), 0)
+        step = (1e-2 * along / np.linalg.norm(along)).astype(np.float32)
+        scrap = np.empty_like(weights)
+        above = problem.gradient(weights + step, batch, scrap)
+        below = problem.gradient(weights - step, batch, scrap)
+        assert (above - below) / 2 == pytest.approx(float(out @ step), rel=0.05)

@@ -1,0 +1,260 @@
+"""A sweep: its file, its runner, which may be killed at any moment, and its report."""
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from deploy.experiments import runner
+from deploy.experiments.report import write_report
+from deploy.experiments.runner import Folder, run_sweep
+from deploy.experiments.shapes.base import Check, Outcome, Preset, Verdict, keep
+from deploy.experiments.sweeps import read_sweep
+from deploy.experiments.trials import Trial, rule_named, run_trial
+from shards.errors import BadInput
+from shards.rules import Momentum
+from tests.support.cli_in_process import command
+
+ROOT = Path(__file__).parents[3]
+
+HEAD = """
+name = "first"
+seeds = [0, 1]
+workload = "quad"
+strategy = "{kind}:scale={scale}"
+gradients = 40
+look_every = 10
+"""
+SWEEP = f"""{HEAD}
+[cluster]
+workers = 4
+[grid]
+kind = ["asp", "downpour"]
+"cluster.link" = ["", "rtt=2s"]
+[zip]
+scale = [1, 0.5]
+rate = [0.01, 0.02]
+"""
+
+
+def written(path: Path, text: str = SWEEP) -> Path:
+    file = path / "sweep.toml"
+    file.write_text(text)
+    return file
+
+
+def quiet(_: str) -> None:
+    """Print nothing."""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "trials").iterdir()}
+
+
+def test_grid_zip_and_list_are_crossed(tmp_path: Path) -> None:
+    """Each point has one value of each key, zipped ones together, and runs with every seed."""
+    text = f"{SWEEP}[[list]]\nbound = 3\nkind = 'asp'\n".replace('kind = ["asp", "downpour"]\n', "")
+    found = read_sweep(written(tmp_path, text.replace("asp'", "downpour'"))).trials
+    assert len(found) == 2 * 2 * 2
+    assert {(one.strategy, one.rate, one.bound) for one in found} == {
+        ("downpour:scale=1", 0.01, 3),
+        ("downpour:scale=0.5", 0.02, 3),
+    }
+    assert {one.cluster.link for one in found} == {"", "rtt=2s"}
+    assert {one.seed for one in found} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("gradients =", "gradient ="), "gradient: expected one of .*, got an unknown key"),
+        (("workers = 4", "worker = 4"), "cluster.worker: expected one of"),
+        (('kind = ["asp", "downpour"]', "kind = []"), "grid: kind: expected a list"),
+        (('["asp", "downpour"]', '["asp", "asp"]'), "expected one trial for each id, got two"),
+        (('["asp", "downpour"]', '["asp", "sap"]'), "strategy: expected .*got 'sap:scale=1'"),
+        (('["asp", "downpour"]', '["asp:lr=1", "asp"]'), "unknown option|expected"),
+        (("seeds = [0, 1]", "seeds = [3, 1]"), "seeds: expected .first, last."),
+        (("seeds = [0, 1]", "seeds = [0, 2000]"), "at most 10000 trials without --yes, got 16008"),
+        (('name = "first"', 'name = "a b"'), "name: expected letters"),
+        (("scale = [1, 0.5]", "scale = [1]"), "zip: expected lists of one length"),
+        (("rate = [0.01", 'rate = ["greedy"'), "rate: expected `float`, got `str`"),
+        (("rate = [0.01", "lr = [0.01"), "lr: expected a setting"),
+        (('workload = "quad"', 'workload = "l1"'), "workload l1 is missing"),
+        (("[cluster]", "[cluster"), "expected TOML"),
+        (("workers = 4", "workers = 4\nkill = 3"), "cluster.kill: expected one of"),
+    ],
+)
+def test_a_wrong_sweep_is_one_sentence(
+    change: tuple[str, str], message: str, tmp_path: Path
+) -> None:
+    """The key, what was expected and what was found; nothing is run."""
+    assert change[0] in SWEEP
+    with pytest.raises(BadInput, match=message) as refused:
+        read_sweep(written(tmp_path, SWEEP.replace(*change)))
+    assert "\n" not in str(refused.value)
+
+
+def test_many_trials_need_consent(tmp_path: Path) -> None:
+    text = SWEEP.replace("seeds = [0, 1]", "seeds = [0, 1300]").replace("gradients = 40", "")
+    assert len(read_sweep(written(tmp_path, text), consent=True).trials) == 8 * 1301
+
+
+def test_a_killed_sweep_continues_to_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after each trial, in the middle of a file or before its rename, a sweep ends with the
+    same bytes as an unbroken one, and repeats at most one trial a kill."""
+    sweep = read_sweep(written(tmp_path))
+    assert run_sweep(sweep, tmp_path / "whole", note=quiet).done == len(sweep.trials)
+    whole, broken = files(tmp_path / "whole"), tmp_path / "broken"
+    runs = 0
+
+    def dying(trial: Trial) -> Any:
+        nonlocal runs
+        runs += 1
+        if runs % 3 == 2:
+            (broken / "trials" / f"{trial.id}.1.part").write_bytes(b"PAR1 torn")
+            raise KeyboardInterrupt
+        return run_trial(trial)
+
+    monkeypatch.setattr(runner, "run_trial", dying)
+    kills = 0
+    while True:
+        try:
+            status = run_sweep(sweep, broken, note=quiet)
+        except KeyboardInterrupt:
+            kills += 1
+        else:
+            break
+    assert status.done == len(sweep.trials)
+    assert kills > 5
+    assert runs == len(sweep.trials) + kills
+    assert files(broken) == whole
+
+
+def test_a_torn_file_is_redone_and_a_stale_one_is_counted(tmp_path: Path) -> None:
+    """A Parquet that cannot be read is no result; one of other settings stays, and counts apart."""
+    sweep, folder = read_sweep(written(tmp_path)), tmp_path / "out"
+    run_sweep(sweep, folder, note=quiet)
+    torn = Folder(folder).result(sweep.trials[0].id)
+    before = torn.read_bytes()
+    torn.write_bytes(before[:-20])
+    (folder / "trials" / "0123456789abcdef.parquet").write_bytes(before)
+    assert Folder(folder).status(sweep).done == len(sweep.trials) - 1
+    status = run_sweep(sweep, folder, note=quiet)
+    assert (status.done, status.stale) == (len(sweep.trials), 1)
+    assert torn.read_bytes() == before
+
+
+def test_a_failing_trial_is_tried_twice_and_keeps_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others still run; a later runner tries it once more."""
+    sweep, folder = read_sweep(written(tmp_path)), tmp_path / "out"
+    bad, tries = sweep.trials[3], 0
+
+    def failing(trial: Trial) -> Any:
+        nonlocal tries
+        if trial == bad:
+            tries += 1
+            raise BadInput("it does not work")
+        return run_trial(trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run_trial", failing)
+        status = run_sweep(sweep, folder, note=quiet)
+    assert (status.done, status.failed, tries) == (len(sweep.trials) - 1, 1, 2)
+    assert "it does not work" in Folder(folder).failure(bad.id).read_text()
+    write_report(folder, tmp_path / "report.html")
+    assert "it does not work" in (tmp_path / "report.html").read_text()
+    assert run_sweep(sweep, folder, note=quiet).failed == 0
+
+
+def test_a_second_runner_is_refused(tmp_path: Path) -> None:
+    sweep, folder = read_sweep(written(tmp_path)), Folder(tmp_path / "out")
+    folder.create(sweep)
+    with folder.locked(), pytest.raises(BadInput, match="another runner"):
+        run_sweep(sweep, folder.path, note=quiet)
+
+
+def test_a_folder_belongs_to_one_sweep(tmp_path: Path) -> None:
+    sweep = read_sweep(written(tmp_path))
+    Folder(tmp_path / "out").create(sweep)
+    with pytest.raises(BadInput, match="toml differs"):
+        Folder(tmp_path / "out").create(sweep._replace(text="other"))
+
+
+def test_an_id_is_that_of_all_settings() -> None:
+    """Any other setting gives another id; the same settings give the same."""
+    trial = Trial()
+    others = [structs.replace(trial, seed=1), structs.replace(trial, batch=5)]
+    assert trial.id == Trial().id
+    assert len({one.id for one in (trial, *others)}) == 3
+
+
+def test_a_rule_is_named_with_its_options() -> None:
+    assert rule_named("momentum:momentum=0.5") == Momentum(0.5)
+    with pytest.raises(BadInput, match="unknown option 'mu'"):
+        rule_named("momentum:mu=0.5")
+
+
+def test_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run, dry run, status, resume, report and list, as a user types them."""
+    exp = command(capsys, monkeypatch, "exp")
+    file, out = written(tmp_path), tmp_path / "out"
+    assert re.search(r"16 trials in .*, about \d", exp("run", file, "--out", out, "--dry-run")[1])
+    for given in (("run", file, "--out", out), ("status", out), ("resume", out)):
+        status, printed, _ = exp(*given)
+        assert status == 0
+        assert "16 of 16 trials done" in printed.splitlines()[-1]
+    assert "MB" in exp("report", out)[1]
+    listed = exp("list")[1].splitlines()
+    assert len(listed) == 13
+    assert "charlm" in listed[6]
+    status, _, error = exp("shape", 7)
+    assert status == 2
+    assert error.startswith("downpour: error: shape 7 is missing: it needs the workload charlm")
+
+
+def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
+    """One page with curves, verdicts, every trial and the sweep itself, below 3 MB."""
+    sweep, folder = read_sweep(written(tmp_path)), tmp_path / "out"
+    run_sweep(sweep, folder, note=quiet)
+    check = Check("a < b", "a is less", "1 < 2", Verdict.REPRODUCED)
+    outcome = Outcome(
+        number=1, title="t", source="s", preset=Preset.CI, control=False, checks=[check]
+    )
+    keep(outcome, folder)
+    size = write_report(folder, folder / "report.html")
+    page = (folder / "report.html").read_text()
+    assert size == len(page.encode()) < 3e6
+    assert not re.search(r"(src|href)=|url\(|@import|<script", page)
+    assert all(trial.id in page for trial in sweep.trials)
+    assert page.count("<polyline") == 4 * len(sweep.points)
+    assert "a &lt; b" in page
+    with pytest.raises(BadInput, match="got neither"):
+        write_report(tmp_path / "trials", tmp_path / "none.html")
+
+
+def test_processes_give_the_same_files(tmp_path: Path) -> None:
+    """Two processes write what one does."""
+    assert multiprocessing.current_process().name == "MainProcess"
+    sweep = read_sweep(written(tmp_path))
+    for jobs in (1, 2):
+        run_sweep(sweep, tmp_path / str(jobs), jobs=jobs, note=quiet)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
+def test_the_example_is_the_page() -> None:
+    """The page shows the file that is shipped, and it is a sweep."""
+    example = ROOT / "deploy" / "examples" / "sweep.toml"
+    assert len(read_sweep(example).trials) == 3 * 2 * 2 * 3
+    page = (ROOT / "docs" / "how-to" / "experiments.md").read_text()
+    shown = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert shown
+    assert shown[1].strip() in example.read_text()

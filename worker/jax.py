@@ -1,0 +1,248 @@
+"""JAX: a loop over pytrees on parameter servers, with any strategy.
+
+    def train(args, ctx):
+        opt = worker.jax.wrap(init(), None, ctx)
+        step = jax.jit(jax.value_and_grad(loss))
+        for batch in ctx.batches(64, epochs=3):
+            value, grads = step(opt.params, batch["x"], batch["y"])
+            opt.step(grads, loss=value)
+
+    trained = worker.run(df, train, params=worker.jax.params(init(), rate=0.1), strategy="asp")
+    params = worker.jax.load(init(), trained.params)
+
+`opt.params` are arrays of JAX on its default device, copied from the pulled weights. Each `step`
+gives its gradient to the worker's strategy and brings the next weights (loop_steps.py).
+
+JAX is imported when a function of this module is called.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from ps.client import Client
+from shards import arguments
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.context import Context
+from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, worker_of
+from worker.options import MOST
+from worker.strategies import Strategy
+
+__all__ = ["DistributedParams", "join", "load", "params", "wrap"]
+
+Floats = NDArray[np.float32]
+
+
+def params(tree: Any, **settings: Any) -> ps.Dense:
+    """The table of a pytree of float32 arrays, with their present values.
+
+    An array is named by its path in the tree, joined by dots, as `Dense_0.kernel`. `settings` are
+    those of `ps.Dense.like`, such as `rule` and `rate`. Raises BadInput for arrays of another type.
+    """
+    values = {name: np.asarray(one) for name, one in _named("params", tree).items()}
+    return ps.Dense.like(values, **settings)
+
+
+def load(tree: Any, values: Any) -> Any:
+    """The pytree with trained values, such as `trained.params`, in place of its arrays.
+
+    `values` are arrays by name. Raises BadInput for an unknown name, a missing array, and another
+    shape.
+    """
+    jax = _jax()
+    named = _named("load", tree)
+    arguments.instance("load: values", values, dict, "a dict of arrays by name")
+    _check_names("load", named, values)
+    for name, one in named.items():
+        if values[name].shape != one.shape:
+            raise BadInput(f"load: {name}: expected shape {one.shape}, got {values[name].shape}")
+    leaves = [jax.numpy.array(values[name]) for name in named]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+
+
+def wrap(tree: Any, optimizer: Any, ctx: Context) -> "DistributedParams":
+    """Train a pytree as the worker of `worker.run` that `ctx` describes.
+
+    `tree` gives the structure; its values are replaced by the shards' weights. With `optimizer`
+    None each strategy takes its usual steps. An optimiser with Optax's `init` and `update` takes
+    the local steps of a strategy that has such steps, as `local_sgd`, `easgd` and `diloco`; its
+    state stays with the worker and is lost with it. Raises BadInput for an optimiser with a
+    strategy that pushes gradients, because there the shards update by the table's rule.
+    """
+    wrapped = DistributedParams(tree, optimizer, worker_of("wrap", ctx))
+    ctx.lost = wrapped.lost
+    ctx.at_end(wrapped.finish)
+    return wrapped
+
+
+@contextmanager
+def join(
+    job: ps.Job,
+    name: str,
+    tree: Any,
+    optimizer: Any = None,
+    *,
+    steps: int = MOST,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    incarnation: int = 0,
+    prefetch: bool = False,
+    **options: Any,
+) -> Iterator["DistributedParams"]:
+    """Train a pytree as worker `name` of a job of `ps.start` or `worker.start`, without Spark.
+
+    `tree` and `optimizer` are those of `wrap`; the further options are those of `worker.loop`. The
+    loop's first batch is that of step `client.step` of the worker, which is 0 unless `incarnation`
+    continues an earlier one. Leaving the block without an error pushes what a window still holds.
+    """
+    how: dict[str, Any] = {"strategy": strategy, "workers": workers, "prefetch": prefetch}
+    with joined(job, name, steps=steps, incarnation=incarnation, **how, **options) as me:
+        wrapped = DistributedParams(tree, optimizer, me)
+        yield wrapped
+        wrapped.finish()
+
+
+class DistributedParams:
+    """The weights of a worker's loop, and its steps; made by `wrap` and `join`.
+
+    `params` is a pytree of JAX's arrays: the weights for the next gradient. Not for use by two
+    threads.
+    """
+
+    params: Any
+
+    def __init__(self, tree: Any, optimizer: Any, me: LoopWorker) -> None:
+        jax = _jax()
+        named = _named("wrap", tree)
+        _check_names("wrap: the job's table", named, {one.name for one in me.table.tensors})
+        for spec in me.table.tensors:
+            if named[spec.name].shape != spec.shape:
+                got = named[spec.name].shape
+                raise BadInput(f"wrap: {spec.name}: expected shape {spec.shape}, got {got}")
+        self.client: Client = me.client
+        self._jax = jax
+        self._names = list(named)
+        self._structure = jax.tree_util.tree_structure(tree)
+        self._table: DenseTable = me.table
+        self._host = me.table.empty()
+        self._gradients: Any = None
+        self._state: Any = None
+        self._update: Any = None
+        if optimizer is not None:
+            _check_optimizer(optimizer, me.plan.strategy)
+            self._update = jax.jit(_applied(optimizer, jax))
+        self._steps = LoopSteps(
+            me, show=self._show, optimized=None if optimizer is None else self._optimized
+        )
+        if optimizer is not None and not self._steps.ended:
+            self._state = optimizer.init(self.params)
+
+    @property
+    def lost(self) -> str:
+        """What a restarted worker continues without; empty if nothing."""
+        return self._steps.lost
+
+    def step(self, gradients: Any, *, loss: Any = 0.0, samples: int | None = None) -> None:
+        """Take one step with the gradients, a pytree as `params`, and bring the next weights.
+
+        Waits at the staleness bound. `loss` is for the records: a number or an array of one, of
+        which the value is read. `samples` is the number of rows of the step; None: those that `ctx`
+        has read since the last one. Raises BadInput for another tree, and after the last step of
+        the job's `max_iter`.
+        """
+        _, gradient = self._steps.begin()
+        if self._jax.tree_util.tree_structure(gradients) != self._structure:
+            raise BadInput("step: gradients: expected a pytree with the structure of `params`")
+        self._gradients = gradients
+        if self._update is None:
+            self._write(gradients, gradient)
+        self._steps.take(gradient, loss, samples)
+
+    def finish(self) -> None:
+        """Push what a window still holds and wait until all pushes are applied; no step follows.
+
+        The end of the function of `worker.run`, or of the block of `join`, does this.
+        """
+        self._steps.finish()
+
+    def _show(self, weights: Floats) -> None:
+        """Make these weights the parameters: copies, because the arena changes."""
+        views = self._table.views(weights)
+        leaves = [self._jax.numpy.array(views[name]) for name in self._names]
+        self.params = self._jax.tree_util.tree_unflatten(self._structure, leaves)
+
+    def _write(self, tree: Any, arena: Floats) -> None:
+        """Write the arrays of a tree into an arena, and zeros into its padding."""
+        arena.fill(0)
+        views = self._table.views(arena)
+        for name, leaf in zip(self._names, self._jax.tree_util.tree_leaves(tree), strict=True):
+            if leaf.shape != views[name].shape:
+                expected = views[name].shape
+                raise BadInput(f"step: {name}: expected shape {expected}, got {leaf.shape}")
+            np.copyto(views[name], np.asarray(leaf), casting="same_kind")
+
+    def _optimized(self) -> Floats:
+        """The weights after a step of the optimiser, in an arena of this worker's."""
+        self.params, self._state = self._update(self._gradients, self._state, self.params)
+        self._write(self.params, self._host)
+        return self._host
+
+
+def _applied(optimizer: Any, jax: Any) -> Any:
+    """A function from gradients, state and parameters to the next parameters and state."""
+
+    def update(gradients: Any, state: Any, tree: Any) -> tuple[Any, Any]:
+        changes, state = optimizer.update(gradients, state, tree)
+        return jax.tree_util.tree_map(lambda one, change: one + change, tree, changes), state
+
+    return update
+
+
+def _named(what: str, tree: Any) -> dict[str, Any]:
+    """The arrays of a pytree by their paths, in the order of its leaves; raises BadInput."""
+    jax = _jax()
+    found: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+        dtype = getattr(leaf, "dtype", None)
+        if dtype != np.float32:
+            got = type(leaf).__name__ if dtype is None else f"one of {dtype}"
+            raise BadInput(f"{what}: {name}: expected an array of float32, got {got}")
+        if name in found:
+            raise BadInput(f"{what}: {name}: expected one array of this name in the tree, got two")
+        found[name] = leaf
+    if not found:
+        raise BadInput(f"{what}: expected a pytree of arrays, got none")
+    return found
+
+
+def _check_names(what: str, named: dict[str, Any], given: Any) -> None:
+    """Raise BadInput unless exactly the arrays of the tree are given."""
+    missing, unknown = sorted(named.keys() - set(given)), sorted(set(given) - named.keys())
+    if missing:
+        raise BadInput(f"{what}: expected the array {missing[0]} of the tree, got none")
+    if unknown:
+        raise BadInput(f"{what}: expected arrays of the tree, got {unknown[0]}")
+
+
+def _check_optimizer(optimizer: Any, strategy: Strategy) -> None:
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise arguments.wrong(
+            "wrap: optimizer", "None, or one with Optax's init and update", optimizer
+        )
+    check_takes_optimizer("wrap", optimizer, strategy, "worker.jax.params")
+
+
+def _jax() -> Any:
+    try:
+        import jax
+    except ImportError:
+        raise BadInput(
+            "worker.jax: expected JAX (pip install 'downpour-sgd[jax]'), got none"
+        ) from None
+    return jax

@@ -1,0 +1,171 @@
+"""Keras 3: a callback that trains a compiled model on parameter servers, on any backend of Keras.
+
+    def train(args, ctx):
+        model = compiled()
+        batches = ((batch["x"], batch["y"]) for batch in ctx.batches(64, epochs=3))
+        model.fit(batches, callbacks=[worker.keras.callback(ctx)])
+
+    trained = worker.run(df, train, params=worker.keras.params(compiled()), strategy="easgd:tau=10")
+    worker.keras.load(model, trained.params)
+
+`fit` takes the local steps with the model's own optimiser, so the strategy is one that has local
+steps. After each the callback gives the weights to the strategy, and gives the model those that the
+strategy returns (loop_steps.py).
+
+Keras is imported when a function of this module is called.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from shards import arguments
+from shards.errors import BadInput
+from shards.tables import DenseTable
+from worker.context import Context
+from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
+
+__all__ = ["callback", "load", "params"]
+
+Floats = NDArray[np.float32]
+
+
+def params(model: Any, **settings: Any) -> ps.Dense:
+    """The table of a built Keras model: its float32 variables, with their present values.
+
+    A variable is named by its place in `model.weights` and its own name, as `0.kernel`.
+
+    Of the variables that are not trained, those of float32 are buffers, such as the statistics of
+    BatchNorm; counters and seeds stay with each worker. `settings` are those of `ps.Dense.like`.
+    """
+    variables = _variables("params", model)
+    values = {name: _array(one) for name, one in variables.items()}
+    buffers = tuple(name for name, one in variables.items() if not one.trainable)
+    return ps.Dense.like(values, buffers=buffers, **settings)
+
+
+def load(model: Any, values: Any) -> Any:
+    """Copy trained variables, such as `trained.params`, into a model; returns the model.
+
+    Raises BadInput for an unknown name, a missing variable, and another shape.
+    """
+    variables = _variables("load", model)
+    arguments.instance("load: values", values, dict, "a dict of arrays by name")
+    _check_names("load", variables, values)
+    for name, one in variables.items():
+        if values[name].shape != tuple(one.shape):
+            expected, got = tuple(one.shape), values[name].shape
+            raise BadInput(f"load: {name}: expected shape {expected}, got {got}")
+        one.assign(values[name])
+    return model
+
+
+def callback(ctx: Context) -> Any:
+    """The callback for one call of `fit` in the function of `worker.run` that `ctx` describes.
+
+    The model takes the shards' weights when training begins. `fit` ends after the last step of the
+    job's `max_iter`. Raises BadInput for a strategy that pushes gradients, which Keras keeps.
+    """
+    base: Any = _keras().callbacks.Callback
+    me = worker_of("callback", ctx)
+    check_takes_optimizer("callback", _Fit(), me.plan.strategy, "worker.jax or worker.torch")
+
+    class DistributedFit(base):  # type: ignore[misc]  # Keras is not checked
+        """Gives the weights of each step to the strategy."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.variables = _Variables(self.model, me)
+            self.steps = LoopSteps(me, show=self.variables.show, optimized=self.variables.read)
+            ctx.lost = self.steps.lost
+            ctx.at_end(self.steps.finish)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            _, gradient = self.steps.begin()
+            self.steps.take(gradient, (logs or {}).get("loss", 0.0), None)
+            if self.steps.ended:
+                self.model.stop_training = True
+
+    return DistributedFit()
+
+
+class _Fit:
+    """Stands for the optimiser of `fit` in an error."""
+
+
+class _Variables:
+    """The variables of a model as an arena."""
+
+    def __init__(self, model: Any, me: LoopWorker) -> None:
+        self._model = model
+        self._table: DenseTable = me.table
+        self._variables = _variables("fit", model)
+        given = {one.name for one in me.table.tensors}
+        _check_names("fit: the job's table", self._variables, given)
+        self._host = me.table.empty()
+
+    def show(self, weights: Floats) -> None:
+        """Give the model these weights, unless it has them."""
+        if weights is self._host:
+            return
+        self._sync()
+        views = self._table.views(weights)
+        for name, one in self._variables.items():
+            one.assign(views[name])
+
+    def read(self) -> Floats:
+        """The model's weights, in memory of this worker's."""
+        self._sync()
+        views = self._table.views(self._host)
+        for name, one in self._variables.items():
+            np.copyto(views[name], _array(one))
+        return self._host
+
+    def _sync(self) -> None:
+        """On JAX, `fit` keeps the weights outside of the variables until it is asked for them."""
+        if hasattr(self._model, "jax_state_sync"):
+            self._model.jax_state_sync()
+
+
+def _variables(what: str, model: Any) -> dict[str, Any]:
+    """The float32 variables of a model by name; raises BadInput for a model that is not built."""
+    keras = _keras()
+    arguments.instance(f"{what}: model", model, keras.Model, "a keras.Model")
+    for one in model.trainable_variables:
+        if one.dtype != "float32":
+            raise BadInput(f"{what}: {one.path}: expected a variable of float32, got {one.dtype}")
+    # Not by path: Keras numbers the layers of all models in a process.
+    found = {
+        f"{place}.{one.name}": one
+        for place, one in enumerate(model.weights)
+        if one.dtype == "float32"
+    }
+    if not found:
+        raise BadInput(f"{what}: expected a model that is built, with variables, got none")
+    return found
+
+
+def _check_names(what: str, variables: dict[str, Any], given: Any) -> None:
+    """Raise BadInput unless exactly the variables of the model are given."""
+    missing, unknown = sorted(variables.keys() - set(given)), sorted(set(given) - variables.keys())
+    if missing:
+        raise BadInput(f"{what}: expected the variable {missing[0]} of the model, got none")
+    if unknown:
+        raise BadInput(f"{what}: expected variables of the model, got {unknown[0]}")
+
+
+def _array(variable: Any) -> Floats:
+    """A variable's value; on the CPU it is not copied."""
+    found: Floats = np.asarray(_keras().ops.convert_to_numpy(variable.value))
+    return found
+
+
+def _keras() -> Any:
+    try:
+        import keras
+    except ImportError:
+        raise BadInput(
+            "worker.keras: expected Keras 3 (pip install 'downpour-sgd[keras]'), got none"
+        ) from None
+    return keras

@@ -1,0 +1,195 @@
+"""Estimators of Spark ML that train a network on parameter servers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pyspark import keyword_only
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+import worker
+from shards.errors import BadInput
+from worker import spark
+from worker.caffe.net_data import data_of
+from worker.caffe.solver import Solver
+from worker.caffe.training import Caffe, fitted_solver
+from worker.ml.columns import (
+    Facts,
+    as_floats,
+    as_label,
+    check_columns,
+    check_free,
+    survey_rows,
+)
+from worker.ml.models import FittedNet, NetClassifierModel, NetModel, NetRegressorModel
+from worker.ml.nets import (
+    LABEL,
+    FitSettings,
+    Floats,
+    Net,
+    NetSpec,
+    build,
+    build_imported,
+    caffe_spec,
+    train_net,
+)
+from worker.ml.params import ClassParams, PredictionParams, TrainingParams
+from worker.ml.saved import StageReader, StageWriter
+
+_CAFFE = ".prototxt"
+_OF_SOLVER = ("batchSize", "epochs", "modelArgs", "rule", "stepSize")
+
+
+class NetEstimator(
+    Estimator[NetModel], PredictionParams, TrainingParams, MLWritable, MLReadable["NetEstimator"]
+):
+    """What the estimators share: fitting, saving, loading."""
+
+    classifies = False
+
+    def write(self) -> StageWriter:
+        """What saves this estimator."""
+        return StageWriter(self, {})
+
+    @classmethod
+    def read(cls) -> StageReader[Any]:
+        """What loads such an estimator."""
+        return StageReader(cls, lambda _facts, _weights: cls(), weights=False)
+
+    def _fit(self, dataset: DataFrame) -> NetModel:
+        inputs, label = self.input_columns(), self.getLabelCol()
+        if not self.isDefined(self.model):
+            raise BadInput("model: expected an import path or a solver's .prototxt, got none")
+        check_columns(dataset, list(inputs), label=label)
+        check_free(dataset, self.added_columns())
+        path = self.getOrDefault(self.model)
+        options = self.options_of_run()
+        options.setdefault("workers", spark.partition_count(dataset))
+        facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
+        fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
+        net, weights = fit(dataset, path, facts, options)
+        return self._copyValues(self._made(FittedNet(net, weights, facts.outputs > 0)))
+
+    def _made(self, fitted: FittedNet) -> NetModel:
+        raise NotImplementedError
+
+    def _fit_imported(
+        self, df: DataFrame, path: str, facts: Facts, options: dict[str, Any]
+    ) -> tuple[NetSpec, Mapping[str, Floats]]:
+        spec = NetSpec(path, self.getOrDefault(self.modelArgs))
+        net = build_imported(spec, self.getSeed())
+        inputs = self.input_columns()
+        zeros = {
+            name: np.zeros((2, facts.widths[column]), np.float32) for column, name in inputs.items()
+        }
+        self._check_outputs(net, zeros, path, facts)
+        rate, rule = self.getStepSize(), self.getOrDefault(self.rule)
+        dense = net.params({"rate": rate, "rule": rule})
+        rows = df.select(
+            *(as_floats(df, column).alias(name) for column, name in inputs.items()),
+            as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
+        )
+        settings = FitSettings(
+            classifies=self.classifies,
+            batch_size=self.getOrDefault(self.batchSize),
+            epochs=self.getOrDefault(self.epochs),
+            seed=self.getSeed(),
+        )
+        trained = worker.run(rows, train_net, (spec, settings), params=dense, **options)
+        if trained.outcome.interrupted:
+            raise KeyboardInterrupt
+        table = dense.table("net")
+        views = table.views(table.empty())
+        dense.structure.write(trained.params, views)
+        return spec, views
+
+    def _fit_caffe(
+        self, df: DataFrame, path: str, facts: Facts, options: dict[str, Any]
+    ) -> tuple[NetSpec, Mapping[str, Floats]]:
+        if given := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
+            raise BadInput(f"{given[0]}: expected it in the solver {path}")
+        if len(self.input_columns()) != 1:
+            raise BadInput(f"inputMapping: expected one column for the net of {path}")
+        (column,) = self.input_columns()
+        kind = Caffe(path)
+        assert isinstance(kind.solver, Solver), "read when it was made"
+        wanted = data_of(kind.solver.train).wanted
+        name = wanted.tops[0] if wanted.tops else "data"
+        rows = df.select(
+            as_floats(df, column).alias(name),
+            as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
+        )
+        spec = caffe_spec(path, fitted_solver(kind.solver, rows))
+        zeros = {name: np.zeros((2, facts.widths[column]), np.float32)}
+        self._check_outputs(build(spec), zeros, path, facts)
+        trained = worker.train(rows, model=kind, **options)
+        if trained.outcome.interrupted:
+            raise KeyboardInterrupt
+        return spec, trained.params
+
+    def _check_outputs(self, net: Net, zeros: Mapping[str, Any], path: str, facts: Facts) -> None:
+        """Raise BadInput unless the network takes such rows and predicts what the labels are."""
+        mapping: dict[str, str] = self.getOrDefault(self.outputMapping)
+        try:
+            output = net.outputs(zeros, list(mapping))[0]
+        except BadInput:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{name} {values.shape}" for name, values in zeros.items())
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(f"model {path}: cannot compute rows of {shapes}: {line}") from error
+        outputs = output.size // 2
+        where = f"the DataFrame, column {self.getLabelCol()}"
+        if self.classifies and facts.largest >= outputs:
+            raise BadInput(
+                f"{where}: expected classes from 0 to {outputs - 1}, as the model has {outputs}"
+                f" outputs, got {facts.largest}"
+            )
+        wanted = max(1, facts.outputs)
+        if not self.classifies and outputs != wanted:
+            raise BadInput(
+                f"model {path}: expected {wanted} outputs, as column {self.getLabelCol()} has, got"
+                f" {outputs}"
+            )
+
+
+class NetClassifier(NetEstimator, ClassParams):
+    """Trains a network to predict classes, on parameter servers, in ordinary Spark tasks.
+
+    `model` is the import path `module:name` of a `torch.nn.Module`, or of a NumPy model, an object
+    with the methods `params(seed)`, `gradient(params, batch)` and `outputs(params, inputs)`; or the
+    path of a Caffe solver. Its output is a score for each class. `featuresCol` is a number, a list
+    of numbers or a vector; `labelCol` holds whole numbers from 0. `options` are further options of
+    `worker.train`. docs/how-to/spark-ml.md shows the parameters.
+
+    Raises BadInput before training for data that does not fit; GiveUp when a worker or a shard
+    fails for good.
+    """
+
+    classifies = True
+
+    @keyword_only
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self._set(**params)
+
+    def _made(self, fitted: FittedNet) -> NetModel:
+        return NetClassifierModel(fitted)
+
+
+class NetRegressor(NetEstimator):
+    """Trains a network to predict numbers, on parameter servers, in ordinary Spark tasks.
+
+    As `NetClassifier`, but `labelCol` is a number, a list of numbers or a vector, and the network
+    has an output for each.
+    """
+
+    @keyword_only
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self._set(**params)
+
+    def _made(self, fitted: FittedNet) -> NetModel:
+        return NetRegressorModel(fitted)

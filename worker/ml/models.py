@@ -1,0 +1,110 @@
+"""Fitted networks as Spark ML models: they add columns to a DataFrame, without any servers."""
+
+import secrets
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+from pyspark.ml import Model
+from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructField, StructType
+
+from worker.ml.columns import as_floats, check_columns, check_free
+from worker.ml.nets import Floats, NetSpec
+from worker.ml.params import ClassParams, PredictionParams
+from worker.ml.predict import Predictor, predict
+from worker.ml.saved import StageReader, StageWriter
+from worker.spark import map_tasks
+
+_INPUT = "__downpour_"  # how columns begin that the tasks read and drop
+
+
+class FittedNet(msgspec.Struct, frozen=True):
+    """A network and its trained tensors; `several` is whether it predicts a list of values."""
+
+    net: NetSpec
+    weights: Mapping[str, Floats]
+    several: bool = False
+
+
+class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
+    """A network that adds predictions to the rows of a DataFrame."""
+
+    def __init__(self, fitted: FittedNet | None = None) -> None:
+        """Made by the estimator and by `load`, which give the network."""
+        super().__init__()
+        self._fitted = fitted
+        self._key = secrets.token_hex(8)
+
+    @property
+    def fitted(self) -> FittedNet:
+        """The network with its tensors."""
+        assert self._fitted is not None, "an estimator or load made this model"
+        return self._fitted
+
+    @property
+    def weights(self) -> Mapping[str, Floats]:
+        """The trained tensors by name, float32."""
+        return self.fitted.weights
+
+    def write(self) -> StageWriter:
+        """What saves this model, to any path that Spark writes to."""
+        fitted = self.fitted
+        facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
+        return StageWriter(self, facts, fitted.weights)
+
+    @classmethod
+    def read(cls) -> StageReader[Any]:
+        """What loads such a model."""
+
+        def make(facts: Mapping[str, Any], weights: Mapping[str, Floats]) -> NetModel:
+            net = msgspec.convert(facts["net"], NetSpec)
+            return cls(FittedNet(net, weights, facts["several"]))
+
+        return StageReader(cls, make)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        inputs = self.input_columns()
+        check_columns(dataset, list(inputs))
+        check_free(dataset, self.added_columns())
+        prepared = dataset.select(
+            "*", *(as_floats(dataset, name).alias(_INPUT + name) for name in inputs)
+        )
+        layers = self.getOrDefault(self.outputMapping)
+        of = Predictor(
+            key=self._key,
+            net=self.fitted.net,
+            weights=self.weights,
+            inputs={_INPUT + column: name for column, name in inputs.items()},
+            layers=layers,
+            outputs=self.output_columns(),
+            classifies=isinstance(self, ClassParams),
+            several=self.fitted.several,
+        )
+        added: list[tuple[str, DataType]]
+        added = [(name, ArrayType(FloatType())) for name in layers.values()]
+        added += [each for each in zip(of.outputs, self._types(), strict=True) if each[0]]
+        fields = [*dataset.schema.fields, *(StructField(*each) for each in added)]
+        return map_tasks(prepared, partial(predict, of=of), StructType(fields), job="transform")
+
+    def _types(self) -> tuple[DataType, ...]:
+        """The types of the columns of the predictions."""
+        return (ArrayType(DoubleType()) if self.fitted.several else DoubleType(),)
+
+
+class NetRegressorModel(NetModel):
+    """A trained network that predicts a number, or a list of them, for each row."""
+
+
+class NetClassifierModel(NetModel, ClassParams):
+    """A trained network that predicts the class of each row.
+
+    It adds `rawPredictionCol`, a score for each class, `probabilityCol`, their softmax, and
+    `predictionCol`, the class of the highest score.
+    """
+
+    def _types(self) -> tuple[DataType, ...]:
+        return VectorUDT(), VectorUDT(), DoubleType()

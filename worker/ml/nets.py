@@ -1,0 +1,287 @@
+"""The networks of `worker.ml`: a description that can be sent and saved, and what it builds.
+
+A `NetSpec` holds plain values: the import path of a torch module or of a NumPy model, or a Caffe
+net. `build` makes the network, in the driver and once in each of Spark's Python processes. Inputs
+are arrays by name, rows first; a network with one input has it as `features`.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+import ps
+import worker.torch
+from shards.errors import BadInput
+from worker.caffe.model import CaffeModel
+from worker.caffe.net import Description
+from worker.caffe.phases import Phase
+from worker.caffe.solver import Solver
+from worker.columns import ColumnKind, ColumnSpec
+from worker.context import Context
+
+Floats = NDArray[np.float32]
+Inputs = Mapping[str, NDArray[Any]]
+
+FEATURES, LABEL = "features", "label"
+_METHODS = ("params", "gradient", "outputs")
+
+
+class NetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A network in plain values: the import path of one with its `args`, or a Caffe net.
+
+    `output` is the blob of the Caffe net that it predicts from.
+    """
+
+    model: str
+    args: dict[str, Any] = {}
+    caffe: Description | None = None
+    output: str = ""
+
+
+class FitSettings(msgspec.Struct, frozen=True):
+    """How the workers train an imported network."""
+
+    classifies: bool
+    batch_size: int
+    epochs: int
+    seed: int
+
+
+class Net(Protocol):
+    """A network that predicts, with parameters of its own."""
+
+    def load(self, params: Mapping[str, Floats]) -> None:
+        """Take trained parameters, by name."""
+        ...
+
+    def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
+        """The network's output, (rows, outputs) or (rows,), then that of each named layer."""
+        ...
+
+
+class TrainedNet(Net, Protocol):
+    """A network that can be trained by `worker.run`."""
+
+    def params(self, settings: Mapping[str, Any]) -> ps.Dense:
+        """The table of its parameters, with their first values, and `settings` of `ps.Dense`."""
+        ...
+
+    def train(self, fit: FitSettings, ctx: Context) -> None:
+        """Train as the worker of `ctx`."""
+        ...
+
+
+def build(spec: NetSpec, seed: int = 1) -> Net:
+    """The network; raises BadInput for a model that does not import or is of no known kind."""
+    return build_imported(spec, seed) if spec.caffe is None else CaffeNet(spec.caffe, spec.output)
+
+
+def build_imported(spec: NetSpec, seed: int) -> TrainedNet:
+    """The network at an import path, with its first parameters drawn from `seed`."""
+    make = _imported(spec.model)
+    is_torch = any(kind.__module__.startswith("torch.") for kind in getattr(make, "__mro__", ()))
+    if is_torch or not isinstance(make, type):
+        _seed_torch(seed)
+    try:
+        made = make(**spec.args)
+    except Exception as error:
+        raise BadInput(f"model {spec.model}: {_line(error)}") from error
+    if any(kind.__module__.startswith("torch.") for kind in type(made).__mro__):
+        return TorchNet(spec.model, made)
+    lacks = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    if lacks:
+        raise BadInput(
+            f"model {spec.model}: expected a torch.nn.Module, or an object with the methods"
+            f" {', '.join(_METHODS)}; got {type(made).__name__} without {lacks[0]}"
+        )
+    return NumpyNet(spec.model, made, seed)
+
+
+def train_net(task: tuple[NetSpec, FitSettings], ctx: Context) -> None:
+    """What `worker.run` calls in each task."""
+    spec, fit = task
+    build_imported(spec, fit.seed).train(fit, ctx)
+
+
+class NumpyNet:
+    """An object with three methods, over arrays of NumPy or what converts to them, such as JAX's.
+
+    `params(seed)` are the first parameters, arrays in any structure that `ps.Dense` takes.
+    `gradient(params, batch)` is the loss and its gradient; a batch is the inputs by name, and
+    `label`. `outputs(params, inputs)` is an array (rows, outputs), or a dict of them by layer, the
+    output under `output`.
+    """
+
+    def __init__(self, name: str, model: Any, seed: int) -> None:
+        self._name = name
+        self._model = model
+        self._params: Any = model.params(seed)
+
+    def params(self, settings: Mapping[str, Any]) -> ps.Dense:
+        return ps.Dense.like(self._params, **settings)
+
+    def train(self, fit: FitSettings, ctx: Context) -> None:
+        ctx.loop(self._model.gradient, fit.batch_size, epochs=fit.epochs)
+
+    def load(self, params: Mapping[str, Floats]) -> None:
+        self._params = ps.Dense.like(self._params).structure.build(params)
+
+    def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
+        found = self._model.outputs(self._params, inputs)
+        by_name = found if isinstance(found, Mapping) else {"output": found}
+        for name in ("output", *layers):
+            if name not in by_name:
+                raise _no_layer(self._name, name, by_name)
+        return [np.asarray(by_name[name]) for name in ("output", *layers)]
+
+
+class TorchNet:
+    """A `torch.nn.Module`: one input is its argument, several are keyword arguments.
+
+    Its loss is the cross-entropy of classes, or the mean squared error.
+    """
+
+    def __init__(self, name: str, module: Any) -> None:
+        self._name = name
+        self._module = module
+
+    def params(self, settings: Mapping[str, Any]) -> ps.Dense:
+        return worker.torch.params(self._module, **settings)
+
+    def train(self, fit: FitSettings, ctx: Context) -> None:
+        import torch
+
+        self._module.train()
+        steps = worker.torch.wrap(self._module, None, ctx)
+        for batch in ctx.batches(fit.batch_size, epochs=fit.epochs):
+            label = torch.from_numpy(batch[LABEL])
+            output = self._called({name: batch[name] for name in batch if name != LABEL})
+            if fit.classifies:
+                loss = torch.nn.functional.cross_entropy(output, label.long())
+            else:
+                loss = torch.nn.functional.mse_loss(output.reshape(label.shape), label)
+            loss.backward()
+            steps.step(loss=loss)
+            steps.zero_grad()
+
+    def load(self, params: Mapping[str, Floats]) -> None:
+        worker.torch.load(self._module, params)
+
+    def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
+        import torch
+
+        self._module.eval()
+        modules = dict(self._module.named_modules())
+        seen: dict[str, Any] = {}
+        hooks = []
+        for name in layers:
+            if name not in modules:
+                raise _no_layer(self._name, name, [each for each in modules if each])
+            keep = _keeper(seen, name)
+            hooks.append(modules[name].register_forward_hook(keep))
+        try:
+            with torch.inference_mode():
+                output = self._called(inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [output.numpy(), *(seen[name].numpy() for name in layers)]
+
+    def _called(self, inputs: Inputs) -> Any:
+        import torch
+
+        tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+        if set(tensors) == {FEATURES}:
+            return self._module(tensors[FEATURES])
+        return self._module(**tensors)
+
+
+class CaffeNet:
+    """A Caffe net in its test phase; it is trained by `worker.train`."""
+
+    def __init__(self, description: Description, output: str) -> None:
+        self._model = CaffeModel(description)
+        self._output = output
+        self._weights = self._model.table.empty()
+
+    def load(self, params: Mapping[str, Floats]) -> None:
+        for name, view in self._model.table.views(self._weights).items():
+            if name in params:
+                view[:] = params[name]
+
+    def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
+        (column,) = inputs_of(self._model)
+        for name in layers:
+            if name not in self._model.net.blobs:
+                raise _no_layer(self._model.net.description.file, name, self._model.net.blobs)
+        (values,) = inputs.values()
+        batch = {column.name: values.reshape(-1, *column.shape) if column.shape else values}
+        found = self._model.forward(self._weights, batch, [self._output, *layers])
+        return [np.asarray(found[name]) for name in (self._output, *layers)]
+
+
+def caffe_spec(path: str | Path, solver: Solver) -> NetSpec:
+    """The net of a solver that was fitted to its data, in its test phase.
+
+    It predicts from what the first loss of the net reads. Raises BadInput for a net without a loss,
+    or with several inputs.
+    """
+    description = replace(solver.train, phase=Phase.TEST)
+    trained, tested = CaffeModel(solver.train), CaffeModel(description)
+    losses = [node.layer.spec for node in trained.net.nodes if "Loss" in node.layer.spec.type]
+    if not losses or losses[0].bottom[0] not in tested.net.blobs:
+        raise BadInput(f"{path}: expected a loss over a blob that the test phase has, got none")
+    if len(inputs_of(tested)) != 1:
+        raise BadInput(f"{path}: expected a net with one input besides labels")
+    return NetSpec(str(path), caffe=description, output=losses[0].bottom[0])
+
+
+def inputs_of(model: CaffeModel) -> list[ColumnSpec]:
+    """The columns that a Caffe net reads, labels left out."""
+    return [each for each in model.net.column_specs if each.kind is not ColumnKind.LABEL]
+
+
+def _imported(path: str) -> Any:
+    """What an import path `module:name` names; raises BadInput."""
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise BadInput(
+            f"model {path!r}: expected an import path, such as nets:Net, or a solver's .prototxt"
+        )
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"model {path}: cannot be imported: {error}") from None
+    except Exception as error:
+        raise BadInput(f"model {path}: cannot be imported: {_line(error)}") from error
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed the first values of a torch module, if there is torch."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.manual_seed(seed)
+
+
+def _keeper(seen: dict[str, Any], name: str) -> Any:
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        seen[name] = output
+
+    return keep
+
+
+def _no_layer(model: str, name: str, known: Any) -> BadInput:
+    return BadInput(f"model {model}: expected layers among {', '.join(known)}; got {name}")
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,193 @@
+"""The parameters of the stages of `worker.ml`, as Spark ML names them."""
+
+from typing import Any, Self
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasMaxIter,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasStepSize,
+)
+
+from shards import arguments
+from shards.errors import BadInput
+from worker.ml.nets import FEATURES
+
+
+def _names(value: Any) -> dict[str, str]:
+    """A mapping of names to names."""
+    if not isinstance(value, dict) or not all(
+        isinstance(each, str) and each for pair in value.items() for each in pair
+    ):
+        raise TypeError(f"expected a dict of names, got {arguments.shown(value)}")
+    return dict(value)
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """A mapping of names to plain values."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"expected a dict of settings by name, got {arguments.shown(value)}")
+    return dict(value)
+
+
+class PredictionParams(HasFeaturesCol, HasPredictionCol):
+    """The columns that a network reads and writes."""
+
+    inputMapping: Param[dict[str, str]] = Param(
+        Params._dummy(),
+        "inputMapping",
+        "the network's inputs by column, as {'pixels': 'image'}; default: featuresCol alone",
+        typeConverter=_names,
+    )
+    outputMapping: Param[dict[str, str]] = Param(
+        Params._dummy(),
+        "outputMapping",
+        "columns for the outputs of layers, by layer, as {'conv1': 'features'}",
+        typeConverter=_names,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(inputMapping={}, outputMapping={}, predictionCol="prediction")
+
+    def setFeaturesCol(self, value: str) -> Self:
+        """Set the column of the features: a number, a list of numbers, a vector."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str) -> Self:
+        """Set the column of the predictions."""
+        return self._set(predictionCol=value)
+
+    def setInputMapping(self, value: dict[str, str]) -> Self:
+        """Set the network's inputs by column."""
+        return self._set(inputMapping=value)
+
+    def setOutputMapping(self, value: dict[str, str]) -> Self:
+        """Set the columns for the outputs of layers, by layer."""
+        return self._set(outputMapping=value)
+
+    def input_columns(self) -> dict[str, str]:
+        """The network's inputs by column."""
+        return self.getOrDefault(self.inputMapping) or {self.getFeaturesCol(): FEATURES}
+
+    def output_columns(self) -> tuple[str, ...]:
+        """The columns of the predictions, an empty name for one that is not wanted."""
+        return (self.getPredictionCol(),)
+
+    def added_columns(self) -> list[str]:
+        """The names of all columns that the model adds, in order."""
+        layers = self.getOrDefault(self.outputMapping).values()
+        return [name for name in (*layers, *self.output_columns()) if name]
+
+
+class ClassParams(PredictionParams, HasRawPredictionCol, HasProbabilityCol):
+    """Those of a classifier; an empty name leaves a column out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(rawPredictionCol="rawPrediction", probabilityCol="probability")
+
+    def setRawPredictionCol(self, value: str) -> Self:
+        """Set the column of the scores, a vector with one for each class."""
+        return self._set(rawPredictionCol=value)
+
+    def setProbabilityCol(self, value: str) -> Self:
+        """Set the column of the probabilities, a vector with one for each class."""
+        return self._set(probabilityCol=value)
+
+    def output_columns(self) -> tuple[str, ...]:
+        return self.getRawPredictionCol(), self.getProbabilityCol(), self.getPredictionCol()
+
+
+class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
+    """What is trained, and how."""
+
+    model: Param[str] = Param(
+        Params._dummy(),
+        "model",
+        "a Caffe solver's .prototxt, or the import path module:name of a torch.nn.Module or of a"
+        " NumPy model",
+        typeConverter=TypeConverters.toString,
+    )
+    modelArgs: Param[dict[str, Any]] = Param(
+        Params._dummy(),
+        "modelArgs",
+        "the arguments of what the import path names, plain values",
+        typeConverter=_settings,
+    )
+    epochs: Param[int] = Param(
+        Params._dummy(), "epochs", "passes over the rows", typeConverter=TypeConverters.toInt
+    )
+    batchSize: Param[int] = Param(
+        Params._dummy(), "batchSize", "rows a step", typeConverter=TypeConverters.toInt
+    )
+    rule: Param[str] = Param(
+        Params._dummy(),
+        "rule",
+        "how the shards update, as sgd, momentum or adam",
+        typeConverter=TypeConverters.toString,
+    )
+    workers: Param[int] = Param(
+        Params._dummy(),
+        "workers",
+        "workers; default: the partitions of the data; needed over Spark Connect",
+        typeConverter=TypeConverters.toInt,
+    )
+    shards: Param[int] = Param(
+        Params._dummy(), "shards", "parameter servers", typeConverter=TypeConverters.toInt
+    )
+    shardsIn: Param[str] = Param(
+        Params._dummy(),
+        "shardsIn",
+        "where the shards run: processes, on the driver's machine, or ray",
+        typeConverter=TypeConverters.toString,
+    )
+    strategy: Param[str] = Param(
+        Params._dummy(),
+        "strategy",
+        "how workers learn together, as downpour or easgd:tau=4",
+        typeConverter=TypeConverters.toString,
+    )
+    options: Param[dict[str, Any]] = Param(
+        Params._dummy(),
+        "options",
+        "further options of worker.train, as {'staleness': 2, 'compress': 'int8'}",
+        typeConverter=_settings,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            modelArgs={},
+            epochs=1,
+            batchSize=32,
+            stepSize=0.01,
+            rule="sgd",
+            seed=1,
+            shards=1,
+            shardsIn="processes",
+            strategy="downpour",
+            options={},
+        )
+
+    def options_of_run(self) -> dict[str, Any]:
+        """The options that every way to train takes; raises BadInput for one given twice."""
+        options: dict[str, Any] = {
+            "shards": self.getOrDefault(self.shards),
+            "shards_in": self.getOrDefault(self.shardsIn),
+            "strategy": self.getOrDefault(self.strategy),
+        }
+        for name, param in (("workers", self.workers), ("max_iter", self.maxIter)):
+            if self.isSet(param):
+                options[name] = self.getOrDefault(param)
+        if self.isSet(self.seed):
+            options["seed"] = self.getSeed()
+        more = self.getOrDefault(self.options)
+        if twice := sorted(more.keys() & (options.keys() | {"model", "params"})):
+            raise BadInput(f"options: {twice[0]}: expected it as a parameter of its own")
+        return options | more

@@ -1,0 +1,158 @@
+"""The prediction of a network for the rows of a partition, as Spark's tasks run it.
+
+Rows come in as Arrow batches and leave as Arrow batches with more columns; those that they have are
+passed on as they are. A Python process of Spark builds a network once and keeps it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from shards.errors import BadInput
+from worker.ml.nets import Floats, Net, NetSpec, build
+
+_ROWS = 1024  # of one call of a network
+_DENSE = 1  # how Spark marks a dense vector
+VECTOR = pa.struct(
+    [
+        pa.field("type", pa.int8(), nullable=False),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
+"""A vector of Spark ML as Arrow sees it."""
+
+
+class Predictor(msgspec.Struct, frozen=True):
+    """What every task computes.
+
+    `key` identifies the network with its `weights` among those that a process has loaded. `inputs`
+    are the network's inputs by the columns that they are read from, which the result leaves out.
+    The columns that are added: that of each of the `layers`, and of a classifier the scores, the
+    probabilities and the class, of a regression the value; the last three are left out where their
+    name in `outputs` is empty.
+    """
+
+    key: str
+    net: NetSpec
+    weights: Mapping[str, Floats]
+    inputs: Mapping[str, str]
+    layers: Mapping[str, str]
+    outputs: tuple[str, ...]
+    classifies: bool
+    several: bool
+
+
+_loaded: dict[str, Net] = {}
+"""The network of the latest predictions in this process."""
+
+
+def predict(
+    batches: Iterator[pa.RecordBatch],
+    _part: int,
+    _attempt: int,
+    _gpus: Sequence[str],
+    *,
+    of: Predictor,
+) -> Iterator[pa.RecordBatch]:
+    """The batches with the columns of the predictor in place of its inputs."""
+    net = _load(of)
+    with threadpool_limits(1):
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            inputs = {
+                name: input_array(columns.pop(column), f"transform: {name}")
+                for column, name in of.inputs.items()
+            }
+            if batch.num_rows:
+                columns |= _predicted(net, inputs, batch.num_rows, of)
+                yield pa.RecordBatch.from_pydict(columns)
+
+
+def _load(of: Predictor) -> Net:
+    if of.key not in _loaded:
+        _loaded.clear()
+        net = build(of.net)
+        net.load(of.weights)
+        _loaded[of.key] = net
+    return _loaded[of.key]
+
+
+def _predicted(
+    net: Net, inputs: Mapping[str, NDArray[Any]], rows: int, of: Predictor
+) -> dict[str, pa.Array]:
+    """The columns that a predictor adds."""
+    layers = list(of.layers)
+    found: list[list[NDArray[Any]]] = []
+    for first in range(0, rows, _ROWS):
+        part = {name: values[first : first + _ROWS] for name, values in inputs.items()}
+        found.append(net.outputs(part, layers))
+    output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
+    made = {
+        of.layers[layer]: list_array(values, pa.float32())
+        for layer, values in zip(layers, others, strict=True)
+    }
+    columns = _scored(output, of) if of.classifies else (_values(output, of),)
+    made |= {name: make for name, make in zip(of.outputs, columns, strict=True) if name}
+    return made
+
+
+def _scored(output: NDArray[Any], of: Predictor) -> tuple[Any, ...]:
+    """The scores, the probabilities and the class of each row."""
+    scores = output.reshape(len(output), -1).astype(np.float64)
+    raw, probability, prediction = of.outputs
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True)) if probability else scores
+    return (
+        vectors(scores) if raw else None,
+        vectors(powers / powers.sum(axis=1, keepdims=True)) if probability else None,
+        pa.array(scores.argmax(axis=1).astype(np.float64)) if prediction else None,
+    )
+
+
+def _values(output: NDArray[Any], of: Predictor) -> Any:
+    if of.several:
+        return list_array(output, pa.float64())
+    return pa.array(output.reshape(len(output)).astype(np.float64))
+
+
+def input_array(column: pa.Array, where: str) -> NDArray[Any]:
+    """An input of a network as (rows, values), float32 or uint8; raises BadInput."""
+    if column.null_count:
+        raise BadInput(f"{where}: expected a value in each row, got a null")
+    if not len(column):
+        return np.empty((0, 0), np.float32)
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        rows = [np.frombuffer(value.as_py(), np.uint8) for value in column]
+        if len({len(row) for row in rows}) > 1:
+            raise BadInput(f"{where}: expected images of one size, got others")
+        return np.stack(rows)
+    values, offsets = column.flatten(), column.offsets.to_numpy()
+    width = int(offsets[1] - offsets[0])
+    if values.null_count or (np.diff(offsets) != width).any():
+        raise BadInput(f"{where}: expected lists of {width} numbers, got others")
+    return np.array(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+
+
+def list_array(values: NDArray[Any], kind: pa.DataType) -> pa.ListArray:
+    """The rows of an array as lists of `kind`."""
+    flat = np.ascontiguousarray(values, kind.to_pandas_dtype()).reshape(len(values), -1)
+    offsets = np.arange(0, flat.size + 1, max(1, flat.shape[1]), dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(flat.ravel(), kind))
+
+
+def vectors(values: NDArray[np.float64]) -> pa.StructArray:
+    """The rows of an array as dense vectors of Spark ML."""
+    rows = len(values)
+    parts = [
+        pa.array(np.full(rows, _DENSE, np.int8)),
+        pa.nulls(rows, pa.int32()),
+        pa.nulls(rows, pa.list_(pa.int32())),
+        list_array(values, pa.float64()),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(VECTOR))

@@ -1,0 +1,159 @@
+"""Stages of `worker.ml` on any filesystem of Spark's: metadata as Spark ML has it, and weights.
+
+    PATH/metadata   one line of JSON: class, uid, the parameters that are set, format, facts
+    PATH/weights    Parquet: pieces of tensors, little-endian float32
+
+Spark itself writes and reads both, so this works on a classic session and over Spark Connect, with
+every filesystem that the cluster has. Nothing is pickled. `format` rises when an older version
+could not read what is written; a reader refuses a higher one.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.ml.param import Params
+from pyspark.ml.util import MLReadable, MLReader, MLWriter
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from shards.errors import BadInput
+from worker.ml.nets import Floats
+from worker.spark import reason
+
+FORMAT = 1
+_PIECE = 1 << 20  # values
+_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("piece", pa.int32()),
+        ("values", pa.binary()),
+    ]
+)
+
+Stage = TypeVar("Stage", bound=MLReadable[Any])
+
+
+class StageWriter(MLWriter):
+    """Saves a stage: `write().save(path)`, and `write().overwrite().save(path)`."""
+
+    def __init__(
+        self, stage: Params, facts: Mapping[str, Any], weights: Mapping[str, Floats] | None = None
+    ) -> None:
+        """`facts` are plain values that its class needs to make it again."""
+        super().__init__()
+        self._stage = stage
+        self._facts = facts
+        self._weights = weights
+
+    def save(self, path: str) -> None:
+        """Write to a new path, or over what a stage has saved there; raises BadInput."""
+        session = self.sparkSession
+        if self._weights is not None:
+            self._put(session.createDataFrame(_table(self._weights)), path, "weights", "parquet")
+        line = json.dumps(self._metadata(session.version), separators=(",", ":"))
+        # Last, because a stage without metadata is none.
+        self._put(session.createDataFrame([(line,)], "value string"), path, "metadata", "text")
+
+    def _put(self, df: DataFrame, path: str, name: str, kind: str) -> None:
+        mode = "overwrite" if self.shouldOverwrite else "error"
+        try:
+            df.coalesce(1).write.format(kind).mode(mode).save(f"{path}/{name}")
+        except PySparkException as error:
+            raise BadInput(f"{path}: cannot be written: {reason(error)}") from None
+
+    def _metadata(self, version: str) -> dict[str, Any]:
+        stage = self._stage
+        return {
+            "class": f"worker.ml.{type(stage).__name__}",
+            "timestamp": int(time.time() * 1000),
+            "sparkVersion": version,
+            "uid": stage.uid,
+            "paramMap": {
+                each.name: stage.getOrDefault(each) for each in stage.params if stage.isSet(each)
+            },
+            "defaultParamMap": {},
+            "format": FORMAT,
+            "facts": self._facts,
+        }
+
+
+class StageReader(MLReader[Stage], Generic[Stage]):
+    """Loads a stage that a `StageWriter` saved."""
+
+    def __init__(
+        self,
+        kind: type[Stage],
+        make: Callable[[Mapping[str, Any], Mapping[str, Floats]], Stage],
+        *,
+        weights: bool = True,
+    ) -> None:
+        """`make` makes it of its facts and its weights, which are empty without `weights`."""
+        super().__init__()
+        self._kind = kind
+        self._make = make
+        self._weights = weights
+
+    def load(self, path: str) -> Stage:
+        """The stage at a path; raises BadInput for none, or one of another class or format."""
+        session = self.sparkSession
+        try:
+            row = session.read.text(f"{path}/metadata").first()
+            metadata = json.loads(row[0]) if row is not None else {}
+            expected = f"worker.ml.{self._kind.__name__}"
+            if metadata.get("class") != expected:
+                got = metadata.get("class", "nothing")
+                raise BadInput(f"{path}: expected a saved {expected}, got {got}")
+            if metadata["format"] > FORMAT:
+                raise BadInput(
+                    f"{path}: expected format {FORMAT} or less, got {metadata['format']}: a newer"
+                    " version of this project has saved it"
+                )
+            weights = {}
+            if self._weights:
+                pieces = session.read.parquet(f"{path}/weights")
+                weights = _tensors(pieces.orderBy(F.col("name"), F.col("piece")).toArrow())
+        except PySparkException as error:
+            raise BadInput(f"{path}: cannot be read: {reason(error)}") from None
+        except json.JSONDecodeError:
+            raise BadInput(f"{path}/metadata: expected JSON, got something else") from None
+        stage = self._make(metadata["facts"], weights)
+        params: Any = stage
+        params._resetUid(metadata["uid"])
+        for name, value in metadata["paramMap"].items():
+            if not params.hasParam(name):
+                raise BadInput(f"{path}: {expected} has no parameter {name}")
+            params.set(params.getParam(name), value)
+        return stage
+
+
+def _table(weights: Mapping[str, Floats]) -> pa.Table:
+    """Tensors as rows, in pieces."""
+    rows = []
+    for name, tensor in weights.items():
+        flat = np.ascontiguousarray(tensor, "<f4").reshape(-1)
+        for piece, first in enumerate(range(0, max(1, flat.size), _PIECE)):
+            values = flat[first : first + _PIECE].tobytes()
+            rows.append({"name": name, "shape": tensor.shape, "piece": piece, "values": values})
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+
+
+def _tensors(table: pa.Table) -> dict[str, Floats]:
+    """The tensors of such rows, in order; raises BadInput if a piece is missing."""
+    pieces: dict[str, list[bytes]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for row in table.to_pylist():
+        shapes[row["name"]] = tuple(row["shape"])
+        pieces.setdefault(row["name"], []).append(row["values"])
+    found: dict[str, Floats] = {}
+    for name, parts in pieces.items():
+        flat = np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
+        if flat.size != int(np.prod(shapes[name])):
+            raise BadInput(f"weights: {name}: expected {shapes[name]}, got {flat.size} values")
+        found[name] = flat.reshape(shapes[name])
+    return found
