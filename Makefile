@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -62,8 +62,14 @@ bench-sdk: install ## what the SDK's steps, tables and readers cost
 strategy-curves: install ## how each strategy learns MNIST with even and uneven workers; minutes
 	$(BIN)/python -m tests.bench.strategy_curves
 
+bench-service: install ## the training service: lists, restart, memory, index
+	$(BIN)/python -m tests.bench.bench_service
+
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
+
+bench-experiments: install ## the experiments' own figures, each with its goal
+	$(BIN)/python -m tests.bench.bench_experiments
 
 bench-nets: install ## Caffe's networks on one core: time and memory of a step, against PyTorch
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         StaleRate,
     )
     from worker.stream_run import Stream, stream
+    from worker.tensorboard import TensorBoard
     from worker.tfrecord.source import TFRecord
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "StaleRate",
     "Stream",
     "TFRecord",
+    "TensorBoard",
     "Trained",
     "Wanted",
     "features",
@@ -134,6 +136,7 @@ _HOMES = {
     "StaleRate": "worker.strategies",
     "Stream": "worker.stream_run",
     "TFRecord": "worker.tfrecord.source",
+    "TensorBoard": "worker.tensorboard",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
