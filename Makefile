@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,9 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 
 bench-sdk: install ## what the SDK's steps, tables and readers cost
 	$(BIN)/python tests/bench/bench_sdk.py
+
+bench-spark: install ## what the SDK costs inside Spark: transform against a bare mapInArrow
+	$(BIN)/python tests/bench/bench_spark.py
 
 strategy-curves: install ## how each strategy learns MNIST with even and uneven workers; minutes
 	$(BIN)/python -m tests.bench.strategy_curves
