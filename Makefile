@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets bench-spark learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,6 +64,9 @@ strategy-curves: install ## how each strategy learns MNIST with even and uneven 
 
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
+
+bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
+	$(BIN)/python tests/bench/bench_spark.py
 
 bench-nets: install ## Caffe's networks on one core: time and memory of a step, against PyTorch
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'

@@ -80,10 +80,10 @@ def serve(
     """
     with _installed():
         from deploy.service import server
-        from deploy.service.app import Options
+        from deploy.service.app import ServeOptions
     home = server.home()
     typer.echo(f"serving http://{host}:{port} from {home}")
-    choice = Options(
+    choice = ServeOptions(
         home=home, slots=slots or DEFAULT_SLOTS, roots=tuple(root or ()), retry_s=retry_s
     )
     server.serve(choice, host, port)

@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Guard:
+class LoopbackGuard:
     """ASGI middleware that refuses foreign requests and adds the headers of every answer."""
 
     def __init__(self, app: ASGIApp) -> None:

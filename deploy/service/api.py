@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint, read_newest, read_series
 from deploy.service import stream
-from deploy.service.job_store import Filter, JobRow, JobStore
+from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
-from deploy.service.states import State, Verb
-from deploy.service.submissions import Admission, Cloning, Submitted
+from deploy.service.states import JobState, Verb
+from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, checkpoints, delete_folder, evaluations
 from deploy.settings import TrainSettings
 
@@ -38,7 +38,7 @@ Key = Annotated[
 ]
 
 
-class Change(BaseModel):
+class JobChange(BaseModel):
     """The body of PATCH: what changes of a job's name, labels and priority."""
 
     model_config = ConfigDict(extra="forbid")
@@ -61,7 +61,7 @@ class Services(msgspec.Struct, frozen=True):
 
     store: JobStore
     supervisor: Supervisor
-    admission: Admission
+    admission: Submissions
     feed: stream.Feed
 
 
@@ -138,7 +138,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
 
     @router.get("/jobs")
     def list_jobs(
-        state: Annotated[list[State], Query(description="Repeatable.")] = [],  # noqa: B006
+        state: Annotated[list[JobState], Query(description="Repeatable.")] = [],  # noqa: B006
         project: str | None = None,
         label: Annotated[str | None, Query(description="NAME or NAME=VALUE.")] = None,
         q: Annotated[str | None, Query(description="A part of the name.", max_length=200)] = None,
@@ -146,7 +146,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
         """Jobs, the newest first. `cursor` of an answer continues the list."""
-        wanted = Filter(state=state, project=project, label=label, q=q)
+        wanted = JobFilter(state=state, project=project, label=label, q=q)
         page = store.page(wanted, limit, cursor)
         answer = {"jobs": [shown(row) for row in page.jobs], "cursor": page.cursor}
         return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -157,7 +157,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         return shown(find(store, job), settings=True)
 
     @router.patch("/jobs/{job}")
-    def change(job: JobId, body: Change) -> dict[str, Any]:
+    def change(job: JobId, body: JobChange) -> dict[str, Any]:
         """Change the name, the labels or the priority."""
         row = find(store, job)
         values = services.admission.checked(body.model_dump(exclude_none=True))

@@ -14,13 +14,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deploy.service import api, page
-from deploy.service.access import Guard
+from deploy.service.access import LoopbackGuard
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
-from deploy.service.metrics import Metrics
+from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_error
 from deploy.service.stream import Feed
-from deploy.service.submissions import Admission
+from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
 from ps import __version__
 from ps.logs import logger
@@ -29,7 +29,7 @@ from shards.errors import DownpourError
 LOOK_S = 0.25
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name."""
 
     home: Path
@@ -42,7 +42,7 @@ class Service:
     """The parts of a running service. `start` begins to drive jobs, `stop` ends that and no job."""
 
     def __init__(
-        self, options: Options, engine: sa.Engine, launcher: LocalLauncher | None = None
+        self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
     ) -> None:
         self.feed = Feed()
         self.store = JobStore(options.home, engine, self.feed.changed)
@@ -52,7 +52,7 @@ class Service:
             slots=options.slots,
             retry_s=options.retry_s,
         )
-        self.admission = Admission(self.store, slots=options.slots, roots=options.roots)
+        self.admission = Submissions(self.store, slots=options.slots, roots=options.roots)
         self.looked_at = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -102,12 +102,12 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    app.add_middleware(Guard)
+    app.add_middleware(LoopbackGuard)
     _add_errors(app)
     parts = api.Services(service.store, service.supervisor, service.admission, service.feed)
     app.include_router(api.routes(parts))
     app.include_router(page.routes(service.store))
-    metrics = Metrics(service.store, service.feed)
+    metrics = ServiceMetrics(service.store, service.feed)
 
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> dict[str, str]:

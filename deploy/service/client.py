@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from deploy.service.states import TERMINAL, State
+from deploy.service.states import TERMINAL, JobState
 from shards.errors import BadInput, GiveUp
 
 PATIENCE_S = 60.0
@@ -73,7 +73,7 @@ class ServiceClient:
         waited = 0.0
         while True:
             found: dict[str, Any] = self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()
-            if State(found["state"]) in TERMINAL:
+            if JobState(found["state"]) in TERMINAL:
                 return found
             if timeout_s is not None and waited >= timeout_s:
                 raise GiveUp(f"wait: job {job} is {found['state']} after {timeout_s:g} s")
@@ -86,7 +86,9 @@ class ServiceClient:
         where: dict[str, Any] = {"tail": tail}
         while True:
             # The state is read first: what was written before the end is then shown for certain.
-            state = State(self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"])
+            state = JobState(
+                self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"]
+            )
             answer = self.call(
                 "GET", f"/jobs/{job}/logs", params=which | where, patience_s=PATIENCE_S
             )
@@ -101,7 +103,9 @@ class ServiceClient:
         """The events of a job in order, and with `follow` new ones until the job ends."""
         after = 0
         while True:
-            state = State(self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"])
+            state = JobState(
+                self.call("GET", f"/jobs/{job}", patience_s=PATIENCE_S).json()["state"]
+            )
             path, which = f"/jobs/{job}/events", {"after": after, "limit": 1000}
             found = self.call("GET", path, params=which, patience_s=PATIENCE_S).json()["events"]
             yield from found

@@ -21,7 +21,7 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.service import tables
-from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, State
+from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
@@ -40,7 +40,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str]
     priority: int
     slots: int
-    state: State
+    state: JobState
     state_seq: int
     attempt: int
     nonce: str
@@ -62,7 +62,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 class StateChanged(GiveUp):
     """The job is in another state than the caller has seen; `state` is the present one."""
 
-    def __init__(self, text: str, state: State) -> None:
+    def __init__(self, text: str, state: JobState) -> None:
         super().__init__(text)
         self.state = state
 
@@ -74,7 +74,7 @@ class Page(msgspec.Struct, frozen=True):
     cursor: str | None
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs to list: all conditions hold. `label` is NAME or NAME=VALUE."""
 
     state: Sequence[str] = ()
@@ -86,7 +86,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 _LISTED = [column for column in tables.job.c if column.name != "settings"]
 _SUBMITTED = ("id", "name", "project", "labels", "priority", "request_key", "created")
 _FRESH: dict[str, Any] = {
-    "state": State.QUEUED,
+    "state": JobState.QUEUED,
     "state_seq": 0,
     "attempt": 0,
     "nonce": "",
@@ -132,7 +132,7 @@ class JobStore:
             content = checked_json.encode(settings.plain())
             write_whole(folder / job_folder.SETTINGS, content, private=True)
             job_folder.save(folder / job_folder.JOB, submission)
-            self._append(submission.id, 0, "submitted", {"state": State.QUEUED})
+            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED})
             self._index(folder)
         self._changed()
         return self.get(submission.id)
@@ -155,7 +155,7 @@ class JobStore:
             ).first()
         return _row(row) if row is not None else None
 
-    def page(self, wanted: Filter, limit: int, cursor: str | None = None) -> Page:
+    def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
         table = tables.job
         query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
@@ -191,13 +191,13 @@ class JobStore:
             rows = connection.execute(sa.select(*_LISTED).where(which).limit(200))
             return [_row(row) for row in rows]
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state."""
         table = tables.job
         query = sa.select(table.c.state, sa.func.count()).group_by(table.c.state)
         with self._engine.connect() as connection:
-            found = {State(state): count for state, count in connection.execute(query)}
-        return {state: found.get(state, 0) for state in State}
+            found = {JobState(state): count for state, count in connection.execute(query)}
+        return {state: found.get(state, 0) for state in JobState}
 
     def slots_held(self) -> int:
         """The slots of all jobs that hold theirs."""
@@ -231,7 +231,7 @@ class JobStore:
 
     # Changing.
 
-    def move(self, seen: JobRow, to: State, *, kind: str = "state", **changes: Any) -> JobRow:
+    def move(self, seen: JobRow, to: JobState, *, kind: str = "state", **changes: Any) -> JobRow:
         """Make a transition; `kind` is that of the journal's entry, `changes` are other columns.
 
         Raises StateChanged if the job is no longer as `seen`, or if there is no such transition.

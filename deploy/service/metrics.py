@@ -10,7 +10,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.stream import Feed
 
 
-class Metrics(Collector):
+class ServiceMetrics(Collector):
     """Collects the figures from the store whenever they are asked for."""
 
     def __init__(self, store: JobStore, feed: Feed) -> None:

@@ -15,17 +15,17 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from deploy.service.api import find
-from deploy.service.job_store import Filter, JobRow, JobStore
+from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
-from deploy.service.states import State, Verb, states_for
+from deploy.service.states import JobState, Verb, states_for
 
 _HERE = Path(__file__).parent
 _STATIC = {path.name: path for path in sorted((_HERE / "static").iterdir())}
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 _SHAPES = {
-    State.QUEUED: "○", State.CHECKING: "◔", State.STARTING: "◑", State.RUNNING: "●",
-    State.DEGRADED: "◐", State.PAUSING: "◫", State.PAUSED: "❚❚", State.RECOVERING: "↻",
-    State.STOPPING: "◒", State.SUCCEEDED: "✓", State.FAILED: "✗", State.CANCELLED: "⊘",
+    JobState.QUEUED: "○", JobState.CHECKING: "◔", JobState.STARTING: "◑", JobState.RUNNING: "●",
+    JobState.DEGRADED: "◐", JobState.PAUSING: "◫", JobState.PAUSED: "❚❚", JobState.RECOVERING: "↻",
+    JobState.STOPPING: "◒", JobState.SUCCEEDED: "✓", JobState.FAILED: "✗", JobState.CANCELLED: "⊘",
 }  # fmt: skip
 _PER_PAGE = 50
 
@@ -35,13 +35,13 @@ def routes(store: JobStore) -> APIRouter:
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     render = _renderer()
 
-    def listed(state: list[State], q: str, cursor: str | None) -> dict[str, Any]:
-        found = store.page(Filter(state=state, q=q or None), _PER_PAGE, cursor)
+    def listed(state: list[JobState], q: str, cursor: str | None) -> dict[str, Any]:
+        found = store.page(JobFilter(state=state, q=q or None), _PER_PAGE, cursor)
         return {"jobs": found.jobs, "cursor": found.cursor, "q": q, "chosen": state}
 
     @router.get("/")
     def jobs(
-        state: Annotated[list[State], Query()] = [],  # noqa: B006
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
         cursor: Annotated[str | None, Query(max_length=64)] = None,
     ) -> str:
@@ -50,7 +50,7 @@ def routes(store: JobStore) -> APIRouter:
 
     @router.get("/parts/jobs")
     def rows(
-        state: Annotated[list[State], Query()] = [],  # noqa: B006
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
         cursor: Annotated[str | None, Query(max_length=64)] = None,
     ) -> str:
@@ -90,7 +90,7 @@ def _renderer() -> Callable[..., str]:
     }
     environment.globals |= {
         "asset": lambda name: f"/static/{name}?v={digests[name]}",
-        "states": list(State),
+        "states": list(JobState),
         "shape": _SHAPES,
         "sparkline": sparkline,
     }

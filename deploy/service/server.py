@@ -13,7 +13,7 @@ import uvicorn
 
 from deploy.run_folder import lock_folder
 from deploy.service.access import check_loopback
-from deploy.service.app import Options, Service, application
+from deploy.service.app import ServeOptions, Service, application
 from deploy.service.job_store import JOBS, JobStore
 from deploy.service.tables import DATABASE, open_database
 from shards.errors import BadInput
@@ -26,7 +26,7 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".downpour").absolute()
 
 
-def serve(options: Options, host: str, port: int) -> None:
+def serve(options: ServeOptions, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C; raises BadInput for an address or a home that cannot be used.
 
     Jobs are not affected by the end of the service.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from deploy.runner.job_folder import AttemptOutcome, End
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """The state of a job."""
 
     QUEUED = "QUEUED"
@@ -40,43 +40,55 @@ class Verb(StrEnum):
     CLONE = "clone"
 
 
-TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
-TRAINING = frozenset({State.RUNNING, State.DEGRADED})
-ATTEMPTED = frozenset({State.CHECKING, State.STARTING, *TRAINING, State.PAUSING, State.STOPPING})
+TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+TRAINING = frozenset({JobState.RUNNING, JobState.DEGRADED})
+ATTEMPTED = frozenset(
+    {JobState.CHECKING, JobState.STARTING, *TRAINING, JobState.PAUSING, JobState.STOPPING}
+)
 """States in which an attempt is under way, or has just ended."""
-HOLDING = ATTEMPTED | {State.RECOVERING}
+HOLDING = ATTEMPTED | {JobState.RECOVERING}
 """States in which a job holds its slots."""
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.CHECKING, State.PAUSED, State.CANCELLED}),
-    State.CHECKING: frozenset({State.STARTING, State.FAILED, State.RECOVERING, State.STOPPING}),
-    State.STARTING: frozenset({State.RUNNING, State.RECOVERING, State.STOPPING}),
-    State.RUNNING: frozenset({State.DEGRADED, State.PAUSING, State.RECOVERING, State.STOPPING}),
-    State.DEGRADED: frozenset({State.RUNNING, State.PAUSING, State.RECOVERING, State.STOPPING}),
-    State.PAUSING: frozenset({State.PAUSED, State.STOPPING}),
-    State.PAUSED: frozenset({State.QUEUED, State.CANCELLED}),
-    State.RECOVERING: frozenset({State.STARTING, State.PAUSED, State.FAILED, State.CANCELLED}),
-    State.STOPPING: TERMINAL,
-    **dict.fromkeys(TERMINAL, frozenset[State]()),
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.CHECKING, JobState.PAUSED, JobState.CANCELLED}),
+    JobState.CHECKING: frozenset(
+        {JobState.STARTING, JobState.FAILED, JobState.RECOVERING, JobState.STOPPING}
+    ),
+    JobState.STARTING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.STOPPING}),
+    JobState.RUNNING: frozenset(
+        {JobState.DEGRADED, JobState.PAUSING, JobState.RECOVERING, JobState.STOPPING}
+    ),
+    JobState.DEGRADED: frozenset(
+        {JobState.RUNNING, JobState.PAUSING, JobState.RECOVERING, JobState.STOPPING}
+    ),
+    JobState.PAUSING: frozenset({JobState.PAUSED, JobState.STOPPING}),
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.RECOVERING: frozenset(
+        {JobState.STARTING, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED}
+    ),
+    JobState.STOPPING: TERMINAL,
+    **dict.fromkeys(TERMINAL, frozenset[JobState]()),
 }
 
 _ON_EVENT = {
-    (State.CHECKING, "starting"): State.STARTING,
-    (State.STARTING, "running"): State.RUNNING,
-    (State.RUNNING, "degraded"): State.DEGRADED,
-    (State.DEGRADED, "restored"): State.RUNNING,
+    (JobState.CHECKING, "starting"): JobState.STARTING,
+    (JobState.STARTING, "running"): JobState.RUNNING,
+    (JobState.RUNNING, "degraded"): JobState.DEGRADED,
+    (JobState.DEGRADED, "restored"): JobState.RUNNING,
 }
 
 _ON_VERB = {
     Verb.CANCEL: {
-        **dict.fromkeys((State.QUEUED, State.PAUSED, State.RECOVERING), State.CANCELLED),
-        **dict.fromkeys(ATTEMPTED - {State.STOPPING}, State.STOPPING),
+        **dict.fromkeys(
+            (JobState.QUEUED, JobState.PAUSED, JobState.RECOVERING), JobState.CANCELLED
+        ),
+        **dict.fromkeys(ATTEMPTED - {JobState.STOPPING}, JobState.STOPPING),
     },
     Verb.PAUSE: {
-        **dict.fromkeys((State.QUEUED, State.RECOVERING), State.PAUSED),
-        **dict.fromkeys(TRAINING, State.PAUSING),
+        **dict.fromkeys((JobState.QUEUED, JobState.RECOVERING), JobState.PAUSED),
+        **dict.fromkeys(TRAINING, JobState.PAUSING),
     },
-    Verb.RESUME: {State.PAUSED: State.QUEUED},
+    Verb.RESUME: {JobState.PAUSED: JobState.QUEUED},
 }
 
 MOST_FRUITLESS = 5
@@ -87,31 +99,31 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 class Ending(NamedTuple):
     """The next state of a job whose attempt is over; `code` and `reason` say why."""
 
-    to: State
+    to: JobState
     code: str = ""
     reason: str = ""
 
 
-def after_event(state: State, kind: str) -> State | None:
+def after_event(state: JobState, kind: str) -> JobState | None:
     """The state that a runner's event leads to; None if it changes nothing."""
     return _ON_EVENT.get((state, kind))
 
 
-def after_verb(state: State, verb: Verb) -> State | None:
+def after_verb(state: JobState, verb: Verb) -> JobState | None:
     """The state that a user's verb leads to; None if the verb does not apply in this state."""
     return _ON_VERB.get(verb, {}).get(state)
 
 
-def states_for(verb: Verb) -> list[State]:
+def states_for(verb: Verb) -> list[JobState]:
     """The states in which a verb applies, in the order of the table."""
     if verb is Verb.CLONE:
-        return list(State)
+        return list(JobState)
     if verb is Verb.SNAPSHOT:
-        return [state for state in State if state in TRAINING]
-    return [state for state in State if state in _ON_VERB[verb]]
+        return [state for state in JobState if state in TRAINING]
+    return [state for state in JobState if state in _ON_VERB[verb]]
 
 
-def after_end(state: State, outcome: AttemptOutcome | None, *, cancelled: bool) -> Ending:
+def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: bool) -> Ending:
     """The next state of a job in `state` whose attempt has ended with `outcome`, if with any.
 
     `cancelled`: a user has cancelled the job. From STOPPING the next state is terminal; for that,
@@ -120,25 +132,29 @@ def after_end(state: State, outcome: AttemptOutcome | None, *, cancelled: bool) 
     end = outcome.end if outcome is not None else End.RETRY
     message = outcome.message if outcome is not None else "the runner ended without an outcome"
     code = outcome.code if outcome is not None else "infrastructure"
-    if state is State.STOPPING:
+    if state is JobState.STOPPING:
         if end is End.SUCCEEDED:
-            return Ending(State.SUCCEEDED, reason=message)
+            return Ending(JobState.SUCCEEDED, reason=message)
         if cancelled:
-            return Ending(State.CANCELLED, reason="cancelled by a user")
-        return Ending(State.FAILED, code, message)
+            return Ending(JobState.CANCELLED, reason="cancelled by a user")
+        return Ending(JobState.FAILED, code, message)
     if end in {End.SUCCEEDED, End.FAILED}:
-        to = State.FAILED if state is State.CHECKING and end is End.FAILED else State.STOPPING
+        to = (
+            JobState.FAILED
+            if state is JobState.CHECKING and end is End.FAILED
+            else JobState.STOPPING
+        )
         return Ending(to, code, message)
-    if state is State.PAUSING:
-        return Ending(State.PAUSED, reason=message)
-    return Ending(State.RECOVERING, code or "stopped", message)
+    if state is JobState.PAUSING:
+        return Ending(JobState.PAUSED, reason=message)
+    return Ending(JobState.RECOVERING, code or "stopped", message)
 
 
 def next_state(verdict: Ending, fruitless: int) -> Ending:
     """The verdict, or FAILED for a job that has recovered too often without a newer snapshot."""
-    if verdict.to is State.RECOVERING and fruitless >= MOST_FRUITLESS:
+    if verdict.to is JobState.RECOVERING and fruitless >= MOST_FRUITLESS:
         reason = f"{fruitless} attempts without a newer snapshot; the last: {verdict.reason}"
-        return Ending(State.FAILED, "thrashing", reason)
+        return Ending(JobState.FAILED, "thrashing", reason)
     return verdict
 
 
@@ -148,7 +164,7 @@ def retry_delay_s(fruitless: int, jitter: float, first_s: float = FIRST_RETRY_S)
     return delay * (0.75 + 0.5 * jitter)
 
 
-class Waiting(NamedTuple):
+class QueuedJob(NamedTuple):
     """A queued job, as the scheduler sees it."""
 
     id: str
@@ -156,7 +172,7 @@ class Waiting(NamedTuple):
     priority: int
 
 
-def schedule(queued: list[Waiting], free: int) -> list[str]:
+def schedule(queued: list[QueuedJob], free: int) -> list[str]:
     """The ids of the jobs to start, of `queued` in order of age, when `free` slots are left.
 
     Higher priority first, then age. A job that does not fit is waited for: smaller jobs behind it

@@ -51,7 +51,7 @@ class Cloning(BaseModel):
     )
 
 
-class Admission:
+class Submissions:
     """Admits submissions. `roots` are the folders below which all paths must be; none: anywhere."""
 
     def __init__(self, store: JobStore, *, slots: int, roots: Sequence[Path] = ()) -> None:

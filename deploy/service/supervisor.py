@@ -31,9 +31,9 @@ from deploy.service.states import (
     TERMINAL,
     TRAINING,
     Ending,
-    State,
+    JobState,
+    QueuedJob,
     Verb,
-    Waiting,
     after_end,
     after_event,
     after_verb,
@@ -108,7 +108,7 @@ class Supervisor:
                 self._expect(row, verb, applies=row.state in TRAINING)
                 self._store.note(row, "snapshot", wish=wish)
                 return wish, row
-            if verb is Verb.CANCEL and row.state is State.STOPPING and not row.cancelled:
+            if verb is Verb.CANCEL and row.state is JobState.STOPPING and not row.cancelled:
                 self._store.note(row, "stop", wish=wish, cancelled=True, mode=details["mode"])
                 return wish, self._store.get(job)
             to = after_verb(row.state, verb)
@@ -117,7 +117,7 @@ class Supervisor:
             changes: dict[str, Any] = {"wish": wish, "asked": verb}
             if verb is Verb.CANCEL:
                 changes |= {"cancelled": True, "reason": "cancelled by a user"}
-            if to in {State.STOPPING, State.PAUSING}:
+            if to in {JobState.STOPPING, JobState.PAUSING}:
                 mode = details.get("mode", "drain")
                 return wish, self._store.move(row, to, kind="stop", mode=mode, **changes)
             if verb is Verb.RESUME:
@@ -134,17 +134,17 @@ class Supervisor:
 
     def _start_queued(self) -> None:
         """Start the queued jobs that fit into the free slots."""
-        queued = [row for row in self._store.unfinished() if row.state is State.QUEUED]
+        queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
         if not queued:
             return
         free = self.slots - self._store.slots_held()
         rows = {row.id: row for row in queued}
-        waiting = [Waiting(row.id, min(row.slots, self.slots), row.priority) for row in queued]
+        waiting = [QueuedJob(row.id, min(row.slots, self.slots), row.priority) for row in queued]
         for job in schedule(waiting, free):
             with suppress(StateChanged):
-                self._start(rows[job], State.CHECKING)
+                self._start(rows[job], JobState.CHECKING)
 
-    def _start(self, row: JobRow, to: State) -> None:
+    def _start(self, row: JobRow, to: JobState) -> None:
         """Start the next attempt. The order is on disk before the process exists."""
         nonce, attempt = secrets.token_hex(8), row.attempt + 1
         row = self._store.move(
@@ -156,9 +156,9 @@ class Supervisor:
             self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
 
     def _advance(self, row: JobRow) -> None:
-        if row.state is State.RECOVERING and self._clock() >= row.not_before:
+        if row.state is JobState.RECOVERING and self._clock() >= row.not_before:
             if self._clean(row):
-                self._start(row, State.STARTING)
+                self._start(row, JobState.STARTING)
             return
         if row.state not in ATTEMPTED:
             return
@@ -172,11 +172,11 @@ class Supervisor:
         outcome = self._outcome(row, folder)
         if life is Life.GONE:
             self._end(row, folder, outcome)
-        elif outcome is not None and row.state not in {State.STOPPING, State.PAUSING}:
+        elif outcome is not None and row.state not in {JobState.STOPPING, JobState.PAUSING}:
             ending = after_end(row.state, outcome, cancelled=row.cancelled)
-            if ending.to is State.STOPPING:
-                self._store.move(row, State.STOPPING, code=ending.code, reason=ending.reason)
-        elif row.state is State.STOPPING:
+            if ending.to is JobState.STOPPING:
+                self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
+        elif row.state is JobState.STOPPING:
             self._enforce(row, folder)
 
     def _follow(self, row: JobRow, folder: Path) -> JobRow:
@@ -231,12 +231,12 @@ class Supervisor:
         snapshot = self._newest_snapshot(row)
         fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
         ending = after_end(row.state, outcome, cancelled=row.cancelled)
-        if ending.to is State.STOPPING:
-            row = self._store.move(row, State.STOPPING, code=ending.code, reason=ending.reason)
+        if ending.to is JobState.STOPPING:
+            row = self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
             ending = after_end(row.state, outcome, cancelled=row.cancelled)
         via = next_state(ending, fruitless)
-        if via.to is State.FAILED and row.state not in {State.CHECKING, State.STOPPING}:
-            row = self._store.move(row, State.RECOVERING, code=ending.code, reason=ending.reason)
+        if via.to is JobState.FAILED and row.state not in {JobState.CHECKING, JobState.STOPPING}:
+            row = self._store.move(row, JobState.RECOVERING, code=ending.code, reason=ending.reason)
         delay = retry_delay_s(fruitless, random.random(), self._retry_s)
         self._store.move(
             row,
@@ -246,7 +246,7 @@ class Supervisor:
             contact="",
             snapshot=snapshot,
             fruitless=fruitless,
-            not_before=self._clock() + delay if via.to is State.RECOVERING else 0.0,
+            not_before=self._clock() + delay if via.to is JobState.RECOVERING else 0.0,
             attempt_end=self._attempt_end(row, folder, outcome, ending, snapshot),
         )
         self._show_final(row, folder)
@@ -357,7 +357,7 @@ def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:
 def delete_folder(store: JobStore, row: JobRow) -> None:
     """Delete a job in a terminal state with its folder. A run folder elsewhere stays."""
     if row.state not in TERMINAL:
-        states = ", ".join(state for state in State if state in TERMINAL)
+        states = ", ".join(state for state in JobState if state in TERMINAL)
         raise StateChanged(f"delete: expected {states}; {row.id} is {row.state}", row.state)
     folder = store.folder(row.id)
     grave = folder.with_name(f".deleted-{folder.name}")

@@ -17,6 +17,7 @@ FACADES = (
     "worker.strategies",
     "worker.jax",
     "worker.keras",
+    "worker.ml",
     "worker.sklearn",
     "worker.torch",
     "deploy",

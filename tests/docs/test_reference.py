@@ -37,7 +37,7 @@ def test_an_edited_part_is_found() -> None:
 def test_every_command_has_a_section() -> None:
     """The sections are the commands, in order."""
     page = read("docs/reference/cli.md")
-    assert re.findall(r"^## `downpour ([\w ]+)`$", page, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^## `downpour ([\w -]+)`$", page, re.MULTILINE) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

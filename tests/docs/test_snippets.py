@@ -26,6 +26,7 @@ ON_CLUSTERS = {
     "docs/how-to/keras.md",
     "docs/how-to/spark-loop.md",
     "docs/how-to/streaming.md",
+    "docs/how-to/spark-ml.md",
     "docs/how-to/tfrecord.md",
 }
 NEEDS = {

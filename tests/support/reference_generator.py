@@ -24,6 +24,7 @@ import ps
 import worker
 import worker.caffe
 import worker.caffe.nets
+import worker.ml
 import worker.strategies
 import worker.torch
 from deploy import evaluations, run_folder, updates
@@ -398,6 +399,25 @@ def _prose(docstring: str | None) -> str:
     return "\n\n".join(blocks)
 
 
+def service_routes() -> str:
+    """Every route of the service, from its description for programs."""
+    from fastapi import FastAPI
+
+    from deploy.service import api
+
+    absent: Any = None  # describing the routes calls none of them
+    service = FastAPI()
+    service.include_router(api.routes(api.Services(absent, absent, absent, absent)))
+    rows = []
+    for path, methods in service.openapi()["paths"].items():
+        for method, each in methods.items():
+            query = [p["name"] for p in each.get("parameters", ()) if p["in"] == "query"]
+            meaning = " ".join(each["description"].split())
+            shown = ", ".join(f"`{name}`" for name in query)
+            rows.append((f"`{method.upper()} {path.removeprefix('/api/v1')}`", shown, meaning))
+    return table(["route", "query", "meaning"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     **{f"downpour {name}": lambda name=name: options(name) for name in COMMANDS},  # type: ignore[misc]
     "run folder": files,
@@ -415,8 +435,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "worker.caffe": lambda: names(worker.caffe),
     "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
+    "worker.ml": lambda: names(worker.ml),
     "worker.torch": lambda: names(worker.torch),
     "deploy": lambda: names(deploy),
+    "routes of the service": service_routes,
 }
 
 

@@ -1,12 +1,15 @@
 """A training service in the process of a test, and the client that speaks to it."""
 
+import socket
+import threading
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 from deploy.service.app import Service
 from tests.support.eventually import eventually
@@ -53,3 +56,18 @@ class Running:
 
 
 Start = Callable[..., AbstractContextManager[Running]]
+
+
+@contextmanager
+def listening(running: Running) -> Iterator[str]:
+    """The URL of a server for this service, for clients that need a connection."""
+    server = uvicorn.Server(uvicorn.Config(running.http.app, lifespan="off", log_level="error"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

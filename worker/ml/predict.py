@@ -95,7 +95,7 @@ def _predicted(
         found.append(net.outputs(part, layers))
     output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
     made = {
-        of.layers[layer]: list_array(values, pa.float32())
+        of.layers[layer]: vectors(values.reshape(rows, -1))
         for layer, values in zip(layers, others, strict=True)
     }
     columns = _scored(output, of) if of.classifies else (_values(output, of),)
@@ -146,7 +146,7 @@ def list_array(values: NDArray[Any], kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(flat.ravel(), kind))
 
 
-def vectors(values: NDArray[np.float64]) -> pa.StructArray:
+def vectors(values: NDArray[Any]) -> pa.StructArray:
     """The rows of an array as dense vectors of Spark ML."""
     rows = len(values)
     parts = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.service.app import Options, Service, application
+from deploy.service.app import ServeOptions, Service, application
 from deploy.service.launcher import LocalLauncher
 from deploy.service.tables import DATABASE, open_database
 from tests.support import tiny_job
@@ -40,7 +40,7 @@ def start(home: Path, solver: Path) -> Start:
 
     @contextmanager
     def started(*, driven: bool = True, **options: Any) -> Iterator[Running]:
-        choice = Options(home=home, **{"slots": 8, "retry_s": 0.1, **options})
+        choice = ServeOptions(home=home, **{"slots": 8, "retry_s": 0.1, **options})
         engine = open_database(home / DATABASE)
         launcher = LocalLauncher((sys.executable, str(STUB)))
         service = Service(choice, engine, launcher)

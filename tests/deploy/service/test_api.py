@@ -10,7 +10,7 @@ import pytest
 
 from deploy.runner.readings import SeriesPoint
 from deploy.service.access import check_loopback
-from deploy.service.states import State, Verb
+from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
 from shards.errors import BadInput
 from tests.support.service_in_process import Running, Start
@@ -124,12 +124,12 @@ def test_lists_are_paged_and_filtered(idle: Running) -> None:
 def test_verbs_that_do_not_apply_name_the_state(idle: Running) -> None:
     """409 with the state and the states in which the verb applies; 404 for an unknown job."""
     job = idle.submit("train")
-    assert idle.ask(job, "pause").json()["state"] == State.PAUSED
+    assert idle.ask(job, "pause").json()["state"] == JobState.PAUSED
     for verb in ("pause", "snapshot"):
         answer = idle.ask(job, verb)
         assert (answer.status_code, answer.json()["got"]) == (409, "PAUSED")
-    assert idle.ask(job, "resume").json()["state"] == State.QUEUED
-    assert idle.ask(job, "cancel").json()["state"] == State.CANCELLED
+    assert idle.ask(job, "resume").json()["state"] == JobState.QUEUED
+    assert idle.ask(job, "cancel").json()["state"] == JobState.CANCELLED
     for verb in ("pause", "resume", "cancel", "snapshot"):
         assert idle.ask(job, verb).status_code == 409
     assert idle.ask(job, "explode").status_code == 405

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runner.job_folder import ORDERS
-from deploy.service.job_store import Filter, JobStore
+from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.tables import DATABASE, open_database
 from tests.support.eventually import eventually
@@ -155,7 +155,7 @@ def test_the_database_is_an_index(finished: Running, home: Path) -> None:
     """Rebuilt from the folders, it holds the same jobs, attempts and events."""
 
     def content(store: JobStore) -> list[object]:
-        jobs = [store.get(row.id) for row in reversed(store.page(Filter(), 100).jobs)]
+        jobs = [store.get(row.id) for row in reversed(store.page(JobFilter(), 100).jobs)]
         events = [
             {name: value for name, value in each.items() if name != "id"}
             for job in jobs

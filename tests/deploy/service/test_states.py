@@ -16,9 +16,9 @@ from deploy.service.states import (
     TERMINAL,
     TRANSITIONS,
     Ending,
-    State,
+    JobState,
+    QueuedJob,
     Verb,
-    Waiting,
     after_end,
     after_event,
     after_verb,
@@ -27,6 +27,7 @@ from deploy.service.states import (
     schedule,
     states_for,
 )
+from tests.support.state_diagram import PICTURE, picture
 
 EVENTS = ("checking", "starting", "running", "degraded", "restored", "ended", "notice")
 
@@ -35,9 +36,9 @@ def outcome(end: End, code: str = "error") -> AttemptOutcome:
     return AttemptOutcome(attempt=1, nonce="n", end=end, ended=0.0, code=code, message="why")
 
 
-def reached(start: State) -> set[State]:
+def reached(start: JobState) -> set[JobState]:
     """All states that can follow from `start`."""
-    found: set[State] = set()
+    found: set[JobState] = set()
     ahead = [start]
     while ahead:
         new = TRANSITIONS[ahead.pop()] - found
@@ -48,17 +49,17 @@ def reached(start: State) -> set[State]:
 
 def test_terminal_states_are_final_and_every_other_one_can_end() -> None:
     """From each state that is not terminal, every terminal state can be reached."""
-    assert set(TRANSITIONS) == set(State)
-    for state in State:
+    assert set(TRANSITIONS) == set(JobState)
+    for state in JobState:
         if state in TERMINAL:
             assert not TRANSITIONS[state]
         else:
             assert reached(state) >= TERMINAL, state
 
 
-def edges() -> Iterable[tuple[State, State]]:
+def edges() -> Iterable[tuple[JobState, JobState]]:
     """Every transition that an event, a verb or the end of an attempt asks for."""
-    for state in State:
+    for state in JobState:
         for kind in EVENTS:
             if (to := after_event(state, kind)) is not None:
                 yield state, to
@@ -79,21 +80,23 @@ def test_no_other_transition_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("state", "end", "cancelled", "to"),
     [
-        (State.CHECKING, End.FAILED, False, State.FAILED),
-        (State.RUNNING, End.FAILED, False, State.STOPPING),
-        (State.RUNNING, End.RETRY, False, State.RECOVERING),
-        (State.RUNNING, None, False, State.RECOVERING),
-        (State.RUNNING, End.STOPPED, False, State.RECOVERING),
-        (State.PAUSING, End.STOPPED, False, State.PAUSED),
-        (State.PAUSING, None, False, State.PAUSED),
-        (State.PAUSING, End.SUCCEEDED, False, State.STOPPING),
-        (State.STOPPING, End.SUCCEEDED, True, State.SUCCEEDED),
-        (State.STOPPING, None, True, State.CANCELLED),
-        (State.STOPPING, End.FAILED, False, State.FAILED),
-        (State.STOPPING, None, False, State.FAILED),
+        (JobState.CHECKING, End.FAILED, False, JobState.FAILED),
+        (JobState.RUNNING, End.FAILED, False, JobState.STOPPING),
+        (JobState.RUNNING, End.RETRY, False, JobState.RECOVERING),
+        (JobState.RUNNING, None, False, JobState.RECOVERING),
+        (JobState.RUNNING, End.STOPPED, False, JobState.RECOVERING),
+        (JobState.PAUSING, End.STOPPED, False, JobState.PAUSED),
+        (JobState.PAUSING, None, False, JobState.PAUSED),
+        (JobState.PAUSING, End.SUCCEEDED, False, JobState.STOPPING),
+        (JobState.STOPPING, End.SUCCEEDED, True, JobState.SUCCEEDED),
+        (JobState.STOPPING, None, True, JobState.CANCELLED),
+        (JobState.STOPPING, End.FAILED, False, JobState.FAILED),
+        (JobState.STOPPING, None, False, JobState.FAILED),
     ],
 )
-def test_the_end_of_an_attempt(state: State, end: End | None, cancelled: bool, to: State) -> None:
+def test_the_end_of_an_attempt(
+    state: JobState, end: End | None, cancelled: bool, to: JobState
+) -> None:
     """The next state follows from the present one, the outcome, and whether a user cancelled."""
     found = outcome(end) if end is not None else None
     assert after_end(state, found, cancelled=cancelled).to is to
@@ -101,11 +104,11 @@ def test_the_end_of_an_attempt(state: State, end: End | None, cancelled: bool, t
 
 def test_a_job_that_makes_no_progress_fails() -> None:
     """Five attempts without a newer snapshot are enough; four are not, nor five of another end."""
-    again = Ending(State.RECOVERING, "infrastructure", "lost")
+    again = Ending(JobState.RECOVERING, "infrastructure", "lost")
     assert next_state(again, MOST_FRUITLESS - 1) == again
     verdict = next_state(again, MOST_FRUITLESS)
-    assert (verdict.to, verdict.code) == (State.FAILED, "thrashing")
-    paused = Ending(State.PAUSED)
+    assert (verdict.to, verdict.code) == (JobState.FAILED, "thrashing")
+    paused = Ending(JobState.PAUSED)
     assert next_state(paused, MOST_FRUITLESS) == paused
 
 
@@ -122,7 +125,7 @@ def test_retries_double() -> None:
 
 def test_the_queue_is_by_priority_then_age_and_nothing_overtakes() -> None:
     """A large job at the head is waited for, although a smaller one would fit."""
-    queue = [Waiting("old", 2, 0), Waiting("new", 2, 0), Waiting("urgent", 3, 5)]
+    queue = [QueuedJob("old", 2, 0), QueuedJob("new", 2, 0), QueuedJob("urgent", 3, 5)]
     assert schedule(queue, 7) == ["urgent", "old", "new"]
     assert schedule(queue, 5) == ["urgent", "old"]
     assert schedule(queue, 2) == []
@@ -130,10 +133,10 @@ def test_the_queue_is_by_priority_then_age_and_nothing_overtakes() -> None:
 
 def test_verbs_name_their_states() -> None:
     """A refusal can say in which states a verb applies."""
-    assert states_for(Verb.RESUME) == [State.PAUSED]
-    assert states_for(Verb.SNAPSHOT) == [State.RUNNING, State.DEGRADED]
-    assert set(states_for(Verb.CLONE)) == set(State)
-    assert not set(states_for(Verb.CANCEL)) & (TERMINAL | {State.STOPPING})
+    assert states_for(Verb.RESUME) == [JobState.PAUSED]
+    assert states_for(Verb.SNAPSHOT) == [JobState.RUNNING, JobState.DEGRADED]
+    assert set(states_for(Verb.CLONE)) == set(JobState)
+    assert not set(states_for(Verb.CANCEL)) & (TERMINAL | {JobState.STOPPING})
 
 
 class JobLife(RuleBasedStateMachine):
@@ -141,13 +144,13 @@ class JobLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State.QUEUED
+        self.state = JobState.QUEUED
         self.cancelled = False
         self.runner = False
         self.fruitless = 0
-        self.ended_as: State | None = None
+        self.ended_as: JobState | None = None
 
-    def enter(self, to: State) -> None:
+    def enter(self, to: JobState) -> None:
         assert to in TRANSITIONS[self.state], f"{self.state} to {to}"
         self.state = to
         if to in TERMINAL:
@@ -155,7 +158,9 @@ class JobLife(RuleBasedStateMachine):
 
     @rule()
     def start(self) -> None:
-        to = {State.QUEUED: State.CHECKING, State.RECOVERING: State.STARTING}.get(self.state)
+        to = {JobState.QUEUED: JobState.CHECKING, JobState.RECOVERING: JobState.STARTING}.get(
+            self.state
+        )
         if to is not None:
             assert not self.runner, "no second runner"
             self.enter(to)
@@ -187,12 +192,15 @@ class JobLife(RuleBasedStateMachine):
         self.fruitless = 1 if newer else self.fruitless + 1
         found = outcome(end) if end is not None else None
         verdict = after_end(self.state, found, cancelled=self.cancelled)
-        if verdict.to is State.STOPPING:
-            self.enter(State.STOPPING)
+        if verdict.to is JobState.STOPPING:
+            self.enter(JobState.STOPPING)
             verdict = after_end(self.state, found, cancelled=self.cancelled)
         verdict = next_state(verdict, self.fruitless)
-        if verdict.to is State.FAILED and self.state not in {State.CHECKING, State.STOPPING}:
-            self.enter(State.RECOVERING)
+        if verdict.to is JobState.FAILED and self.state not in {
+            JobState.CHECKING,
+            JobState.STOPPING,
+        }:
+            self.enter(JobState.RECOVERING)
         self.enter(verdict.to)
 
     @invariant()
@@ -206,7 +214,12 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def a_cancelled_job_does_not_train_again(self) -> None:
-        assert not self.cancelled or self.state in TERMINAL | {State.STOPPING}
+        assert not self.cancelled or self.state in TERMINAL | {JobState.STOPPING}
 
 
 TestJobLife = JobLife.TestCase
+
+
+def test_the_diagram_is_current() -> None:
+    """The picture in the documentation shows this table; its module draws it again."""
+    assert PICTURE.read_text() == picture()

@@ -1,0 +1,147 @@
+"""The commands that speak to a service, in this process, with stub runners."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deploy.cli import app
+from deploy.service.client import ServiceClient
+from deploy.settings import TrainSettings
+from shards.errors import BadInput, GiveUp
+from tests.support.doc_pages import commands, fences, read
+from tests.support.service_in_process import Running, listening
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(service: Running) -> Iterator[Call]:
+    """Run a command against the service."""
+    with listening(service) as url:
+
+        def run(*words: object) -> Result:
+            found = CliRunner(env={"DOWNPOUR_SERVER": url}).invoke(app, [str(w) for w in words])
+            if isinstance(found.exception, Exception):
+                raise found.exception
+            return found
+
+        yield run
+
+
+def submitted(call: Call, solver: Path, stub: str, *more: object) -> str:
+    words = ("submit", solver, "--data", solver.parent / "data", "--label", f"stub={stub}")
+    found: dict[str, Any] = json.loads(call(*words, *more, "--json").stdout)
+    return str(found["id"])
+
+
+@pytest.mark.parametrize(
+    ("stub", "state", "status"), [("succeed", "SUCCEEDED", 0), ("bad", "FAILED", 1)]
+)
+def test_wait_says_how_a_job_ended(
+    call: Call, solver: Path, stub: str, state: str, status: int
+) -> None:
+    """The exit status follows the outcome, and `--json` prints the job."""
+    job = submitted(call, solver, stub)
+    found = call("wait", job, "--json")
+    assert (found.exit_code, json.loads(found.stdout)["state"]) == (status, state)
+
+
+def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
+    """Submit, pause, resume, list, describe, events, logs, clone, cancel: each does its work."""
+    job = submitted(call, solver, "train", "--workers", 3, "--name", "mine", "--priority", 2)
+    service.await_state(job, "RUNNING")
+    call("pause", job)
+    service.await_state(job, "PAUSED")
+    call("resume", job)
+    service.await_attempt(job, 2)
+    service.await_state(job, "RUNNING")
+    assert re.match(rf"{job}  RUNNING +mine", call("list", "--state", "RUNNING").stdout)
+    assert json.loads(call("list", "-q", "other", "--json").stdout)["jobs"] == []
+    text = call("describe", job).stdout
+    assert "attempt 1: stopped" in text
+    assert "  workers: 3" in text
+    clone = json.loads(call("clone", job, "--set", "staleness=9", "--json").stdout)["id"]
+    assert service.get(clone)["settings"]["staleness"] == 9
+    call("cancel", clone)
+    call("cancel", job, "--now")
+    assert call("wait", job).exit_code == 130
+    assert "attempt 2: train" in call("logs", "-f", job).stdout
+    lines = call("events", "-f", job, "--json").stdout.splitlines()
+    assert json.loads(lines[-1])["data"]["state"] == "CANCELLED"
+    assert "CANCELLED" in call("events", job).stdout
+
+
+def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path: Path) -> None:
+    """`--settings` gives options of an earlier run; those on the command line win."""
+    file = tmp_path / "settings.json"
+    earlier = TrainSettings(solver=solver, out=tmp_path / "run", workers=3, shards=2)
+    file.write_text(json.dumps(earlier.plain()))
+    found = call("submit", "--settings", file, "--workers", 1, "--label", "stub=succeed", "--json")
+    job = json.loads(found.stdout)["id"]
+    settings = service.get(job)["settings"]
+    assert (settings["workers"], settings["shards"]) == (1, 2)
+    assert settings["out"] != str(earlier.out)
+    call("wait", job)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("submit",), "expected a solver"),
+        (("submit", "a", "--solver", "b"), "got both"),
+        (("submit", "nowhere.prototxt"), "it is missing"),
+        (("describe", "unknown"), "not found"),
+        (("clone", "unknown", "--set", "staleness"), "NAME=VALUE"),
+        (("list", "--server", "ftp://x"), "expected a URL"),
+    ],
+)
+def test_wrong_commands(call: Call, words: tuple[str, ...], refusal: str) -> None:
+    """What is wrong is said in one line, as of any other command."""
+    with pytest.raises(BadInput, match=refusal):
+        call(*words)
+
+
+def test_a_service_that_is_down() -> None:
+    """A command says where it looked; one that follows a job asks again for a while."""
+    pauses: list[float] = []
+    with ServiceClient("http://127.0.0.1:9", sleep=pauses.append) as client:
+        with pytest.raises(BadInput, match="is `downpour serve` running there"):
+            client.get("/jobs")
+        assert pauses == []
+        with pytest.raises(BadInput):
+            client.wait("any")
+    assert sum(pauses) == 60.0
+
+
+def test_a_wait_may_end(call: Call, service: Running, solver: Path) -> None:
+    """`--timeout-s` gives up with the state, and leaves the job alone."""
+    job = submitted(call, solver, "train")
+    with pytest.raises(GiveUp, match=f"job {job} is"):
+        call("wait", job, "--timeout-s", 0)
+    service.await_state(job, "RUNNING")
+
+
+def test_the_tutorial(call: Call, service: Running, solver: Path) -> None:
+    """The commands of the tutorial's blocks run, one after another."""
+    page = read("docs/tutorials/service.md")
+    blocks = [fence.text for fence in fences(page) if fence.language == "bash"]
+    lines = [words for text in blocks for words in commands(text)]
+    assert [words[1] for words in lines] == ["submit", "list"]
+    paths = {"deploy/demo/lenet_solver.prototxt": solver, "deploy/demo/mnist": solver.parent}
+    for words in lines:
+        call(*(paths.get(word, word) for word in words[1:]))
+    (job,) = service.http.get("/api/v1/jobs").json()["jobs"]
+    assert job["name"] == "first"
+    consoles = "\n".join(fence.text for fence in fences(page) if fence.language == "console")
+    prompts = "\n".join(line for line in consoles.splitlines() if line.startswith("$"))
+    service.await_state(job["id"], "SUCCEEDED")
+    for words in commands(prompts.replace("ID", job["id"])):
+        if words[1] in {"logs", "events", "wait", "clone"}:
+            more = () if words[1] != "clone" else ("--json",)
+            words = [word for word in words[1:] if word not in {"--snapshot", "newest"}]
+            assert call(*words, *more).exit_code == 0

@@ -1,0 +1,156 @@
+"""The files that a runner writes: journals that survive a kill, series that stay small."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.progress_model import Readings, ShardReading, WorkerReading
+from deploy.run_folder import lock_folder
+from deploy.runner import job_folder
+from deploy.runner.attempt import run_attempt
+from deploy.runner.journal import Journal, JournalReader
+from deploy.runner.readings import MOST_POINTS, FigureTally, ReadingFiles, read_newest, read_series
+from deploy.runner.recording import DEGRADED_AFTER_S, Health
+from deploy.settings import TrainSettings
+from ps.snapshots import checked_json
+from shards.errors import BadInput
+from shards.update_records import RECORD
+
+
+def readings(
+    *, waits: bool = False, lost: bool = False, loss: float = 1.0, steps: int = 1
+) -> Readings:
+    workers = tuple(
+        WorkerReading(
+            name=name,
+            clock=clock,
+            step=clock,
+            standing=standing,
+            waits=standing.startswith("waits"),
+            loss=None,
+            restarts=0,
+        )
+        for name, clock, standing in (
+            ("w0", 1, "runs"),
+            ("w1", 5, "waits at the bound" if waits else "runs"),
+            ("w2", 5, "is silent, no longer waited for" if lost else "runs"),
+        )
+    )
+    shard = ShardReading(
+        shard=0,
+        version=steps,
+        updates_per_s=None,
+        bytes_in_per_s=None,
+        bytes_out_per_s=None,
+        max_clock_gap=4,
+    )
+    return Readings(
+        elapsed_s=1.0, steps=steps, planned=10, remaining_s=None, samples_per_s=None, loss=loss,
+        rate=0.1, epoch=None, staleness_mean=None, staleness_max=None, bound=4, absent=0,
+        workers=workers, shards=(shard,),
+    )  # fmt: skip
+
+
+def test_a_journal_continues_after_a_torn_line(tmp_path: Path) -> None:
+    """A line that a kill has cut short is ignored by readers, and removed by the next writer."""
+    path = tmp_path / "events.jsonl"
+    with Journal(path) as journal:
+        journal.append("first", 1, text="a")
+    with path.open("ab") as file:
+        file.write(b'{"number":2,"time":1.0,"att')
+    reader = JournalReader(path)
+    assert [entry.kind for entry in reader.read()] == ["first"]
+    with Journal(path) as journal:
+        assert journal.append("second", 2).number == 2
+    assert [entry.kind for entry in reader.read()] == ["second"]
+    assert [entry.number for entry in JournalReader(path, after=1).read()] == [2]
+    assert JournalReader(tmp_path / "none").read() == []
+
+
+def test_series_stay_small_and_cover_the_whole_job(tmp_path: Path) -> None:
+    """However long a job is, its series has at most 4,000 points, from the first to the last."""
+    files, tally = ReadingFiles(tmp_path), FigureTally()
+    seconds = 3 * MOST_POINTS
+    for second in range(1, seconds + 1):
+        files.write(tally.reading(1, float(second), readings(steps=second), second, None))
+    points = read_series(tmp_path / "series.jsonl")
+    assert MOST_POINTS // 4 <= len(points) < MOST_POINTS
+    assert points[0].time == 1.0
+    assert seconds - points[-1].time < 8
+    assert [point.time for point in points] == sorted(point.time for point in points)
+    newest = read_newest(tmp_path)
+    assert newest is not None
+    assert newest.time == seconds
+
+
+def test_figures_of_update_records() -> None:
+    """Staleness is counted by value, waits by worker, and who is slowest while others wait."""
+    rows = np.zeros(4, RECORD)
+    rows["staleness"] = [0, 1, 1, 90]
+    rows["worker"] = [b"w0", b"w1", b"w1", b"w1"]
+    rows["wait_s"] = [0.5, 1.0, 2.0, 0.0]
+    tally = FigureTally()
+    tally.add(readings(waits=True), [rows])
+    found = tally.reading(1, 5.0, readings(), 40, 0.5)
+    assert found.staleness == [1, 2, *[0] * 62, 1]
+    assert (found.point.staleness_p50, found.point.staleness_max) == (1.0, 90)
+    assert found.waits_s == {"w0": 0.5, "w1": 3.0}
+    assert found.holds == {"w0": 1}
+    assert tally.every_shard_updated(1)
+    assert not tally.every_shard_updated(2)
+
+
+def test_health() -> None:
+    """Short of workers for 30 s is degraded, until they are back; a loss of NaN is said once."""
+    health = Health()
+    assert health.look(readings(lost=True), 0.0) == []
+    assert health.look(readings(lost=True), DEGRADED_AFTER_S - 1) == []
+    assert health.look(readings(lost=True), DEGRADED_AFTER_S) == ["degraded"]
+    assert health.look(readings(lost=True), DEGRADED_AFTER_S + 1) == []
+    assert health.look(readings(), DEGRADED_AFTER_S + 2) == ["restored"]
+    assert health.look(readings(loss=float("nan")), 50.0) == ["diverged"]
+    assert health.look(readings(loss=float("nan")), 51.0) == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a job whose solver is missing."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    settings = TrainSettings(solver=tmp_path / "none.prototxt", out=folder / "run")
+    (folder / "settings.json").write_bytes(checked_json.encode(settings.plain()))
+    return folder
+
+
+def test_bad_input_is_the_outcome(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An attempt that cannot start leaves an outcome, events and a line in its log."""
+    assert run_attempt(folder) == 1
+    outcome = job_folder.load(folder / "outcome.json", job_folder.AttemptOutcome)
+    assert outcome is not None
+    assert (outcome.end, outcome.code, outcome.attempt) == ("failed", "bad_input", 1)
+    assert "none.prototxt" in outcome.message
+    assert "none.prototxt" in capsys.readouterr().err
+    kinds = [entry.kind for entry in JournalReader(folder / "events.jsonl").read()]
+    assert kinds == ["checking", "ended"]
+
+
+def test_one_attempt_at_a_time(folder: Path) -> None:
+    """A folder that another attempt has locked is refused, as is one without a job."""
+    lock = lock_folder(folder)
+    with pytest.raises(BadInput, match="in use"):
+        run_attempt(folder)
+    os.close(lock)
+    with pytest.raises(BadInput, match="expected the folder of a job"):
+        run_attempt(folder.parent)
+
+
+def test_a_late_runner_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner of an earlier order does not start once a newer attempt has been ordered."""
+    with Journal(folder / "orders.jsonl") as orders:
+        orders.append("start", 1, nonce="old")
+        orders.append("start", 2, nonce="new")
+    monkeypatch.setenv(job_folder.ATTEMPT_VARIABLE, "old")
+    with pytest.raises(BadInput, match="nonce of the newest attempt"):
+        run_attempt(folder)
