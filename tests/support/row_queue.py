@@ -4,7 +4,7 @@ A Spark task puts the rows of its partition into a queue of a manager process, o
 another process, takes them out one by one and makes arrays of each minibatch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import JoinableQueue, get_context
 from multiprocessing.managers import BaseManager
 from typing import Any
@@ -28,7 +28,7 @@ def _queue(name: str) -> Any:
 RowManager.register("queue", callable=_queue)
 
 
-def fed(rows: Iterator[Any]) -> Iterator[int]:
+def fed(rows: Iterable[Any]) -> Iterator[int]:
     """Feed the rows of a partition to a node; yields the number that the node has counted."""
     with RowManager(ctx=get_context("fork")) as manager:
         queue, counts = manager.queue("rows"), manager.queue("counts")  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def _node(queue: Any, counts: Any) -> None:
     """Take minibatches until the end."""
     found, ended = 0, False
     while not ended:
-        batch = []
+        batch: list[Any] = []
         while len(batch) < SIZE and not ended:
             row = queue.get(block=True)
             ended = row is None
