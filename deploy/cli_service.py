@@ -82,11 +82,10 @@ def serve(
         from deploy.service import server
         from deploy.service.app import ServeOptions
     home = server.home()
-    typer.echo(f"serving http://{host}:{port} from {home}")
     choice = ServeOptions(
         home=home, slots=slots or DEFAULT_SLOTS, roots=tuple(root or ()), retry_s=retry_s
     )
-    server.serve(choice, host, port)
+    server.serve(choice, host, port, typer.echo)
 
 
 def run_attempt(

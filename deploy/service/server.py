@@ -4,7 +4,7 @@ import fcntl
 import os
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,10 +26,15 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".downpour").absolute()
 
 
-def serve(options: ServeOptions, host: str, port: int) -> None:
+def serve(
+    options: ServeOptions,
+    host: str,
+    port: int,
+    announce: Callable[[str], object] = lambda _: None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C; raises BadInput for an address or a home that cannot be used.
 
-    Jobs are not affected by the end of the service.
+    `announce` receives a line once the service can be reached. Jobs are not affected by its end.
     """
     check_loopback(host)
     with _opened(options.home) as path, _listening(host, port) as listener:
@@ -46,6 +51,7 @@ def serve(options: ServeOptions, host: str, port: int) -> None:
             timeout_graceful_shutdown=3,
             server_header=False,
         )
+        announce(f"serving http://{host}:{port} from {options.home}")
         _Server(config, service).run([listener])
 
 

@@ -7,15 +7,12 @@ reads the table `job` alone; series and logs are never in the database.
 from pathlib import Path
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 
 from shards.errors import BadInput
 
 DATABASE = "service.db"
+REVISION = "0001"
+"""The newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 metadata = sa.MetaData()
@@ -105,12 +102,9 @@ def open_database(path: Path) -> sa.Engine:
         connection.exec_driver_sql("BEGIN")
 
     try:
-        upgrade(engine)
-    except CommandError:
-        raise BadInput(
-            f"{path}: expected a database of this version or an earlier one, got a newer one;"
-            " start the version of downpour that wrote it"
-        ) from None
+        present = _revision(engine)
+        if present != REVISION:
+            _upgrade(engine, path)
     except sa.exc.DatabaseError as error:
         raise BadInput(
             f"{path}: expected the database of the service, got: {error.orig}; move the file away,"
@@ -120,17 +114,31 @@ def open_database(path: Path) -> sa.Engine:
     return engine
 
 
-def upgrade(engine: sa.Engine, revision: str = "head") -> None:
-    """Run the migrations up to `revision`."""
+def _revision(engine: sa.Engine) -> str | None:
+    """The revision of the schema; None for a new database."""
+    with engine.connect() as connection:
+        if not sa.inspect(connection).has_table("alembic_version"):
+            return None
+        found: str | None = connection.exec_driver_sql(
+            "SELECT version_num FROM alembic_version"
+        ).scalar()
+        return found
+
+
+def _upgrade(engine: sa.Engine, path: Path) -> None:
+    """Run the migrations that the database lacks; raises BadInput if it is newer."""
+    from alembic import command  # only where there is something to migrate: it costs half a second
+    from alembic.config import Config
+    from alembic.util import CommandError
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
-    with engine.connect() as connection:
-        present = MigrationContext.configure(connection).get_current_revision()
-        script = ScriptDirectory.from_config(config)
-        if present is not None:
-            script.get_revision(present)  # raises CommandError for one of a newer version
-        if present == script.get_current_head():
-            return
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+    try:
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, REVISION)
+    except CommandError:
+        raise BadInput(
+            f"{path}: expected a database of this version or an earlier one, got a newer one;"
+            " start the version of downpour that wrote it"
+        ) from None

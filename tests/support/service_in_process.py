@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than httpx
     from starlette.testclient import TestClient
 
-__all__ = ["STUB", "Running", "Start", "TestClient"]
+__all__ = ["STUB", "Running", "Start", "TestClient", "listening"]
 
 STUB = Path(__file__).parent / "stub_runner.py"
 

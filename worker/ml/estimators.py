@@ -28,7 +28,7 @@ from worker.ml.nets import (
     LABEL,
     FitSettings,
     Floats,
-    Net,
+    LoadedNet,
     NetSpec,
     build,
     build_imported,
@@ -66,7 +66,8 @@ class NetEstimator(
         check_free(dataset, self._added_columns())
         path = self.getOrDefault(self.model)
         options = self._options_of_run()
-        options.setdefault("workers", spark.partition_count(dataset))
+        if not self.isSet(self.workers):
+            options["workers"] = spark.partition_count(dataset)
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
         net, weights = fit(dataset, path, facts, options)
@@ -129,7 +130,9 @@ class NetEstimator(
             raise KeyboardInterrupt
         return spec, trained.params
 
-    def _check_outputs(self, net: Net, zeros: Mapping[str, Any], path: str, facts: Facts) -> None:
+    def _check_outputs(
+        self, net: LoadedNet, zeros: Mapping[str, Any], path: str, facts: Facts
+    ) -> None:
         """Raise BadInput unless the network takes such rows and predicts what the labels are."""
         mapping: dict[str, str] = self.getOrDefault(self.outputMapping)
         try:

@@ -139,6 +139,25 @@ def test_a_cross_validation_in_two_threads(spark: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_killed_python_worker(spark: Any, tmp_path: Path) -> None:
+    """kill -9 of a Python worker in a fit: it finishes, and each step was applied once."""
+    df = spark.range(40, numPartitions=2).selectExpr("id AS features", "0.0 AS label")
+    mark = tmp_path / "died"
+    estimator = worker.ml.NetRegressor(
+        model=f"{NETS}:DiesOnce",
+        modelArgs={"mark": str(mark), "step": 7},
+        epochs=4,
+        batchSize=4,
+        stepSize=1.0,
+        strategy="downpour:scale=1",
+        options={"lease_s": 3.0},
+    )
+    model = estimator.fit(df)
+    assert mark.exists()
+    assert model.weights["steps"].tolist() == [-40.0]
+
+
+@pytest.mark.slow
 def test_a_caffe_solver(spark: Any, tmp_path: Path) -> None:
     """Its net classifies binary images; a blob is a column; it is saved with the net."""
     solver = tiny_job.write_job(tmp_path, max_iter=60)

@@ -1,0 +1,179 @@
+"""The training service: how fast lists are, how soon it is back, what it weighs.
+
+    python tests/bench/bench_service.py [--jobs 10000] [--folders 1000] [--live 20]
+
+Each part starts a `downpour serve` of its own in a fresh home. The jobs of the long list are rows
+of the database; the folders that are indexed again are real ones, of jobs in a terminal state; the
+live jobs are runners that train nothing (tests/support/stub_runner.py).
+"""
+
+import argparse
+import gzip
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import sqlalchemy as sa
+
+from deploy.runner.job_folder import Submission
+from deploy.service import server, tables
+from deploy.service.job_store import JobStore
+from deploy.service.states import JobState
+from deploy.service.tables import DATABASE, open_database
+from deploy.settings import TrainSettings
+from tests.bench.report import Goal, goals, save
+from tests.support import tiny_job
+from tests.support.ports import free_port
+from tests.support.service_in_process import STUB
+
+_SERVE = (
+    "import sys; from pathlib import Path; from deploy.service import app, launcher, server;"
+    "app.LocalLauncher = lambda: launcher.LocalLauncher((sys.executable, sys.argv[3]));"
+    "server.serve(app.ServeOptions(home=Path(sys.argv[1]), slots=1000),"
+    " '127.0.0.1', int(sys.argv[2]))"
+)
+
+
+@contextmanager
+def served(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
+    """A service on `home`, a client, and the seconds until it had looked at all jobs."""
+    port = free_port()
+    begun = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, str(home), str(port), str(STUB)])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            while True:
+                try:
+                    if http.get("/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.02)
+            yield process, http, time.perf_counter() - begun
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def rss_mb(process: subprocess.Popen[bytes]) -> float:
+    return float(psutil.Process(process.pid).memory_info().rss) / 1e6
+
+
+def p95_ms(http: httpx.Client, path: str, times: int = 100) -> tuple[float, int]:
+    """The 95th percentile of the time of a GET, and the compressed size of its answer."""
+    spent = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        answer = http.get(path)
+        spent.append(1000 * (time.perf_counter() - begun))
+        answer.raise_for_status()
+    return statistics.quantiles(spent, n=20)[-1], len(gzip.compress(answer.content))
+
+
+def long_list(home: Path, jobs: int) -> dict[str, float]:
+    """A list of many jobs: rows of all states, with figures as of jobs that trained."""
+    engine = open_database(home / DATABASE)
+    head = {"steps": 10**6, "planned": 10**6, "loss": 0.1, "line": [1.0 / n for n in range(1, 41)]}
+    settings = TrainSettings(solver=Path("/s"), out=Path("/o")).plain()
+    blank = {
+        "project": "default", "labels": {"team": "a"}, "priority": 0, "slots": 2,
+        "settings": settings, "state": JobState.SUCCEEDED, "state_seq": 6, "attempt": 1,
+        "nonce": "", "code": "", "reason": "done", "contact": "", "cancelled": False,
+        "fruitless": 0, "not_before": 0.0, "events_read": 9, "created": 1.0, "updated": 2.0,
+        "head": head,
+    }  # fmt: skip
+    rows = [blank | {"id": f"{n:017x}", "name": f"job {n}"} for n in range(jobs)]
+    with engine.begin() as connection:
+        connection.execute(sa.insert(tables.job), rows)
+    engine.dispose()
+    with served(home) as (process, http, _):
+        idle = rss_mb(process)
+        first, size = p95_ms(http, "/api/v1/jobs?limit=50")
+        middle, _ = p95_ms(http, f"/api/v1/jobs?limit=50&cursor={jobs // 2:017x}")
+        page, page_size = p95_ms(http, "/")
+        return {
+            "list_p95_ms": max(first, middle), "list_bytes": size, "page_p95_ms": page,
+            "page_bytes": page_size, "rss_idle_mb": idle, "rss_after_mb": rss_mb(process),
+        }  # fmt: skip
+
+
+def live_jobs(home: Path, solver: Path, count: int) -> dict[str, float]:
+    """Jobs that train while the service is killed: how soon the next one has them all."""
+    with served(home) as (process, http, _):
+        body = {"settings": {"solver": str(solver)}, "labels": {"stub": "train"}}
+        begun = time.perf_counter()
+        ids = [http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(count)]
+        submit = (time.perf_counter() - begun) / count
+        while len(http.get("/api/v1/jobs?state=RUNNING&limit=200").json()["jobs"]) < count:
+            time.sleep(0.05)
+        weight = rss_mb(process)
+        process.kill()
+        process.wait()
+    with served(home) as (process, http, back):
+        running = http.get("/api/v1/jobs?state=RUNNING&limit=200").json()["jobs"]
+        assert len(running) == count
+        assert all(job["attempt"] == 1 for job in running)
+        for job in ids:
+            http.post(f"/api/v1/jobs/{job}:cancel", json={}).raise_for_status()
+        while http.get("/api/v1/jobs?state=CANCELLED&limit=200").json()["jobs"] == []:
+            time.sleep(0.05)
+        while len(http.get("/api/v1/jobs?state=CANCELLED&limit=200").json()["jobs"]) < count:
+            time.sleep(0.05)
+    return {"restart_s": back, "submit_ms": 1000 * submit, "rss_live_mb": weight}
+
+
+def reindexed(home: Path, solver: Path, count: int) -> dict[str, float]:
+    """Rebuild a database from the folders of its jobs."""
+    engine = open_database(home / DATABASE)
+    store = JobStore(home, engine)
+    for number in range(count):
+        job = f"{number:017x}"
+        settings = TrainSettings(solver=solver, out=store.folder(job) / "run")
+        row = store.create(Submission(id=job, name=f"job {number}", created=1.0), settings)
+        store.move(row, JobState.CANCELLED, reason="cancelled by a user")
+    engine.dispose()
+    begun = time.perf_counter()
+    assert server.reindex(home) == count
+    return {"reindex_s": time.perf_counter() - begun}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--folders", type=int, default=1000)
+    parser.add_argument("--live", type=int, default=20)
+    chosen = parser.parse_args()
+    figures: dict[str, float] = {"cores": len(os.sched_getaffinity(0))}
+    with tempfile.TemporaryDirectory() as folder:
+        homes = [Path(folder) / name for name in ("list", "live", "folders")]
+        for home in homes:
+            home.mkdir(mode=0o700)
+        solver = tiny_job.write_job(Path(folder))
+        figures |= long_list(homes[0], chosen.jobs)
+        figures |= live_jobs(homes[1], solver, chosen.live)
+        figures |= reindexed(homes[2], solver, chosen.folders)
+    save("service", figures)
+    goals(
+        [
+            Goal(f"list of {chosen.jobs} jobs, p95", figures["list_p95_ms"], 100, "ms"),
+            Goal("list of 50 jobs, compressed", figures["list_bytes"] / 1e3, 60, "kB"),
+            Goal("page of 50 jobs, p95", figures["page_p95_ms"], 500, "ms"),
+            Goal("service, idle", figures["rss_idle_mb"], 110, "MB"),
+            Goal(f"service, {chosen.live} live jobs", figures["rss_live_mb"], 150, "MB"),
+            Goal(f"restart with {chosen.live} live jobs", figures["restart_s"], 3, "s"),
+            Goal(f"reindex of {chosen.folders} folders", figures["reindex_s"], 20, "s"),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

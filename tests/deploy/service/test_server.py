@@ -1,0 +1,131 @@
+"""What `downpour serve` refuses to start on, what it loads, and how its database is kept."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import produce_migrations
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import ops
+from alembic.script import ScriptDirectory
+
+from deploy.run_folder import lock_folder
+from deploy.service import server, tables
+from deploy.service.app import ServeOptions
+from deploy.service.tables import DATABASE, REVISION, open_database
+from shards.errors import BadInput
+from tests.support.service_in_process import Running, Start
+
+
+def serve(home: Path, port: int = 1, host: str = "127.0.0.1") -> None:
+    server.serve(ServeOptions(home=home, slots=1), host, port)
+
+
+def test_a_second_service_on_one_home(home: Path) -> None:
+    """The home is locked, and the refusal says what to do."""
+    lock = lock_folder(home)
+    with pytest.raises(BadInput, match="no other service with this home"):
+        serve(home)
+    os.close(lock)
+
+
+def test_a_used_port(home: Path) -> None:
+    """A port that is taken is named."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"--port {port}.*choose another"):
+            serve(home, port)
+
+
+def test_an_address_that_others_can_reach(home: Path) -> None:
+    """Without tokens the service serves this machine only."""
+    with pytest.raises(BadInput, match="--host: expected a loopback address"):
+        serve(home, host="0.0.0.0")
+
+
+def test_a_lost_database(start: Start, home: Path) -> None:
+    """Jobs without a database: no start, until it is rebuilt."""
+    with start(driven=False) as running:
+        job = running.submit("train")
+    for path in home.glob(f"{DATABASE}*"):
+        path.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(BadInput, match="downpour service reindex"):
+        serve(home, port)
+    assert server.reindex(home) == 1
+    with start(driven=False) as running:
+        assert running.get(job)["state"] == "QUEUED"
+
+
+def test_a_newer_database(home: Path) -> None:
+    """A database of a later version is refused, and not changed."""
+    open_database(home / DATABASE).dispose()
+    with sqlite3.connect(home / DATABASE) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(BadInput, match="got a newer one"):
+        open_database(home / DATABASE)
+
+
+def test_a_torn_database(home: Path) -> None:
+    """A file that is no database is refused with the way to rebuild it."""
+    (home / DATABASE).write_bytes(b"SQLite format 3\0" + b"torn" * 100)
+    with pytest.raises(BadInput, match="downpour service reindex"):
+        open_database(home / DATABASE)
+
+
+def test_migrations_lead_to_the_tables(home: Path) -> None:
+    """The migrations make the tables that the code declares, and the last is the one it expects."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
+    engine = open_database(home / DATABASE)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        changes = produce_migrations(context, tables.metadata).upgrade_ops
+    engine.dispose()
+    assert changes is not None
+    kinds = (ops.CreateTableOp, ops.DropTableOp, ops.ModifyTableOps)
+    assert [each for each in changes.ops if isinstance(each, kinds)] == []
+
+
+def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) -> None:
+    """A backup taken while the service runs holds its jobs, and overwrites nothing."""
+    job = service.submit()
+    service.await_state(job, "SUCCEEDED")
+    target = tmp_path / "copy.db"
+    server.backup(home, target)
+    engine = sa.create_engine(f"sqlite:///{target}")
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(tables.job.c.id)).scalar() == job
+    engine.dispose()
+    with pytest.raises(BadInput, match="expected a new file"):
+        server.backup(home, target)
+
+
+def test_the_service_loads_no_cluster() -> None:
+    """The service imports no Ray, Spark, Arrow, compiler or plots: it weighs little."""
+    heavy = {"ray", "pyspark", "pyarrow", "pandas", "numba", "matplotlib", "torch"}
+    script = f"import sys, deploy.service.server; print(*set(sys.modules) & {heavy!r})"
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_folders_are_private(service: Running, home: Path) -> None:
+    """Other users of the machine can read neither the database nor a job's files."""
+    job = service.submit()
+    service.await_state(job, "SUCCEEDED")
+    assert (home / DATABASE).stat().st_mode & 0o077 == 0
+    assert (home / "jobs" / job).stat().st_mode & 0o077 == 0
