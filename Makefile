@@ -71,6 +71,8 @@ bench-service: install ## the training service: lists, restart, memory, index
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 
+bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
+	$(BIN)/python tests/bench/bench_spark.py
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments
 
