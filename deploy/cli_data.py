@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shards.errors import BadInput
+from worker.data.wanted import MOST_SKIPPED
+from worker.option_fields import declared
+from worker.options import TrainingPlan
 
 if TYPE_CHECKING:
     from worker.data.wanted import Split, Wanted
@@ -26,9 +29,8 @@ Resize = Annotated[
     str | None,
     typer.Option(help="The size of all images, HEIGHTxWIDTH.", show_default="as they are"),
 ]
-Skip = Annotated[
-    int, typer.Option(min=0, help="The most images that are left out as they cannot be decoded.")
-]
+_SKIP = declared(TrainingPlan)["skip_images"].option
+Skip = Annotated[int, typer.Option("--skip-images", min=0, help=_SKIP.text)]
 
 
 @app.command()
@@ -40,7 +42,7 @@ def inspect(
         typer.Option(help="A picture to write, with images of each label.", show_default=False),
     ] = None,
     resize: Resize = None,
-    skip: Skip = 100,
+    skip: Skip = MOST_SKIPPED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read all rows; print their number, their shape, statistics and a histogram of labels."""
@@ -59,7 +61,7 @@ def convert(
     ],
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = 100,
+    skip: Skip = MOST_SKIPPED,
 ) -> None:
     """Write data in another format. Colour images keep Caffe's order of channels, BGR."""
     from deploy.data_tools import convert as converted
@@ -77,7 +79,7 @@ def mean(
     ] = None,
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = 100,
+    skip: Skip = MOST_SKIPPED,
 ) -> None:
     """Print the mean of each channel, as lines for `transform_param`."""
     from deploy.data_tools import mean_of

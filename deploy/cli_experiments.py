@@ -131,3 +131,22 @@ def report(
     page = out or folder / "report.html"
     size = write_report(folder, page)
     typer.echo(f"{page}: {size / 1e6:.2f} MB")
+
+
+@app.command()
+def replay(sweep: Sweep) -> None:
+    """Run the first trial of each point for real, and replay it: the weights must be the same.
+
+    The real run has a shard on loopback and a thread for each worker, which sleep up to the drawn
+    times of their steps. The exit status is 1 if a replay leads to other weights.
+    """
+    from deploy.experiments.real_runs import compare
+    from deploy.experiments.sweeps import read_sweep
+
+    differs = False
+    for point in read_sweep(sweep).points:
+        found = compare(point.trials[0])
+        typer.echo(f"{point.label}: {found}")
+        differs = differs or not found.equal
+    if differs:
+        raise typer.Exit(1)

@@ -17,7 +17,7 @@ from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.net_data import data_of
+from worker.caffe.net_data import NetData, data_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import starting_weights
 from worker.device_selection import check_here
@@ -107,7 +107,13 @@ class Inputs:
         return place
 
     def _train(self, classes: int | None) -> ImageSource:
-        return open_net_data(self.data, self.settings.data, "train", classes, self.settings.seed)
+        return self._open(self.data, self.settings.data, "train", classes)
+
+    def _open(
+        self, data: NetData, place: Path | None, split: Split, classes: int | None
+    ) -> ImageSource:
+        options = self.settings
+        return open_net_data(data, place, split, classes, options.seed, options.skip_images)
 
     @property
     def evaluation(self) -> EvaluationPlan | None:
@@ -145,7 +151,7 @@ class Inputs:
 
     def _opened(self, data: Path | None, split: Split) -> ImageSource:
         wanted = data_of(self.solver.tests[0].net)
-        return open_net_data(wanted, data, split, self.classes, self.settings.seed)
+        return self._open(wanted, data, split, self.classes)
 
     def _test(self) -> Evaluator | None:
         """The test nets with their data, or None. They run on one row now, to find faults early."""

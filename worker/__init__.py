@@ -9,8 +9,8 @@
 
 `train` takes a model of any kind: `Caffe` reads Caffe's format, `CustomModel` is for a model of
 your own. `run` takes a training loop of your own; `worker.torch`, `worker.jax` and `worker.keras`
-are for loops in these libraries, and `worker.ml` has Spark ML's estimators. Importing this package
-loads neither Spark nor Ray; calling one of these functions does.
+are for loops in these libraries, and `worker.ml` and `worker.sklearn` have estimators. Importing
+this package loads neither Spark nor Ray; calling one of these functions does.
 """
 
 from importlib import import_module
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         StaleRate,
     )
     from worker.stream_run import Stream, stream
+    from worker.tensorboard import TensorBoard
     from worker.tfrecord.source import TFRecord
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "StaleRate",
     "Stream",
     "TFRecord",
+    "TensorBoard",
     "Trained",
     "Wanted",
     "features",
@@ -134,6 +136,7 @@ _HOMES = {
     "StaleRate": "worker.strategies",
     "Stream": "worker.stream_run",
     "TFRecord": "worker.tfrecord.source",
+    "TensorBoard": "worker.tensorboard",
     "RunResult": "worker.function_run",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
@@ -161,7 +164,7 @@ _NOW = {
 }
 
 
-_ADAPTERS = ("jax", "keras", "ml", "torch")
+_ADAPTERS = ("jax", "keras", "ml", "sklearn", "torch")
 
 
 def __dir__() -> list[str]:

@@ -27,11 +27,16 @@ class ColumnKind(StrEnum):
 
 
 class ColumnSpec(msgspec.Struct, frozen=True):
-    """A column of a batch: its name, and the shape of one row (None: what the data says)."""
+    """A column of a batch: its name, and the shape of one row (None: what the data says).
+
+    `encoded` is whether images are files, such as PNG, where the rows do not say so (None: their
+    first bytes do).
+    """
 
     name: str
     shape: tuple[int, ...] | None = None
     kind: ColumnKind = ColumnKind.NUMBERS
+    encoded: bool | None = None
 
     def find(self, names: Sequence[str], where: str) -> str:
         """The name of this column among `names`; raises BadInput."""

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.tables import tables_of
 from shards import arguments
 from shards.errors import BadInput
 from shards.rules import Decay, Rule, decay_of, rule_of
@@ -17,7 +18,7 @@ from worker.job import Job
 from worker.model import Model, build_model
 from worker.model_kind import Fitted, TrainArguments
 from worker.options import DEFAULT_SEED, MOST, LinkOptions, ShardRuntime, SnapshotPolicy
-from worker.tensor_file import save_tensors
+from worker.parameters_file import write_parameters
 from worker.training_loop import Plan
 
 
@@ -72,7 +73,9 @@ class CustomModel(msgspec.Struct, frozen=True):
             batch_size=self.batch_size,
             workers=options.count_workers(df),
             bound=options.staleness,
+            stale=options.on_stale,
             shuffle=options.shuffle,
+            skip_images=options.skip_images,
             device=options.build_device("auto"),
             runtime=options.part(ShardRuntime),
             links=options.part(LinkOptions),
@@ -83,4 +86,5 @@ class CustomModel(msgspec.Struct, frozen=True):
 
     def save(self, path: Path, weights: NDArray[np.float32]) -> None:
         """Write the tensors by name as .safetensors."""
-        save_tensors(path, self.table().views(weights))
+        views = self.table().views(weights)
+        write_parameters(path, tables_of(views), views)

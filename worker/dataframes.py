@@ -31,11 +31,14 @@ def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> No
             arrow_images.check_label_type(kinds[name], f"{where}, column {name}")
 
 
-def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Shape:
+def first_shape(
+    df: spark.DataFrame, stated: Shape | None, *, image: bool, encoded: bool | None = None
+) -> Shape:
     """(channels, height, width) of the rows of `df`, by its first row.
 
     It is the shape in the columns; else the shape that the net has `stated`, if the row has as many
-    values; else the default of worker/arrow_images.py. `image` is whether the net needs an image.
+    values; else the default of worker/arrow_images.py. `image` is whether the net needs an image,
+    and `encoded` whether it says that images are encoded.
     """
     where = "the DataFrame"
     name = pixel_column(df.columns, where)
@@ -43,8 +46,10 @@ def first_shape(df: spark.DataFrame, stated: Shape | None, *, image: bool) -> Sh
     row = df.select(name, *(SHAPE_COLUMNS if declared else ())).head()
     if row is None:
         raise BadInput(f"{where}: expected rows, got none")
-    if isinstance(row[0], bytes | bytearray) and (found := _decoded_shape(bytes(row[0]), stated)):
-        return found
+    if isinstance(row[0], bytes | bytearray) and encoded is not False:
+        found = _decoded_shape(bytes(row[0]), stated, certain=encoded is True)
+        if found is not None:
+            return found
     values, *extents = row
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
@@ -78,12 +83,17 @@ def shapes_of(
     """
     if wanted.tops:
         return wanted.shape, named_shapes(df, wanted.tops)
-    return first_shape(df, wanted.shape, image=wanted.image), {}
+    encoded = wanted.image_encoded
+    return first_shape(df, wanted.shape, image=wanted.image, encoded=encoded), {}
 
 
-def _decoded_shape(data: bytes, stated: Shape | None) -> Shape | None:
-    """The shape of an image file; None for raw pixels, or for an image that is damaged."""
-    if not pictures.looks_encoded(data[:16]) or (stated and len(data) == prod(stated)):
+def _decoded_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape | None:
+    """The shape of an image file; None for raw pixels, or for an image that is damaged.
+
+    `certain` is whether it is known not to be raw pixels.
+    """
+    raw = not pictures.looks_encoded(data[:16]) or (stated and len(data) == prod(stated))
+    if raw and not certain:
         return None
     with suppress(pictures.Undecodable):
         colour = {1: False, 3: True}.get(stated[0]) if stated else None

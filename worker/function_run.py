@@ -148,7 +148,7 @@ def run(
     tables = tables_of(chosen.params)
     evaluate = _evaluate(chosen.evaluate)
     spark.check_sendable(train, args)
-    df, source = read("run: data", data, chosen.workers)
+    df, source = read("run: data", data, chosen.workers, chosen.skip_images)
     workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
     views = views_of(tables)
     outcome = run_job(
@@ -177,10 +177,13 @@ def run(
     return RunResult(params, outcome, tuple(evaluations), tables)
 
 
-def read(what: str, data: object, workers: int | None) -> tuple[spark.DataFrame, Source | None]:
+def read(
+    what: str, data: object, workers: int | None, skip_images: int
+) -> tuple[spark.DataFrame, Source | None]:
     """A DataFrame, and a source that its tasks read in place of its rows, if there is one.
 
-    `data` is as in `run`. Raises BadInput naming `what`.
+    `data` is as in `run`. A task leaves out up to `skip_images` images of a source. Raises BadInput
+    naming `what`.
     """
     if not isinstance(data, str | Path):
         check_frame(what, data)
@@ -191,7 +194,8 @@ def read(what: str, data: object, workers: int | None) -> tuple[spark.DataFrame,
         return spark.read_table(session, kind, text), None
     if "://" in text:
         raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
-    source = open_source(Path(text).absolute())  # tasks run in another folder
+    # Tasks run in another folder.
+    source = open_source(Path(text).absolute(), most_skipped=skip_images)
     if not isinstance(source, Source):
         raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
     if workers is None:

@@ -14,6 +14,7 @@ from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
+from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -30,7 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     staleness of single pushes (None: none). Each worker computes on a `device`
     (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
     mean of the last `average_loss` iterations (None: one). An iteration is one step of every
-    worker. Each worker runs a `function`, if there is one, in place of the loop over its batches;
+    worker. A worker leaves out up to `skip_images` images that cannot be decoded. Each worker runs
+    a `function`, if there is one, in place of the loop over its batches;
     it may train several `tables`, each with a rule, schedule and decay of its own.
 
     `runtime`, `links` and `snapshots` are the options of the shards, of the network and of the
@@ -49,6 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bound: int | None = 0
     stale: StaleLimit | None = None
     shuffle: bool = True
+    skip_images: int = MOST_SKIPPED
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
     links: LinkOptions = LinkOptions()
@@ -146,6 +149,7 @@ def _checked(job: Job) -> dict[str, object]:
                 ("batch_size", 1),
                 ("workers", 1),
                 ("display", 0),
+                ("skip_images", 0),
             )
         },
         "average_loss": (

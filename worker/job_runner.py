@@ -230,6 +230,7 @@ def task_of(
         source=source,
         parts=job.workers,
         shuffle=job.shuffle,
+        skip_images=job.skip_images,
         first_incarnation=initial_state.first_incarnation(inputs.beginning),
         link=job.links.build_link(),
         transport=job.links.transport,

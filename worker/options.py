@@ -21,6 +21,7 @@ from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
+from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
 from worker.strategies import STRATEGIES, Downpour, Strategy, strategy_named, strategy_of
@@ -133,6 +134,10 @@ class TrainingPlan(Options):
     )  # fmt: skip
     prefetch: bool = option("Pull the next weights while computing, for slow links.", default=False)
     shuffle: bool = option("Shuffle every epoch, by the seed.", default=True)
+    skip_images: int = option(
+        "The most images that one reader leaves out because they cannot be decoded.",
+        default=MOST_SKIPPED, least=0, most=MOST,
+    )  # fmt: skip
     seed: int | None = option(
         "The seed of everything random.",
         default=None, shown=f"the solver's random_seed, or {DEFAULT_SEED}",

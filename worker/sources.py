@@ -29,7 +29,7 @@ from worker.data.parquet import is_parquet
 from worker.data.pictures import Undecodable
 from worker.data.source import Sample, Source
 from worker.data.table import open_table
-from worker.data.wanted import Split, Wanted
+from worker.data.wanted import MOST_SKIPPED, Split, Wanted
 
 __all__ = [
     "FORMATS",
@@ -119,17 +119,25 @@ def open_net_data(
     split: Split = "train",
     classes: int | None = None,
     seed: int | None = None,
+    skip_images: int = MOST_SKIPPED,
 ) -> ImageSource:
     """A part of the data at `place`, or else of the source that a net names, as the net wants it.
 
-    Labels outside [0, classes) are refused. Raises BadInput that names the layer, if it named the
-    source, and the file.
+    Labels outside [0, classes) are refused. A reader leaves out up to `skip_images` images. Raises
+    BadInput that names the layer, if it named the source, and the file.
     """
-    wanted = replace(data.wanted, split=split, classes=classes, seed=seed or 0)
+    wanted = replace(
+        data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
+    )
     if place is not None:
         return open_wanted(place, wanted)
     if data.source is None:
         raise BadInput("expected a data layer that names a source, got none")
+    if data.form not in {"", "parquet"}:
+        raise BadInput(
+            f"{data.layer}: dataframe_format: expected parquet, got {data.form}: read such files"
+            " with Spark, and train on the DataFrame"
+        )
     try:
         return open_wanted(data.source, wanted, data.kind)
     except BadInput as error:

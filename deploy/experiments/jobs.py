@@ -11,7 +11,9 @@ from shards.tables import DenseTable
 from worker.step_machine import Plan
 from worker.strategies import Strategy
 
-_ENDLESS = 1 << 30  # steps of a plan: the experiment decides when a run ends
+ENDLESS = 1 << 30
+"""Steps of a plan that does not end by itself: the experiment decides when."""
+
 _LEASE_S = 1e6  # nothing renews it, and nothing lets it run out
 
 
@@ -20,6 +22,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
     `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps.
+    Each worker takes `steps` steps.
     """
 
     strategy: Strategy
@@ -28,6 +31,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     rule: Rule = SGD()
     bound: int | None = None
+    steps: int = ENDLESS
 
     @property
     def real_bound(self) -> int | None:
@@ -37,7 +41,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self) -> Plan:
         """The plan of each worker."""
         return Plan(
-            steps=_ENDLESS,
+            steps=self.steps,
             seed=self.seed,
             strategy=self.strategy,
             schedule=Fixed(base_rate=self.rate),

@@ -14,7 +14,7 @@ import numpy as np
 from deploy.experiments import charts
 from deploy.experiments.charts import Series
 from deploy.experiments.runner import Folder
-from deploy.experiments.shapes.base import Outcome
+from deploy.experiments.shapes.base import ShapeOutcome
 from deploy.experiments.statistics import mean_interval
 from deploy.experiments.sweeps import Point, Sweep, read_sweep
 from deploy.experiments.trials import TrialResult
@@ -52,7 +52,7 @@ def write_report(path: Path, out: Path) -> int:
     """
     folder = Folder(path)
     outcomes = [
-        msgspec.json.decode(file.read_bytes(), type=Outcome)
+        msgspec.json.decode(file.read_bytes(), type=ShapeOutcome)
         for file in sorted(path.glob("shape-*.json"))
     ]
     parts = ["<h1>Staleness experiments</h1>"]
@@ -75,7 +75,7 @@ def write_report(path: Path, out: Path) -> int:
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def _shapes(outcomes: Sequence[Outcome]) -> list[str]:
+def _shapes(outcomes: Sequence[ShapeOutcome]) -> list[str]:
     rows = [
         (
             f"{one.number}{' (control)' if one.control else ''}",

@@ -44,7 +44,7 @@ _LOOKS = pa.schema(
 )
 
 
-class Status(NamedTuple):
+class SweepStatus(NamedTuple):
     """How far a sweep has come; `stale` files are of other settings or another build."""
 
     trials: int
@@ -122,13 +122,13 @@ class Folder:
         looks = [Look(**row) for row in table.to_pylist()]
         return structs.replace(rest, looks=looks) if rest.trial == trial and looks else None
 
-    def status(self, sweep: Sweep) -> Status:
+    def status(self, sweep: Sweep) -> SweepStatus:
         """Count what is there."""
         known = {trial.id for trial in sweep.trials}
         done = sum(self.load(trial) is not None for trial in sweep.trials)
         failed = sum(self.failure(trial).exists() for trial in known)
         files = {path.stem for path in (self.path / "trials").glob("*.parquet")}
-        return Status(len(known), done, failed, len(files - known))
+        return SweepStatus(len(known), done, failed, len(files - known))
 
     def cost(self) -> dict[str, float]:
         """The CPU seconds of trials, by id."""
@@ -150,7 +150,7 @@ class Folder:
 
 def run_sweep(
     sweep: Sweep, path: Path, *, jobs: int = 1, note: Callable[[str], None] = print
-) -> Status:
+) -> SweepStatus:
     """Run the trials that are not done yet; returns where the sweep then stands."""
     folder = Folder(path)
     folder.create(sweep)

@@ -124,7 +124,7 @@ def equivalent(first: ArrayLike, second: ArrayLike, margin: float) -> tuple[bool
     return -margin < interval.low and interval.high < margin, interval
 
 
-class Times(NamedTuple):
+class TargetTimes(NamedTuple):
     """Times to a target, one a seed; infinite where a run missed it."""
 
     values: tuple[float, ...]

@@ -265,7 +265,7 @@ class TimingSimulation:
     def _join_round(self, worker: TimedWorker, clock: int, base: int) -> bool:
         """Keep a push for its round, or drop it; returns whether the round was complete."""
         if self._backups and base < self.version:
-            self._note(worker, clock, self.version - 1, base, dropped=True)
+            self._note(worker, clock, self.version, base, dropped=True)
             return False
         worker.in_round = True
         self._round.append((worker, clock, base))
@@ -294,12 +294,12 @@ class TimingSimulation:
     def _note(
         self, worker: TimedWorker, clock: int, before: int, base: int, *, dropped: bool = False
     ) -> None:
-        """Record a push that was applied to version `before`."""
+        """Record a push that was applied to version `before`, or dropped there."""
         self._raise_clock(worker, clock)
         staleness = before - base if before > base else 0
-        gap = self._fastest - self._slowest
+        gap, version = self._fastest - self._slowest, before if dropped else before + 1
         self._rows.append(
-            (self._now, worker.number, base, before + 1, staleness, gap, worker.wait_s, dropped)
+            (self._now, worker.number, base, version, staleness, gap, worker.wait_s, dropped)
         )
         worker.wait_s = 0.0
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.cluster import HEADER_BYTES, worker_name
+from deploy.experiments.cluster import HEADER_BYTES, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.workloads import Batch, Workload
 from deploy.virtual_clock import Clock
@@ -144,15 +144,29 @@ class TrainingSimulation:
         updates = self.shards[0].version
         return Look(updates, self.gradients, self.clock.now, measured.loss, measured.error)
 
+    def carry(self, number: int, shard: int, sends: Sequence[Send], link: Link | None) -> None:
+        """Carry what a worker sends to a shard, over its link if there is one."""
+        if link is None:
+            self.arrive(number, shard, sends)
+        else:
+            at = link.up(_bytes(sends), self.clock.now)
+            self.clock.at(at, self.arrive, number, shard, sends)
+
     def arrive(self, number: int, shard: int, sends: Sequence[Send]) -> None:
         """Let a shard handle what a worker has sent, and send its answers on their way."""
         now, host = self.clock.now, self.shards[shard]
-        answers: dict[int, list[Outgoing]] = defaultdict(list)
+        outs: list[Outgoing] = []
         for send in sends:
-            for out in host.handle(b"%d" % number, send.message, send.frames, now):  # type: ignore[arg-type]
-                answers[int(out.to)].append(out)
-        for receiver, outs in answers.items():
-            self.workers[receiver].answered(shard, outs)
+            outs += host.handle(b"%d" % number, send.message, send.frames, now)  # type: ignore[arg-type]
+        self.answer(shard, outs)
+
+    def answer(self, shard: int, outs: Sequence[Outgoing]) -> None:
+        """Send a shard's answers on their way, those to one worker together."""
+        answers: dict[int, list[Outgoing]] = defaultdict(list)
+        for out in outs:
+            answers[int(out.to)].append(out)
+        for receiver, together in answers.items():
+            self.workers[receiver].answered(shard, together)
 
 
 class SimulatedTrainee:
@@ -196,14 +210,8 @@ class SimulatedTrainee:
         by_shard: dict[int, list[Send]] = defaultdict(list)
         for send in sends:
             by_shard[send.shard].append(send)
-        clock = self._world.clock
         for shard, together in by_shard.items():
-            link = self._links[shard]
-            if link is None:
-                self._world.arrive(self._number, shard, together)
-            else:
-                at = link.up(_bytes(together), clock.now)
-                clock.at(at, self._world.arrive, self._number, shard, together)
+            self._world.carry(self._number, shard, together, self._links[shard])
 
     def answered(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Carry a shard's answers to this worker."""
@@ -257,6 +265,8 @@ class SimulatedTrainee:
                 case machine.PushContribution():
                     self._push(want)
                     answer = None
+                case machine.FlushPushes():
+                    return  # the end of the plan
                 case _:
                     raise AssertionError(f"the plan of an experiment does not want {want}")
 

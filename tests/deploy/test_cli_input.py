@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses, swap, write_idx
+from worker.data import pictures
 
 NETWORKS = [
     (
@@ -67,6 +69,17 @@ def test_fewer_rows_than_workers(downpour: Run, job: Path) -> None:
     pq.write_table(tiny_job.image_table(3), job / "data/train.parquet")
     line = r"--workers: expected at most 3, as \S*data has 3 rows to train on .* got 5"
     refuses(downpour, job, f"{TRAIN} --workers 5", line)
+
+
+def test_more_undecodable_images_than_allowed(downpour: Run, job: Path) -> None:
+    """The limit is an option of the command."""
+    table = tiny_job.image_table(20)
+    pixels = np.frombuffer(b"".join(table["image"].to_pylist()), np.uint8).reshape(-1, 1, 8, 8)
+    images = [b"no image", *map(pictures.encode, pixels[1:])]
+    encoded = pa.table({"label": table["label"], "data": images, "encoded": [True] * 20})
+    pq.write_table(encoded, job / "data/train.parquet")
+    line = r"train\.parquet: rows 0 to 20: expected at most 0 images that cannot be decoded, got 1"
+    refuses(downpour, job, f"{TRAIN} --skip-images 0", line)
 
 
 SOLVERS = [

@@ -17,6 +17,8 @@ FACADES = (
     "worker.strategies",
     "worker.jax",
     "worker.keras",
+    "worker.ml",
+    "worker.sklearn",
     "worker.torch",
     "deploy",
     "cupy_kernels",
@@ -57,7 +59,7 @@ def faults(code: str) -> list[str]:
     for node in ast.walk(ast.parse(code)):
         match node:
             case ast.Attribute(value=ast.Name(id="ps" | "worker" | "deploy" as module), attr=name):
-                if name not in exported(module):
+                if name not in exported(module) and f"{module}.{name}" not in FACADES:
                     found.append(f"{module} does not export {name}")
             case ast.Attribute(value=value, attr=name) if name[0] == "_" and name[-1] != "_":
                 if not (isinstance(value, ast.Name) and value.id == "self"):

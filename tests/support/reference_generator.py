@@ -24,6 +24,7 @@ import ps
 import worker
 import worker.caffe
 import worker.caffe.nets
+import worker.ml
 import worker.strategies
 import worker.torch
 from deploy import evaluations, run_folder, updates
@@ -434,6 +435,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "worker.caffe": lambda: names(worker.caffe),
     "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
+    "worker.ml": lambda: names(worker.ml),
     "worker.torch": lambda: names(worker.torch),
     "deploy": lambda: names(deploy),
     "routes of the service": service_routes,

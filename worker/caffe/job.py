@@ -53,6 +53,7 @@ def caffe_job(
         bound=options.staleness,
         stale=options.on_stale,
         shuffle=options.shuffle,
+        skip_images=options.skip_images,
         device=options.build_device(solver.device),
         runtime=options.part(ShardRuntime),
         links=options.part(LinkOptions),

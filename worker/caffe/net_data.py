@@ -30,13 +30,14 @@ _OF_YAHOO = "com.yahoo.ml.caffe."  # the sources of CaffeOnSpark; formats are re
 class NetData(msgspec.Struct, frozen=True):
     """The source of a net's data, if its prototxt names one, and how the net reads any data.
 
-    `kind` is a user's own class of sources, by its full name, or empty. `layer` names the layer in
-    errors.
+    `kind` is a user's own class of sources, by its full name, or empty. `form` is the format of a
+    DataFrame's files, as the prototxt states it, or empty. `layer` names the layer in errors.
     """
 
     wanted: Wanted
     source: Path | None = None
     kind: str = ""
+    form: str = ""
     layer: str = ""
 
 
@@ -44,8 +45,12 @@ def data_of(net: Description) -> NetData:
     """What the prototxt of `net` says about its data; raises BadInput for two sources."""
     layers = _layers(net)
     stated = (shape for layer in layers if (shape := _stated(layer)) is not None)
+    params = (layer.memory_data_param for layer in layers)
+    encoded = (param.image_encoded for param in params if param.HasField("image_encoded"))
     wanted = Wanted(
-        shape=next(stated, None), image=any(layer.type in _NEED_IMAGES for layer in layers)
+        shape=next(stated, None),
+        image=any(layer.type in _NEED_IMAGES for layer in layers),
+        image_encoded=next(encoded, None),
     )
     named = [layer for layer in layers if _name(layer)]
     if len(named) > 1:
@@ -62,6 +67,7 @@ def data_of(net: Description) -> NetData:
         wanted=_OPTIONS[layer.type](layer, wanted),
         source=beside(_name(layer).removeprefix("file:"), net.file),
         kind="" if kind.startswith(_OF_YAHOO) else kind,
+        form=layer.memory_data_param.dataframe_format or layer.cos_data_param.dataframe_format,
         layer=f"{net.file}: layer {layer.name}",
     )
 

@@ -114,7 +114,9 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
     """The source that the net names, which tasks can read themselves; raises BadInput."""
     from worker.sources import open_net_data
 
-    source = open_net_data(data_of(solver.train), seed=options.seed)
+    source = open_net_data(
+        data_of(solver.train), seed=options.seed, skip_images=options.skip_images
+    )
     if not isinstance(source, Source):
         raise BadInput(
             "train: df: expected a DataFrame for IDX files and Parquet files of raw images"

@@ -1,8 +1,8 @@
 """Encoded images in Arrow batches, such as a DataFrame's: decoded before anything else reads them.
 
-A row's image is encoded if its column `encoded` says so, or, without that column, if its bytes
-begin like a PNG, JPEG or WebP file. Rows with an image that cannot be decoded are left out, up to a
-limit, and named in a warning.
+A row's image is encoded if its column `encoded` says so; without that column, if the net does; or
+else if its bytes begin like a PNG, JPEG or WebP file. Rows with an image that cannot be decoded are
+left out, up to a limit, and named in a warning.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,10 +43,12 @@ def decoded(
     first_row, skipped = 0, list[int]()
     reader = _Reader(where, colour, resize, skipped)
     for batch in batches:
-        rows = batch.num_rows
+        rows, before = batch.num_rows, batch
         for column in images:
             if rows:
                 batch = _decode(batch, column, reader, first_row)
+        if batch is not before:  # Its readers may decode what is not: the column says that it is.
+            batch = batch.append_column("encoded", pa.array([False] * batch.num_rows))
         if len(skipped) > most_skipped:
             raise BadInput(
                 f"{where}: expected at most {most_skipped} images that cannot be decoded, got"
@@ -81,15 +83,19 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     where = reader.where
     name = column.find(batch.schema.names, where)
     values = batch.column(name)
-    if pa.types.is_struct(values.type):
+    plain = not pa.types.is_struct(values.type)
+    if not plain:
         values = _field(values, where, name)
     if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
         return batch
     shape = column.shape if column.shape is not None and len(column.shape) == 3 else None
-    if "encoded" not in batch.schema.names and not _looks_encoded(values[0].as_py(), shape):
+    if "encoded" in batch.schema.names:
+        if plain and not pc.any(batch.column("encoded")).as_py():
+            return batch
+    elif not _is_encoded(values[0].as_py(), shape, column.encoded):
         return batch
     data: list[bytes | None] = values.to_pylist()
-    encoded = _encoded(batch, data, shape)
+    encoded = _encoded(batch, data, shape, column.encoded)
     kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
     for row, (value, is_encoded) in enumerate(zip(data, encoded, strict=True)):
         if is_encoded and value is not None:
@@ -112,14 +118,18 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _encoded(batch: Any, data: Sequence[bytes | None], shape: tuple[int, ...] | None) -> list[bool]:
+def _encoded(
+    batch: Any, data: Sequence[bytes | None], shape: tuple[int, ...] | None, stated: bool | None
+) -> list[bool]:
     if "encoded" in batch.schema.names:
         return [bool(value) for value in batch.column("encoded").to_pylist()]
-    return [_looks_encoded(value, shape) for value in data]
+    return [_is_encoded(value, shape, stated) for value in data]
 
 
-def _looks_encoded(value: bytes | None, shape: tuple[int, ...] | None) -> bool:
+def _is_encoded(value: bytes | None, shape: tuple[int, ...] | None, stated: bool | None) -> bool:
     """Whether bytes are an image file; raw pixels may begin with any bytes, but have their size."""
+    if stated is not None:
+        return stated
     if value is None or (shape is not None and len(value) == prod(shape)):
         return False
     return pictures.looks_encoded(value[:16])

@@ -115,7 +115,8 @@ class TableSource(Source):
         """The columns of encoded images."""
         if self.wanted.tops:
             return [ColumnSpec(name, None, ColumnKind.IMAGE) for name in self.wanted.encoded]
-        return [ColumnSpec(PIXEL_COLUMNS[0], None, ColumnKind.IMAGE)]
+        encoded = self.wanted.image_encoded
+        return [ColumnSpec(PIXEL_COLUMNS[0], None, ColumnKind.IMAGE, encoded)]
 
     def _check_names(self, file: str, names: list[str]) -> None:
         for name in self.wanted.tops or (LABEL.name,):
@@ -142,8 +143,10 @@ def open_table(path: Path, wanted: Wanted) -> ImageSource:
     file = str(parquet_part(path, wanted.split)[0])
     with _opened(file) as opened:
         names = opened.schema_arrow.names
-        if "encoded" in names:
+        if "encoded" in names or wanted.image_encoded:
             return TableSource(path, wanted)
+        if wanted.image_encoded is not None:
+            return open_parquet(path, wanted)
         name = next((name for name in PIXEL_COLUMNS if name in names), None)
         if name is not None and pa.types.is_binary(opened.schema_arrow.field(name).type):
             batch = next(opened.iter_batches(1, columns=[name]), None)

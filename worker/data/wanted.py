@@ -20,7 +20,8 @@ class Wanted(msgspec.Struct, frozen=True):
     the net needs images. Encoded images are decoded to 3 channels or 1 by `colour` (None: as they
     are), and then resized to (height, width) `resize`. `shuffle` is whether a list is read in a
     random order, which depends on `seed`. `root` precedes the names in a list of files. `tops` are
-    the columns that the net reads by name, and `encoded` those of them that hold encoded images. A
+    the columns that the net reads by name, and `encoded` those of them that hold encoded images.
+    `image_encoded` is whether the images of other nets are encoded (None: the rows show it). A
     reader skips up to `most_skipped` images that cannot be decoded.
     """
 
@@ -35,4 +36,5 @@ class Wanted(msgspec.Struct, frozen=True):
     root: str = ""
     tops: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
+    image_encoded: bool | None = None
     most_skipped: int = MOST_SKIPPED

@@ -28,7 +28,7 @@ from worker.ml.nets import (
     LABEL,
     FitSettings,
     Floats,
-    Net,
+    LoadedNet,
     NetSpec,
     build,
     build_imported,
@@ -59,14 +59,15 @@ class NetEstimator(
         return StageReader(cls, lambda _facts, _weights: cls(), weights=False)
 
     def _fit(self, dataset: DataFrame) -> NetModel:
-        inputs, label = self.input_columns(), self.getLabelCol()
+        inputs, label = self._input_columns(), self.getLabelCol()
         if not self.isDefined(self.model):
             raise BadInput("model: expected an import path or a solver's .prototxt, got none")
         check_columns(dataset, list(inputs), label=label)
-        check_free(dataset, self.added_columns())
+        check_free(dataset, self._added_columns())
         path = self.getOrDefault(self.model)
-        options = self.options_of_run()
-        options.setdefault("workers", spark.partition_count(dataset))
+        options = self._options_of_run()
+        if not self.isSet(self.workers):
+            options["workers"] = spark.partition_count(dataset)
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
         net, weights = fit(dataset, path, facts, options)
@@ -80,7 +81,7 @@ class NetEstimator(
     ) -> tuple[NetSpec, Mapping[str, Floats]]:
         spec = NetSpec(path, self.getOrDefault(self.modelArgs))
         net = build_imported(spec, self.getSeed())
-        inputs = self.input_columns()
+        inputs = self._input_columns()
         zeros = {
             name: np.zeros((2, facts.widths[column]), np.float32) for column, name in inputs.items()
         }
@@ -110,9 +111,9 @@ class NetEstimator(
     ) -> tuple[NetSpec, Mapping[str, Floats]]:
         if given := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
             raise BadInput(f"{given[0]}: expected it in the solver {path}")
-        if len(self.input_columns()) != 1:
+        if len(self._input_columns()) != 1:
             raise BadInput(f"inputMapping: expected one column for the net of {path}")
-        (column,) = self.input_columns()
+        (column,) = self._input_columns()
         kind = Caffe(path)
         assert isinstance(kind.solver, Solver), "read when it was made"
         wanted = data_of(kind.solver.train).wanted
@@ -129,7 +130,9 @@ class NetEstimator(
             raise KeyboardInterrupt
         return spec, trained.params
 
-    def _check_outputs(self, net: Net, zeros: Mapping[str, Any], path: str, facts: Facts) -> None:
+    def _check_outputs(
+        self, net: LoadedNet, zeros: Mapping[str, Any], path: str, facts: Facts
+    ) -> None:
         """Raise BadInput unless the network takes such rows and predicts what the labels are."""
         mapping: dict[str, str] = self.getOrDefault(self.outputMapping)
         try:

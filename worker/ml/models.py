@@ -10,7 +10,7 @@ from pyspark.ml import Model
 from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
 from worker.ml.columns import as_floats, check_columns, check_free
 from worker.ml.nets import Floats, NetSpec
@@ -40,7 +40,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         self._key = secrets.token_hex(8)
 
     @property
-    def fitted(self) -> FittedNet:
+    def _fitted_net(self) -> FittedNet:
         """The network with its tensors."""
         assert self._fitted is not None, "an estimator or load made this model"
         return self._fitted
@@ -48,11 +48,11 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
     @property
     def weights(self) -> Mapping[str, Floats]:
         """The trained tensors by name, float32."""
-        return self.fitted.weights
+        return self._fitted_net.weights
 
     def write(self) -> StageWriter:
         """What saves this model, to any path that Spark writes to."""
-        fitted = self.fitted
+        fitted = self._fitted_net
         facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
         return StageWriter(self, facts, fitted.weights)
 
@@ -67,32 +67,32 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         return StageReader(cls, make)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        inputs = self.input_columns()
+        inputs = self._input_columns()
         check_columns(dataset, list(inputs))
-        check_free(dataset, self.added_columns())
+        check_free(dataset, self._added_columns())
         prepared = dataset.select(
             "*", *(as_floats(dataset, name).alias(_INPUT + name) for name in inputs)
         )
         layers = self.getOrDefault(self.outputMapping)
         of = Predictor(
             key=self._key,
-            net=self.fitted.net,
+            net=self._fitted_net.net,
             weights=self.weights,
             inputs={_INPUT + column: name for column, name in inputs.items()},
             layers=layers,
-            outputs=self.output_columns(),
+            outputs=self._output_columns(),
             classifies=isinstance(self, ClassParams),
-            several=self.fitted.several,
+            several=self._fitted_net.several,
         )
         added: list[tuple[str, DataType]]
-        added = [(name, ArrayType(FloatType())) for name in layers.values()]
+        added = [(name, VectorUDT()) for name in layers.values()]
         added += [each for each in zip(of.outputs, self._types(), strict=True) if each[0]]
         fields = [*dataset.schema.fields, *(StructField(*each) for each in added)]
         return map_tasks(prepared, partial(predict, of=of), StructType(fields), job="transform")
 
     def _types(self) -> tuple[DataType, ...]:
         """The types of the columns of the predictions."""
-        return (ArrayType(DoubleType()) if self.fitted.several else DoubleType(),)
+        return (ArrayType(DoubleType()) if self._fitted_net.several else DoubleType(),)
 
 
 class NetRegressorModel(NetModel):

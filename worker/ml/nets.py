@@ -53,7 +53,7 @@ class FitSettings(msgspec.Struct, frozen=True):
     seed: int
 
 
-class Net(Protocol):
+class LoadedNet(Protocol):
     """A network that predicts, with parameters of its own."""
 
     def load(self, params: Mapping[str, Floats]) -> None:
@@ -65,7 +65,7 @@ class Net(Protocol):
         ...
 
 
-class TrainedNet(Net, Protocol):
+class TrainableNet(LoadedNet, Protocol):
     """A network that can be trained by `worker.run`."""
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
@@ -77,12 +77,12 @@ class TrainedNet(Net, Protocol):
         ...
 
 
-def build(spec: NetSpec, seed: int = 1) -> Net:
+def build(spec: NetSpec, seed: int = 1) -> LoadedNet:
     """The network; raises BadInput for a model that does not import or is of no known kind."""
     return build_imported(spec, seed) if spec.caffe is None else CaffeNet(spec.caffe, spec.output)
 
 
-def build_imported(spec: NetSpec, seed: int) -> TrainedNet:
+def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     """The network at an import path, with its first parameters drawn from `seed`."""
     make = _imported(spec.model)
     is_torch = any(kind.__module__.startswith("torch.") for kind in getattr(make, "__mro__", ()))

@@ -47,7 +47,7 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
     outputMapping: Param[dict[str, str]] = Param(
         Params._dummy(),
         "outputMapping",
-        "columns for the outputs of layers, by layer, as {'conv1': 'features'}",
+        "columns for the outputs of layers, vectors, by layer, as {'conv1': 'features'}",
         typeConverter=_names,
     )
 
@@ -71,18 +71,18 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
         """Set the columns for the outputs of layers, by layer."""
         return self._set(outputMapping=value)
 
-    def input_columns(self) -> dict[str, str]:
+    def _input_columns(self) -> dict[str, str]:
         """The network's inputs by column."""
         return self.getOrDefault(self.inputMapping) or {self.getFeaturesCol(): FEATURES}
 
-    def output_columns(self) -> tuple[str, ...]:
+    def _output_columns(self) -> tuple[str, ...]:
         """The columns of the predictions, an empty name for one that is not wanted."""
         return (self.getPredictionCol(),)
 
-    def added_columns(self) -> list[str]:
+    def _added_columns(self) -> list[str]:
         """The names of all columns that the model adds, in order."""
         layers = self.getOrDefault(self.outputMapping).values()
-        return [name for name in (*layers, *self.output_columns()) if name]
+        return [name for name in (*layers, *self._output_columns()) if name]
 
 
 class ClassParams(PredictionParams, HasRawPredictionCol, HasProbabilityCol):
@@ -100,7 +100,7 @@ class ClassParams(PredictionParams, HasRawPredictionCol, HasProbabilityCol):
         """Set the column of the probabilities, a vector with one for each class."""
         return self._set(probabilityCol=value)
 
-    def output_columns(self) -> tuple[str, ...]:
+    def _output_columns(self) -> tuple[str, ...]:
         return self.getRawPredictionCol(), self.getProbabilityCol(), self.getPredictionCol()
 
 
@@ -175,7 +175,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
             options={},
         )
 
-    def options_of_run(self) -> dict[str, Any]:
+    def _options_of_run(self) -> dict[str, Any]:
         """The options that every way to train takes; raises BadInput for one given twice."""
         options: dict[str, Any] = {
             "shards": self.getOrDefault(self.shards),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from shards.errors import BadInput
-from worker.ml.nets import Floats, Net, NetSpec, build
+from worker.ml.nets import Floats, LoadedNet, NetSpec, build
 
 _ROWS = 1024  # of one call of a network
 _DENSE = 1  # how Spark marks a dense vector
@@ -49,7 +49,7 @@ class Predictor(msgspec.Struct, frozen=True):
     several: bool
 
 
-_loaded: dict[str, Net] = {}
+_loaded: dict[str, LoadedNet] = {}
 """The network of the latest predictions in this process."""
 
 
@@ -75,7 +75,7 @@ def predict(
                 yield pa.RecordBatch.from_pydict(columns)
 
 
-def _load(of: Predictor) -> Net:
+def _load(of: Predictor) -> LoadedNet:
     if of.key not in _loaded:
         _loaded.clear()
         net = build(of.net)
@@ -85,7 +85,7 @@ def _load(of: Predictor) -> Net:
 
 
 def _predicted(
-    net: Net, inputs: Mapping[str, NDArray[Any]], rows: int, of: Predictor
+    net: LoadedNet, inputs: Mapping[str, NDArray[Any]], rows: int, of: Predictor
 ) -> dict[str, pa.Array]:
     """The columns that a predictor adds."""
     layers = list(of.layers)
@@ -95,7 +95,7 @@ def _predicted(
         found.append(net.outputs(part, layers))
     output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
     made = {
-        of.layers[layer]: list_array(values, pa.float32())
+        of.layers[layer]: vectors(values.reshape(rows, -1))
         for layer, values in zip(layers, others, strict=True)
     }
     columns = _scored(output, of) if of.classifies else (_values(output, of),)
@@ -146,7 +146,7 @@ def list_array(values: NDArray[Any], kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(flat.ravel(), kind))
 
 
-def vectors(values: NDArray[np.float64]) -> pa.StructArray:
+def vectors(values: NDArray[Any]) -> pa.StructArray:
     """The rows of an array as dense vectors of Spark ML."""
     rows = len(values)
     parts = [

@@ -8,7 +8,7 @@ from deploy.experiments.shapes.base import (
     Bench,
     Check,
     Shape,
-    Verdict,
+    ShapeVerdict,
     errors,
     judged,
     listed,
@@ -207,7 +207,7 @@ def one_update_late(bench: Bench, control: bool) -> list[Check]:
     same, interval = equivalent(errors(late), errors(prompt), 0.3)
     verdict = judged(same)
     if not same and abs(interval.mean) <= 0.3:
-        verdict = Verdict.INCONCLUSIVE
+        verdict = ShapeVerdict.INCONCLUSIVE
     delay = mean_interval([one.mean_staleness for one in late])
     return [
         Check(

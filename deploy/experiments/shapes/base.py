@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from deploy.experiments.statistics import Interval, Times
+from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials
 
 Value = TypeVar("Value")
@@ -28,7 +28,7 @@ class Preset(StrEnum):
     SMALL = "small"
 
 
-class Verdict(StrEnum):
+class ShapeVerdict(StrEnum):
     """What a check, or a shape, came to."""
 
     REPRODUCED = "reproduced"
@@ -43,10 +43,10 @@ class Check(msgspec.Struct, frozen=True):
     claim: str
     published: str
     measured: str
-    verdict: Verdict
+    verdict: ShapeVerdict
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A shape after its runs. `tuned` counts the trials that chose rates, `cpu_s` all of them."""
 
     number: int
@@ -60,13 +60,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ShapeVerdict:
         found = {check.verdict for check in self.checks}
-        if Verdict.NOT_REPRODUCED in found:
-            return Verdict.NOT_REPRODUCED
-        if found == {Verdict.REPRODUCED}:
-            return Verdict.REPRODUCED
-        return Verdict.INCONCLUSIVE
+        if ShapeVerdict.NOT_REPRODUCED in found:
+            return ShapeVerdict.NOT_REPRODUCED
+        if found == {ShapeVerdict.REPRODUCED}:
+            return ShapeVerdict.REPRODUCED
+        return ShapeVerdict.INCONCLUSIVE
 
     def lines(self) -> list[str]:
         """The checks as a table, and last the verdict beside what was published."""
@@ -78,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         out.append(
             f"  {len(self.trials)} trials, {self.tuned} more to choose rates, {self.cpu_s:.0f} s"
         )
-        kept = sum(check.verdict is Verdict.REPRODUCED for check in self.checks)
+        kept = sum(check.verdict is ShapeVerdict.REPRODUCED for check in self.checks)
         out.append(
             f"shape {self.number}: {self.verdict}: {kept} of {len(self.checks)} checks;"
             f" published: {self.checks[0].published}; measured: {self.checks[0].measured}"
@@ -158,11 +158,11 @@ class Shape(NamedTuple):
 
 def play(
     shape: Shape, preset: Preset, *, control: bool, jobs: int, note: Callable[[str], None]
-) -> Outcome:
+) -> ShapeOutcome:
     """Run a shape."""
     bench = Bench(preset, jobs, note)
     checks = shape.judge(bench, control)
-    return Outcome(
+    return ShapeOutcome(
         number=shape.number,
         title=shape.title,
         source=shape.source,
@@ -175,7 +175,7 @@ def play(
     )
 
 
-def keep(outcome: Outcome, folder: Path) -> None:
+def keep(outcome: ShapeOutcome, folder: Path) -> None:
     """Write an outcome as JSON, under the name that a report looks for."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
@@ -187,33 +187,33 @@ def seeded(trial: Trial, seed: int) -> Trial:
     return structs.replace(trial, seed=seed)
 
 
-def judged(holds: bool) -> Verdict:
+def judged(holds: bool) -> ShapeVerdict:
     """The verdict of a rule that a figure keeps or breaks."""
-    return Verdict.REPRODUCED if holds else Verdict.NOT_REPRODUCED
+    return ShapeVerdict.REPRODUCED if holds else ShapeVerdict.NOT_REPRODUCED
 
 
-def positive(found: Interval) -> Verdict:
+def positive(found: Interval) -> ShapeVerdict:
     """The verdict of the rule "more than 0": by the interval, not by the mean."""
     if found.low > 0:
-        return Verdict.REPRODUCED
-    return Verdict.NOT_REPRODUCED if found.high <= 0 else Verdict.INCONCLUSIVE
+        return ShapeVerdict.REPRODUCED
+    return ShapeVerdict.NOT_REPRODUCED if found.high <= 0 else ShapeVerdict.INCONCLUSIVE
 
 
-def at_most(found: Interval, limit: float) -> Verdict:
+def at_most(found: Interval, limit: float) -> ShapeVerdict:
     """The verdict of the rule "at most": inconclusive if the interval holds the limit."""
     if found.high <= limit:
-        return Verdict.REPRODUCED
-    return Verdict.NOT_REPRODUCED if found.low > limit else Verdict.INCONCLUSIVE
+        return ShapeVerdict.REPRODUCED
+    return ShapeVerdict.NOT_REPRODUCED if found.low > limit else ShapeVerdict.INCONCLUSIVE
 
 
 def errors(results: Iterable[TrialResult]) -> list[float]:
     return [one.error for one in results]
 
 
-def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = False) -> Times:
+def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = False) -> TargetTimes:
     """The virtual seconds, or the updates, to an error in percent."""
     looks = [one.first_below(error) for one in results]
-    return Times(
+    return TargetTimes(
         tuple(
             math.inf if look is None else float(look.updates if updates else look.seconds)
             for look in looks

@@ -26,11 +26,11 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     """
     times = StepTimes(mean_s=1.0, law=Law.FIXED if control else Law.EXPONENTIAL)
     cluster = ClusterModel(workers=WORKERS, times=times)
-    return [*_speeds(bench, cluster), *_errors(bench, cluster)]
+    return [*speeds(cluster, bench.pick(10_000, 50_000)), *_errors(bench, cluster)]
 
 
-def _speeds(bench: Bench, cluster: ClusterModel) -> list[Check]:
-    rounds = bench.pick(10_000, 50_000)
+def speeds(cluster: ClusterModel, rounds: int) -> list[Check]:
+    """The steps per update, measured without gradients over so many steps of each worker."""
     known = [1, 2, 4, 6, 8]
     sync = [harmonic(WORKERS) - harmonic(WORKERS - k) for k in known]
     batch = [k / WORKERS for k in known]

@@ -10,7 +10,7 @@ from deploy.experiments.shapes.base import (
     Bench,
     Check,
     Shape,
-    Verdict,
+    ShapeVerdict,
     errors,
     judged,
     listed,
@@ -137,7 +137,7 @@ def _best_backups(bench: Bench, control: bool) -> Check:
         "seconds to 10 % error: best with 2 to 8 backups of 100, faster than 0 and than ASP",
         "96 + 4 of 100",
         listed([*known, "asp"], seconds, ".0f"),
-        judged(holds) if reached else Verdict.INCONCLUSIVE,
+        judged(holds) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 

@@ -11,7 +11,7 @@ from deploy.experiments.shapes.base import (
     Bench,
     Check,
     Shape,
-    Verdict,
+    ShapeVerdict,
     at_most,
     errors,
     judged,
@@ -86,7 +86,7 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
             "asynchronous averaging is at least as fast",
             "not slower",
             "the strategy sparknet has rounds only",
-            Verdict.MISSING,
+            ShapeVerdict.MISSING,
         ),
     ]
 
@@ -117,7 +117,7 @@ def _best_tau(taus: list[int], by_tau: tuple[list[float], list[float]]) -> Check
         "the best tau grows with S, K 5",
         "it grows",
         f"{near} at S 0, {far} at S 20 s; seconds at S 20: {listed(taus, by_tau[1], '.0f')}",
-        judged(far > near) if reached else Verdict.INCONCLUSIVE,
+        judged(far > near) if reached else ShapeVerdict.INCONCLUSIVE,
     )
 
 
@@ -166,38 +166,53 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
 
 
 def _stability(bench: Bench, strength: float) -> Check:
+    """The verdict is that of two workers in turn; one worker is shown as well.
+
+    The condition makes the map of each worker's turn stable, and these maps are symmetric. So it is
+    exact for one worker. For more it suffices, but is a little too strict: their product may shrink
+    where each of them does not.
+    """
     count = bench.pick(9, 25)
-    wrong, cells = [], 0
-    for eta in np.linspace(0.05, 2.15, count):
+    wrong: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    cells = 0
+    for eta in np.linspace(0.05, 2.15, count).tolist():
         limit = (4 - 2 * eta) / (4 - eta) if eta <= 2 else -1.0
-        for alpha in np.linspace(0.02, 1.2, count):
+        for alpha in np.linspace(0.02, 1.2, count).tolist():
             if abs(alpha - limit) < 0.02 or abs(eta - 2) < 0.02:
                 continue  # on the border nothing grows or falls
             cells += 1
-            if stable(float(eta), float(alpha) * strength) != (alpha < limit):
-                wrong.append((round(float(eta), 2), round(float(alpha), 2)))
-    shown = f"; first {wrong[0]}" if wrong else ""
+            for workers, places in wrong.items():
+                if stable(eta, alpha * strength, workers) != (alpha < limit):
+                    places.append((eta, alpha))
+    shown = ", ".join(f"({eta:.2f}, {alpha:.2f})" for eta, alpha in wrong[2][:3])
     return Check(
         "EASGD is stable where 0 <= alpha <= (4 - 2 eta) / (4 - eta)",
         "no cell wrong",
-        f"{len(wrong)} of {cells} cells wrong{shown}",
-        judged(not wrong),
+        f"{len(wrong[2])} of {cells} cells wrong with two workers{': ' if shown else ''}{shown};"
+        f" {len(wrong[1])} with one",
+        judged(not wrong[2]),
     )
 
 
-def stable(eta: float, alpha: float, workers: int = 2, rounds: int = 400) -> bool:
-    """Whether EASGD of workers in turn falls on w^2 / 2, at rate eta and force alpha, tau 1."""
+def stable(eta: float, alpha: float, workers: int = 2, rounds: int = 200) -> bool:
+    """Whether EASGD of workers in turn falls on w^2 / 2, at rate eta and force alpha, tau 1.
+
+    It does if the weights are smaller after twice the rounds: near the border they may first fall.
+    """
     cluster = ClusterModel(workers=workers, times=StepTimes(law=Law.FIXED))
     strategy = EASGD(alpha=alpha, tau=1)  # of its own: a job refuses a centre that overshoots
     job = SimulatedJob(strategy=strategy, cluster=cluster, rate=eta, seed=0)
     simulation = TrainingSimulation(job, Quad(1, 1.0, 0.0))
-    try:
-        simulation.advance(workers * rounds)
-    except BadInput:  # it has grown beyond a float
-        return False
-    places = [worker.machine.local for worker in simulation.workers]
-    reached = [simulation.weights()[0], *(local.weights[0] for local in places if local)]
-    return float(np.abs(reached).max()) < 1.0
+    sizes = []
+    for until in (rounds, 2 * rounds):
+        try:
+            simulation.advance(workers * until)
+        except BadInput:  # it has grown beyond a float
+            return False
+        places = [worker.machine.local for worker in simulation.workers]
+        reached = [simulation.weights()[0], *(local.weights[0] for local in places if local)]
+        sizes.append(float(np.linalg.norm(np.array(reached, np.float64))))
+    return sizes[1] < sizes[0] or sizes[1] == 0.0
 
 
 SPARKNET = Shape(

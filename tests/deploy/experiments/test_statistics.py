@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deploy.experiments import statistics
-from deploy.experiments.statistics import Times
+from deploy.experiments.statistics import TargetTimes
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
@@ -52,9 +52,9 @@ def test_student_quantiles_are_those_of_the_tables(
 
 
 def test_a_censored_run_is_longer_than_any_other() -> None:
-    assert Times((1.0, math.inf, 3.0)).median == 3.0
-    assert Times((1.0, math.inf, math.inf)).median == math.inf
-    assert "1 of 3 censored" in str(Times((1.0, math.inf, 3.0)))
+    assert TargetTimes((1.0, math.inf, 3.0)).median == 3.0
+    assert TargetTimes((1.0, math.inf, math.inf)).median == math.inf
+    assert "1 of 3 censored" in str(TargetTimes((1.0, math.inf, 3.0)))
 
 
 def test_equivalence_needs_the_whole_interval_within_the_margin() -> None:

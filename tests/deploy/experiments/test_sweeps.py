@@ -11,7 +11,7 @@ from msgspec import structs
 from deploy.experiments import runner
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, run_sweep
-from deploy.experiments.shapes.base import Check, Outcome, Preset, Verdict, keep
+from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import Trial, rule_named, run_trial
 from shards.errors import BadInput
@@ -225,8 +225,8 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     """One page with curves, verdicts, every trial and the sweep itself, below 3 MB."""
     sweep, folder = read_sweep(written(tmp_path)), tmp_path / "out"
     run_sweep(sweep, folder, note=quiet)
-    check = Check("a < b", "a is less", "1 < 2", Verdict.REPRODUCED)
-    outcome = Outcome(
+    check = Check("a < b", "a is less", "1 < 2", ShapeVerdict.REPRODUCED)
+    outcome = ShapeOutcome(
         number=1, title="t", source="s", preset=Preset.CI, control=False, checks=[check]
     )
     keep(outcome, folder)
@@ -241,6 +241,7 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
         write_report(tmp_path / "trials", tmp_path / "none.html")
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_files(tmp_path: Path) -> None:
     """Two processes write what one does."""
     assert multiprocessing.current_process().name == "MainProcess"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.net_data import data_of
 from worker.data import pictures
+from worker.data.encoded import decoded
 from worker.data.source import Source
 from worker.sources import open_net_data, open_source
 
@@ -86,6 +88,54 @@ def test_typed_columns_reach_the_net(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(net.blob("words"), WORDS[:4].T)
     np.testing.assert_array_equal(net.blob("weight"), WEIGHTS[:4].reshape(4, 2, 2))
     assert net.batch_size == 4
+
+
+MEMORY = """
+layer {{ name: "d" type: "MemoryData" top: "data" top: "label"
+  source_class: "com.yahoo.ml.caffe.ImageDataFrame"
+  memory_data_param {{ source: "{source}" batch_size: 4 {fields} }} }}
+layer {{ name: "s" type: "Silence" bottom: "data" bottom: "label" }}
+"""
+
+
+def test_the_net_says_that_images_are_encoded(tmp_path: Path) -> None:
+    """`image_encoded` counts where the rows have no such column, also for a format that raw pixels
+    may look like; images that are decoded already stay as they are."""
+    bitmaps = [pictures.encode(image, "BMP") for image in IMAGES]
+    path = write(tmp_path / "a.parquet", data=bitmaps, label=list(range(20)))
+    net = Description(MEMORY.format(source=path, fields="image_encoded: true"))
+    source = open_net_data(data_of(net))
+    assert source.shape == (3, 8, 8)
+    specs = Network(msgspec.structs.replace(net, data_shape=source.shape)).column_specs
+    found = pa.Table.from_batches(decoded(source.batches(), specs, "rows"))
+    assert found["data"].to_pylist() == [image.tobytes() for image in IMAGES]
+
+
+def test_the_net_says_that_images_are_raw() -> None:
+    """Then pixels that begin like a PNG are pixels."""
+    rows = pa.record_batch({"data": [PNGS[0]], "label": [1]})
+    text = MEMORY.format(source="", fields="image_encoded: false")
+    net = Network(Description(text, data_shape=(1, 1, len(PNGS[0]))))
+    assert next(decoded([rows], net.column_specs, "rows")).equals(rows)
+
+
+def test_columns_that_the_net_selects() -> None:
+    """They must have those that the layer reads."""
+    select = 'dataframe_column_select: "{}" dataframe_column_select: "image"'
+    fields = f"channels: 3 height: 8 width: 8 {select}"
+    Network(Description(MEMORY.format(source="", fields=fields.format("label"))))
+    line = (
+        r"layer d \(MemoryData\): dataframe_column_select: expected a column label, got id, image"
+    )
+    with pytest.raises(BadInput, match=line):
+        Network(Description(MEMORY.format(source="", fields=fields.format("id"))))
+
+
+def test_another_format_of_files(tmp_path: Path) -> None:
+    """It is refused by name where the files are read here."""
+    net = Description(MEMORY.format(source=tmp_path, fields='dataframe_format: "json"'))
+    with pytest.raises(BadInput, match="layer d: dataframe_format: expected parquet, got json"):
+        open_net_data(data_of(net))
 
 
 def test_a_column_that_is_missing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from tests.support.ones_job import TABLE, Ones, counted
+from worker.data import pictures
 from worker.model import Batch
 from worker.spark.worker_task import REPORT, TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour
@@ -119,6 +120,20 @@ def test_empty_batches_come_before_rows() -> None:
         (report,) = reports(run_task(rows(0, 0, 4), spec, Watched, 0, 0))
         assert counted(console.read()) == {-6.0}
     assert report.steps == 6
+
+
+def test_the_limit_of_images_that_are_left_out() -> None:
+    """The spec says how many images a task may leave out because they cannot be decoded."""
+    image = pictures.encode(np.zeros((1, 2, 2), np.uint8))
+    batch = pa.record_batch(
+        {"label": [0, 1, 2], "data": [image, b"no image", image], "encoded": [True] * 3}
+    )
+    with job() as (spec, _):
+        strict = replace(spec, skip_images=0)
+        with pytest.raises(BadInput, match="w0's rows: expected at most 0 images that cannot be"):
+            list(run_task(iter([batch]), strict, Watched, 0, 0))
+        (report,) = reports(run_task(iter([batch]), spec, Watched, 1, 0))
+        assert report.steps == 6
 
 
 def test_one_blas_thread() -> None:

@@ -6,7 +6,7 @@ columns that it reads; an image or a label may also be in the column `data` or `
 (worker/caffe/transform.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -59,8 +59,18 @@ class _Source(SourceLayer):
     def column_spec(self, top: int) -> ColumnSpec:
         if top in self.transforms:
             image = self.transforms[top].image
-            return ColumnSpec(self.spec.top[top], image, ColumnKind.IMAGE)
+            return ColumnSpec(self.spec.top[top], image, ColumnKind.IMAGE, self.encoded(top))
         return super().column_spec(top)
+
+    def encoded(self, top: int) -> bool | None:
+        """Whether the prototxt says that the images of a top are encoded; None: it says nothing."""
+        return None
+
+    def check_selected(self, selected: Sequence[str]) -> None:
+        """Raise BadInput unless these columns, if there are any, have all that the layer reads."""
+        if selected:
+            for top in range(len(self.spec.top)):
+                self.column_spec(top).find(selected, f"{self.where}: dataframe_column_select")
 
     def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
         transform = self.transforms.get(top)
@@ -151,6 +161,15 @@ class MemoryData(_Images):
     }  # fmt: skip
 
     def set_up(self) -> tuple[Shape, ...]:
+        shapes = self._shapes()
+        self.check_selected(self.spec.memory_data_param.dataframe_column_select)
+        return shapes
+
+    def encoded(self, top: int) -> bool | None:
+        param = self.spec.memory_data_param
+        return param.image_encoded if param.HasField("image_encoded") else None
+
+    def _shapes(self) -> tuple[Shape, ...]:
         param, given = self.spec.memory_data_param, self.setting.data_shape
         said = (param.channels, param.height, param.width)
         if not all(said):
@@ -200,7 +219,9 @@ class CoSData(_Source):
                 f"expected tops with the names {', '.join(self.spec.top)}, as the layer, got"
                 f" {', '.join(names) or 'none'}"
             )
-        return tuple(self._shape(top, each) for top, each in enumerate(param.top))
+        shapes = tuple(self._shape(top, each) for top, each in enumerate(param.top))
+        self.check_selected(param.dataframe_column_select)
+        return shapes
 
     def _shape(self, top: int, stated: CoSDataParameter.TopBlob) -> Shape:
         """The shape of a top; an image gets its transform."""
@@ -227,6 +248,9 @@ class CoSData(_Source):
         if top in self.transforms:
             return super().column_spec(top)
         return ColumnSpec(self.spec.top[top], self._row(top))
+
+    def encoded(self, top: int) -> bool | None:
+        return self.spec.cos_data_param.top[top].type in ENCODED
 
     def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
         if top in self.transforms:

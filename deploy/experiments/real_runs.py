@@ -1,0 +1,270 @@
+"""Real runs of a trial, and their replay: recorded turns give the same weights, bit for bit.
+
+A real run has a shard that serves on loopback and a thread with a client for each worker. The
+workers are paced: a step computes its gradient, then sleeps up to its drawn duration, because
+workers that only compete for a processor have no natural staleness. A step that computes for longer
+than half of its duration is an overrun.
+
+A replay gives the simulator's workers the turns of the record: each pull is answered at the version
+that the real one read, and pushes are applied in the recorded order. The workers compute their
+gradients again. If the real run and the simulator differ anywhere in strategy, session, aggregation
+or rule, the weights differ.
+"""
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from deploy.experiments.cluster import Link, worker_name
+from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.trials import Trial
+from deploy.experiments.workloads import Workload, workload_of
+from ps.admin_client import AdminClient
+from ps.client import Client
+from ps.cluster import Cluster
+from ps.launch.threads import local_shards
+from ps.session.events import Send
+from shards.aggregation import EACH
+from shards.envelopes import Arrival
+from shards.errors import BadInput
+from shards.messages import Pull, Push
+from worker import step_machine as machine
+from worker.step_machine import StepMachine
+from worker.strategies.base import Floats
+from worker.training_loop import ClientDriver
+
+_START_S = 60.0
+
+
+class RealRun(NamedTuple):
+    """A real run: its records in the order of application, its weights, and the share of steps that
+    were overruns."""
+
+    job: SimulatedJob
+    records: NDArray[np.void]
+    weights: Floats
+    seconds: float
+    overruns: float
+
+
+class Comparison(NamedTuple):
+    """A real run, its replay, and a simulation of the same job.
+
+    `distance` is the Kolmogorov-Smirnov distance of the histograms of staleness.
+    """
+
+    run: RealRun
+    equal: bool
+    simulated: NDArray[np.void]
+    distance: float
+
+    def __str__(self) -> str:
+        real, simulated = self.run.records["staleness"], self.simulated["staleness"]
+        return (
+            f"{len(self.run.records)} updates, replayed:"
+            f" {'the same weights, bit for bit' if self.equal else 'OTHER WEIGHTS'}; staleness"
+            f" {real.mean():.2f} real, {simulated.mean():.2f} simulated, KS {self.distance:.3f};"
+            f" {self.run.overruns:.0%} of the steps were overruns"
+        )
+
+
+def compare(trial: Trial) -> Comparison:
+    """Run a trial for real, replay it, and simulate it."""
+    workload = workload_of(trial.workload, trial.batch, trial.tested)
+    with threadpool_limits(1):
+        run = run_real(trial, workload)
+        equal = replayed(run, workload).tobytes() == run.weights.tobytes()
+        gradients = run.job.steps * trial.cluster.workers
+        simulated = TrainingSimulation(run.job, workload).run(gradients).records
+    return Comparison(run, equal, simulated, distance(run.records, simulated))
+
+
+def distance(first: NDArray[np.void], second: NDArray[np.void]) -> float:
+    """The largest difference between the distributions of staleness."""
+    length = 1 + int(max(rows["staleness"].max() for rows in (first, second)))
+    shares = [
+        np.cumsum(np.bincount(rows["staleness"], minlength=length)) / len(rows)
+        for rows in (first, second)
+    ]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def run_real(trial: Trial, workload: Workload) -> RealRun:
+    """Run a trial with a real shard, clients and threads; its gradients are shared out evenly.
+
+    Raises BadInput for more than one shard.
+    """
+    workers = trial.cluster.workers
+    if trial.cluster.shards != 1:
+        raise BadInput(f"a real run: expected 1 shard to replay, got {trial.cluster.shards}")
+    job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
+    specs = job.specs(workload.table)
+    with local_shards(specs, workload.start(job.seed)) as cluster:
+        began = time.monotonic()
+        with ThreadPoolExecutor(workers) as pool:
+            start = Barrier(workers)
+            trainees = [_Paced(job, workload, cluster, number, start) for number in range(workers)]
+            overruns = sum(pool.map(_Paced.train, trainees))
+        seconds = time.monotonic() - began
+        with AdminClient(cluster) as admin:
+            (records,) = admin.records()
+            weights = admin.read()
+    return RealRun(job, records, weights, seconds, overruns / (workers * job.steps))
+
+
+class _Paced:
+    """One real worker: a client and a step machine, paced to the drawn times of its steps."""
+
+    def __init__(
+        self, job: SimulatedJob, workload: Workload, cluster: Cluster, number: int, start: Barrier
+    ) -> None:
+        self._workload, self._start = workload, cast(Barrier | None, start)
+        self._times = job.cluster.step_times(job.seed, number)
+        self._batches = workload.batches(job.seed, number)
+        self._overruns = 0
+        # All workers register before the first one trains, as in the simulator.
+        link = job.cluster.link or None
+        self._client = Client(cluster, worker=worker_name(number), link=link)
+        self._machine = StepMachine(
+            job.plan(), workload.table, worker=worker_name(number), bound=job.real_bound
+        )
+        self._driver = ClientDriver(self._client, self._machine)
+
+    def train(self) -> int:
+        """Take all steps; returns the number of overruns."""
+        with self._client:
+            self._machine.drive(self._carry_out)
+        return self._overruns
+
+    def _carry_out(self, want: machine.Want) -> machine.Answer:
+        match want:
+            case machine.PullWeights() if self._start is not None:
+                answer, start = self._driver.carry_out(want), self._start
+                self._start = None
+                start.wait(_START_S)  # no worker pushes before all have the first weights
+                return answer
+            case machine.ReadBatches():
+                self._batch = next(self._batches)
+                return machine.BatchesRead(len(self._batch))
+            case machine.ComputeGradient():
+                began, takes = time.monotonic(), next(self._times)
+                gradient = self._client.new_gradient(zeroed=False)
+                loss = self._workload.gradient(want.weights, self._batch, gradient)
+                computed = time.monotonic() - began
+                self._overruns += computed > takes / 2
+                time.sleep(max(0.0, takes - computed))
+                return machine.GradientComputed(gradient, loss)
+        return self._driver.carry_out(want)
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def replayed(run: RealRun, workload: Workload) -> Floats:
+    """The weights that the recorded turns of a run lead to in the simulator.
+
+    Raises BadInput for records that the job cannot have made.
+    """
+    instant = structs.replace(run.job.cluster, link="")
+    replay = _Replay(structs.replace(run.job, cluster=instant), workload)
+    replay.follow(run.records)
+    return replay.weights()
+
+
+class _Replay(TrainingSimulation):
+    """A simulation whose pulls and pushes wait for their recorded turn."""
+
+    def __init__(self, job: SimulatedJob, workload: Workload) -> None:
+        self._held: dict[int, deque[Send]] = defaultdict(deque)
+        self._merge = job.strategy.server(job.cluster.workers).merge
+        super().__init__(job, workload)
+
+    def carry(self, number: int, shard: int, sends: Sequence[Send], link: Link | None) -> None:
+        """Hold pulls and pushes; registration has no turn."""
+        for send in sends:
+            if isinstance(send.message, Pull | Push):
+                self._held[number].append(send)
+            else:
+                self.arrive(number, shard, [send])
+
+    def follow(self, records: NDArray[np.void]) -> None:
+        """Take the recorded turns."""
+        names = {worker_name(number): number for number in range(len(self.workers))}
+        numbers = [names[name.decode()] for name in records["worker"]]
+        reads = self._reads(numbers, records["read_version"].tolist())
+        times, place = records["time"].tolist(), 0
+        while place < len(numbers):
+            self._answer_pulls(reads)
+            end = place + 1
+            while times[end : end + 1] == [times[place]] and self._unread(reads, end - place):
+                end += 1
+            self._push(numbers[place:end])
+            place = end
+
+    def _unread(self, reads: dict[int, deque[int]], pushes: int) -> bool:
+        """Whether these pushes and the next one of the same moment may have shared a pass over the
+        weights, which rounds differently: no pull was answered with the version in between."""
+        if self._merge != EACH:
+            return False
+        between = self.shards[0].version + pushes
+        return not any(versions and versions[0] == between for versions in reads.values())
+
+    def _reads(self, numbers: list[int], versions: list[int]) -> dict[int, deque[int]]:
+        """The version that each worker's pulls were answered at, in order."""
+        strategy = self.job.strategy
+        share, rest = divmod(strategy.fetch_period, strategy.push_period)
+        if rest and not strategy.exchanges:
+            raise BadInput(
+                f"replay: expected a push for every pull, got {strategy.name} with a push every"
+                f" {strategy.push_period} steps and a pull every {strategy.fetch_period}"
+            )
+        every = 1 if strategy.exchanges else share
+        first = [0] if strategy.exchanges else []  # the pull that no push follows
+        found = {number: [*first] for number in range(len(self.workers))}
+        pushed: dict[int, int] = defaultdict(int)
+        for number, version in zip(numbers, versions, strict=True):
+            if pushed[number] % every == 0:
+                found[number].append(version)
+            pushed[number] += 1
+        return {number: deque(read) for number, read in found.items()}
+
+    def _answer_pulls(self, reads: dict[int, deque[int]]) -> None:
+        """Answer the pulls that read the present version; several, where a worker only pulled."""
+        answered = True
+        while answered:
+            answered = False
+            for number, versions in reads.items():
+                held = self._held[number]
+                pulls = held and isinstance(held[0].message, Pull)
+                if pulls and versions and versions[0] == self.shards[0].version:
+                    versions.popleft()
+                    self.arrive(number, 0, [held.popleft()])
+                    self._compute()
+                    answered = True
+
+    def _push(self, numbers: list[int]) -> None:
+        """Let a shard handle the pushes that it handled at one moment."""
+        arrivals = []
+        for number in numbers:
+            held = self._held[number]
+            if not held or not isinstance(held[0].message, Push):
+                raise BadInput(f"{worker_name(number)}: the record has a turn that its job has not")
+            send = held.popleft()
+            message, frames = cast(Any, send.message), cast(Any, send.frames)
+            arrivals.append(Arrival(b"%d" % number, message, frames))
+        self.answer(0, self.shards[0].handle_together(arrivals, self.clock.now))
+        self._compute()
+
+    def _compute(self) -> None:
+        """Let every worker that has weights compute until it sends a message."""
+        self.clock.run(lambda: True, math.inf)

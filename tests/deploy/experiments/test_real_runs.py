@@ -1,0 +1,66 @@
+"""Real runs agree with the simulator: their recorded turns lead it to the same weights."""
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from deploy.experiments.cluster import ClusterModel, StepTimes
+from deploy.experiments.real_runs import RealRun, replayed, run_real
+from deploy.experiments.trials import Trial
+from deploy.experiments.workloads import workload_of
+from shards.errors import BadInput
+
+TRIAL = Trial(
+    workload="quad",
+    rate=0.02,
+    gradients=128,
+    seed=3,
+    cluster=ClusterModel(workers=4, times=StepTimes(mean_s=0.002, cv=0.3)),
+)
+
+
+def real(strategy: str, bound: int | None, rule: str = "sgd") -> RealRun:
+    trial = structs.replace(TRIAL, strategy=strategy, bound=bound, rule=rule)
+    return run_real(trial, workload_of("quad"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bound", "rule"),
+    [
+        ("asp", None, "sgd"),
+        ("ssp", 2, "momentum"),
+        ("bsp", 0, "sgd"),
+        ("easgd:tau=4", None, "sgd"),
+        ("softsync:n=2", None, "adam"),
+        ("dc_asgd", None, "sgd"),
+    ],
+)
+def test_a_replay_gives_the_same_weights(strategy: str, bound: int | None, rule: str) -> None:
+    """Bit for bit: real clients, threads and a real shard, and the simulator's workers."""
+    run = real(strategy, bound, rule)
+    assert len(run.records) * max(1, run.job.strategy.push_period) == 128
+    assert replayed(run, workload_of("quad")).tobytes() == run.weights.tobytes()
+
+
+def test_other_turns_give_other_weights() -> None:
+    """A replay does follow the record: with two versions read otherwise, the weights differ."""
+    run = real("asp", None)
+    records = run.records.copy()
+    late = int(np.flatnonzero(records["staleness"] > 1)[0])
+    records["read_version"][late] += 1
+    other = replayed(run._replace(records=records), workload_of("quad"))
+    assert other.tobytes() != run.weights.tobytes()
+
+
+def test_a_record_of_another_job_is_refused() -> None:
+    run = real("asp", None)
+    with pytest.raises(BadInput, match="a turn that its job has not"):
+        replayed(run._replace(records=run.records[::-1]), workload_of("quad"))
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    shards = structs.replace(TRIAL, cluster=structs.replace(TRIAL.cluster, shards=2))
+    with pytest.raises(BadInput, match="expected 1 shard to replay, got 2"):
+        run_real(shards, workload_of("quad"))
+    with pytest.raises(BadInput, match="expected a push for every pull"):
+        replayed(real("downpour:n_push=2,n_fetch=1", None), workload_of("quad"))

@@ -1,0 +1,64 @@
+"""Networks in NumPy for `worker.ml`, which Spark's tasks import by name."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Line:
+    """A linear function, of one or several outputs."""
+
+    def __init__(self, size: int, outputs: int = 1) -> None:
+        self.shape = size, outputs
+
+    def params(self, seed: int) -> dict[str, Floats]:
+        return {"slope": np.zeros(self.shape, np.float32)}
+
+    def outputs(self, params: Arrays, inputs: Arrays) -> NDArray[Any]:
+        return inputs["features"] @ params["slope"]
+
+    def gradient(self, params: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        label = batch["label"].reshape(len(batch["label"]), -1)
+        error = self.outputs(params, batch) - label
+        return float((error**2).mean()), {"slope": batch["features"].T @ error / len(error)}
+
+
+class NoModel:
+    """Lacks the methods of a model."""
+
+
+def broken() -> Any:
+    """Cannot make its model."""
+    raise RuntimeError("no such file: weights")
+
+
+class DiesOnce:
+    """Counts its steps: each gradient is 1. Its process is killed in one of them, the first time.
+
+    The file at `mark` says that it has died.
+    """
+
+    def __init__(self, mark: str, step: int) -> None:
+        self.mark = Path(mark)
+        self.left = step
+
+    def params(self, seed: int) -> dict[str, Floats]:
+        return {"steps": np.zeros(1, np.float32)}
+
+    def outputs(self, params: Arrays, inputs: Arrays) -> NDArray[Any]:
+        return np.zeros((len(inputs["features"]), 1))
+
+    def gradient(self, params: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        self.left -= 1
+        if not self.left and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0.0, {"steps": np.ones(1, np.float32)}

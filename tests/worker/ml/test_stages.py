@@ -1,0 +1,280 @@
+"""`worker.ml` in Spark ML: fitted, in pipelines, in a cross-validation, saved and loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import LogisticRegression
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+import worker
+from shards.errors import BadInput
+from tests.support import tiny_job
+from tests.support.ml_points import CLASSES, INPUTS, classifier, points, right
+
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parents[3]
+NETS = "tests.support.ml_nets"
+
+
+@pytest.fixture(scope="module")
+def clouds(spark: Any) -> Any:
+    return spark.createDataFrame(points(), CLASSES).repartition(2).cache()
+
+
+@pytest.fixture(scope="module")
+def fitted(clouds: Any) -> Any:
+    """A pipeline of MLlib's features, a network, and MLlib's regression on a layer of it."""
+    stages = [
+        VectorAssembler(inputCols=INPUTS, outputCol="features"),
+        classifier(outputMapping={"hidden": "inner"}),
+        LogisticRegression(
+            featuresCol="inner",
+            predictionCol="byMLlib",
+            rawPredictionCol="byMLlibRaw",
+            probabilityCol="byMLlibProbability",
+        ),
+    ]
+    return Pipeline(stages=stages).fit(clouds)
+
+
+@pytest.mark.slow
+def test_a_pipeline(fitted: Any, clouds: Any) -> None:
+    """The network keeps all columns and adds its own, which MLlib's stages and evaluators read."""
+    found = fitted.transform(clouds)
+    assert found.columns == [
+        *("id", *INPUTS, "label", "features", "inner"),
+        *("rawPrediction", "probability", "prediction"),
+        *("byMLlibRaw", "byMLlibProbability", "byMLlib"),
+    ]
+    kept = found.select("id", *INPUTS, "label").orderBy("id").collect()
+    assert kept == clouds.orderBy("id").collect()
+    assert right(found, "prediction") > 0.95
+    assert right(found, "byMLlib") > 0.95
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(found) > 0.95
+    first = found.orderBy("id").first()
+    net = fitted.stages[1]
+    hidden = np.tanh(np.array(first.features.toArray(), np.float32) @ net.weights["into"])
+    np.testing.assert_allclose(first.inner.toArray(), hidden, rtol=1e-5)
+    scores = hidden @ net.weights["out"] + net.weights["bias"]
+    np.testing.assert_allclose(first.rawPrediction.toArray(), scores, rtol=1e-4, atol=1e-5)
+    assert first.probability.toArray().sum() == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_a_saved_pipeline_in_another_process_over_connect(
+    fitted: Any, clouds: Any, connect_url: str, tmp_path: Path
+) -> None:
+    """What a classic session has saved a Connect session of another process loads; and it fits,
+    saves over what it has saved, and loads."""
+    pytest.importorskip("grpc", reason="needs the extra `connect`")
+    fitted.write().overwrite().save(f"{tmp_path}/pipeline")
+    again = PipelineModel.load(f"{tmp_path}/pipeline")
+    assert [stage.uid for stage in again.stages] == [stage.uid for stage in fitted.stages]
+    assert right(again.transform(clouds), "byMLlib") == right(fitted.transform(clouds), "byMLlib")
+    arguments = connect_url, f"{tmp_path}/pipeline", str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.ml_over_connect", *arguments],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["refused"] == "train over Spark Connect: expected the number of workers, got none"
+    assert seen["columns"] == fitted.transform(clouds).columns
+    assert seen["loaded"] == right(fitted.transform(clouds), "byMLlib")
+    assert seen["fitted"] > 0.95
+
+
+@pytest.mark.slow
+def test_a_cross_validation_in_two_threads(spark: Any) -> None:
+    """Each fit has its own shards; the rate that learns wins. A list of labels is predicted too."""
+    dice = np.random.default_rng(2)
+    x = dice.standard_normal((80, 2))
+    rows = [([float(a), float(b)], [float(2 * a - b), float(b)], float(2 * a - b)) for a, b in x]
+    df = spark.createDataFrame(rows, "x array<double>, both array<double>, y double").cache()
+    line = worker.ml.NetRegressor(
+        model=f"{NETS}:Line",
+        modelArgs={"size": 2},
+        featuresCol="x",
+        labelCol="y",
+        epochs=8,
+        batchSize=8,
+        workers=1,
+    )
+    grid = ParamGridBuilder().addGrid(line.stepSize, [1e-6, 0.1]).build()
+    validator = CrossValidator(
+        estimator=line,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="y"),
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
+    found = validator.fit(df)
+    still, learned = found.avgMetrics
+    assert learned < 0.2
+    assert still > 1.0
+    best: Any = found.bestModel
+    np.testing.assert_allclose(best.weights["slope"].ravel(), [2, -1], atol=0.2)
+
+    args = {"size": 2, "outputs": 2}
+    both = line.copy({line.modelArgs: args, line.labelCol: "both", line.stepSize: 0.1})
+    predicted = both.fit(df).transform(df)
+    assert predicted.schema["prediction"].dataType.simpleString() == "array<double>"
+    error = np.array([np.subtract(row.prediction, row.both) for row in predicted.collect()])
+    assert np.abs(error).mean() < 0.5
+
+
+@pytest.mark.slow
+def test_a_killed_python_worker(spark: Any, tmp_path: Path) -> None:
+    """kill -9 of a Python worker in a fit: it finishes, and each step was applied once."""
+    df = spark.range(40, numPartitions=2).selectExpr("id AS features", "0.0 AS label")
+    mark = tmp_path / "died"
+    estimator = worker.ml.NetRegressor(
+        model=f"{NETS}:DiesOnce",
+        modelArgs={"mark": str(mark), "step": 7},
+        epochs=4,
+        batchSize=4,
+        stepSize=1.0,
+        strategy="downpour:scale=1",
+        options={"lease_s": 3.0},
+    )
+    model = estimator.fit(df)
+    assert mark.exists()
+    assert model.weights["steps"].tolist() == [-40.0]
+
+
+@pytest.mark.slow
+def test_a_caffe_solver(spark: Any, tmp_path: Path) -> None:
+    """Its net classifies binary images; a blob is a column; it is saved with the net."""
+    solver = tiny_job.write_job(tmp_path, max_iter=60)
+    df = spark.createDataFrame(tiny_job.image_table(120)).repartition(2)
+    estimator = worker.ml.NetClassifier(
+        model=str(solver), featuresCol="image", outputMapping={"ip1": "read"}, probabilityCol=""
+    )
+    fitted = estimator.fit(df)
+    fitted.save(f"{tmp_path}/model")
+    solver.unlink()
+    found = worker.ml.NetClassifierModel.load(f"{tmp_path}/model").transform(df)
+    assert found.columns == [*df.columns, "read", "rawPrediction", "prediction"]
+    assert found.filter("prediction = label").count() > 0.9 * 120
+    with pytest.raises(BadInput, match=r"^stepSize: expected it in the solver .*prototxt$"):
+        estimator.copy({estimator.stepSize: 0.1}).fit(df)
+
+
+@pytest.mark.slow
+def test_a_module_of_pytorch(clouds: Any) -> None:
+    """It is trained by its import path; the output of a module inside it is a column."""
+    pytest.importorskip("torch", reason="needs the extra `torch`")
+    assembled = VectorAssembler(inputCols=INPUTS, outputCol="features").transform(clouds)
+    model = classifier(
+        model="tests.support.ml_torch:Perceptron", outputMapping={"hidden": "inner"}
+    ).fit(assembled)
+    found = model.transform(assembled)
+    assert right(found, "prediction") > 0.95
+    assert len(found.first().inner) == 8
+
+
+@pytest.mark.parametrize(
+    ("params", "query", "line"),
+    [
+        ({}, "label", r"the DataFrame: expected a column features, got label$"),
+        ({}, "id AS features", r"the DataFrame: expected a column label, got features$"),
+        ({}, "string(id) AS features, label", "column features: expected numbers, .* got string$"),
+        ({}, "if(id = 3, null, a) AS features, label", "features: expected finite .* in 1 rows$"),
+        (
+            {},
+            "if(id = 3, null, array(a)) AS features, label",
+            "features: expected a value in each row, got nulls in 1 rows$",
+        ),
+        (
+            {},
+            "if(id = 3, array(a, b), array(a)) AS features, label",
+            "features: expected lists of one length, got 1 to 2 values$",
+        ),
+        (
+            {},
+            "a AS features, if(id < 2, null, label) AS label",
+            "column label: .* nulls in 2 rows$",
+        ),
+        (
+            {},
+            "a AS features, label + 0.5 AS label",
+            "got fractions in 240 rows$",
+        ),
+        ({}, "a AS features, label - 1 AS label", "whole numbers from 0, got from -1 to 1$"),
+        (
+            {"modelArgs": {"size": 1, "classes": 2}},
+            "a AS features, label",
+            "column label: expected classes from 0 to 1, as the model has 2 outputs, got 2$",
+        ),
+        ({}, "a AS features, label", r"cannot compute rows of features \(2, 1\): .*"),
+        ({}, "a AS features, label, 1 AS prediction", "expected no column prediction, which"),
+        ({"predictionCol": "probability"}, "a AS features, label", "got probability twice$"),
+        ({"model": "nowhere:Net"}, "a AS features, label", "model nowhere:Net: cannot be imported"),
+        ({"model": "nets"}, "a AS features, label", "model 'nets': expected an import path"),
+        (
+            {"model": f"{NETS}:NoModel", "modelArgs": {}},
+            "a AS features, label",
+            "with the methods params, gradient, outputs; got NoModel without params$",
+        ),
+        (
+            {"model": f"{NETS}:broken", "modelArgs": {}},
+            "a AS features, label",
+            ":broken: RuntimeError: no such file: weights$",
+        ),
+        ({"model": "no.prototxt"}, "a AS features, label", "batchSize: expected it in the solver"),
+        (
+            {"outputMapping": {"inner": "x"}},
+            "array(a, b, c) AS features, label",
+            "expected layers among hidden, output; got inner$",
+        ),
+        ({"options": {"shards": 2}}, "a AS features, label", "options: shards: expected it as a"),
+        ({}, "a AS features, label FROM clouds WHERE id < 0", "expected rows, got none$"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit(
+    params: dict[str, Any], query: str, line: str, spark: Any, clouds: Any
+) -> None:
+    """It is one line before anything is started."""
+    clouds.createOrReplaceTempView("clouds")
+    df = spark.sql(f"SELECT {query}{'' if ' FROM ' in query else ' FROM clouds'}")
+    with pytest.raises(BadInput, match=line) as caught:
+        classifier(**params).fit(df)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_estimator_that_is_saved(tmp_path: Path, spark: Any) -> None:
+    """It has the same parameters when it is loaded; what is not such a file is refused."""
+    given = classifier(options={"staleness": 2}, inputMapping={"x": "features"})
+    given.save(f"{tmp_path}/estimator")
+    again = worker.ml.NetClassifier.load(f"{tmp_path}/estimator")
+    assert again.uid == given.uid
+    assert {param.name: value for param, value in again.extractParamMap().items()} == {
+        param.name: value for param, value in given.extractParamMap().items()
+    }
+    with pytest.raises(BadInput, match=r"expected a saved worker\.ml\.NetRegressor, got worker"):
+        worker.ml.NetRegressor.load(f"{tmp_path}/estimator")
+    with pytest.raises(BadInput, match=r"estimator: cannot be written: .*already exists"):
+        given.save(f"{tmp_path}/estimator")
+    with pytest.raises(BadInput, match="nothing: cannot be read: "):
+        worker.ml.NetClassifier.load(f"{tmp_path}/nothing")
+    (metadata,) = (tmp_path / "estimator" / "metadata").glob("part-*")
+    later = metadata.read_text().replace('"format":1', '"format":2')
+    spark.createDataFrame([(later,)], "value string").write.text(f"{tmp_path}/later/metadata")
+    with pytest.raises(BadInput, match="later: expected format 1 or less, got 2: a newer version"):
+        worker.ml.NetClassifier.load(f"{tmp_path}/later")
