@@ -188,8 +188,8 @@ class Supervisor:
         for entry in entries:
             to = after_event(row.state, entry.kind)
             if to is not None and entry.attempt == row.attempt:
-                changes = {"reason": str(entry.data.get("text", ""))}
-                row = self._store.move(row, to, **changes)
+                reason = str(entry.data.get("text", ""))
+                row = self._store.move(row, to, code="", reason=reason)
         return self._store.get(row.id) if entries else row
 
     def _show(self, row: JobRow, folder: Path, life: Life) -> None:
