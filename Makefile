@@ -59,9 +59,6 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 bench-sdk: install ## what the SDK's steps, tables and readers cost
 	$(BIN)/python tests/bench/bench_sdk.py
 
-bench-spark: install ## what the SDK costs inside Spark: transform against a bare mapInArrow
-	$(BIN)/python tests/bench/bench_spark.py
-
 strategy-curves: install ## how each strategy learns MNIST with even and uneven workers; minutes
 	$(BIN)/python -m tests.bench.strategy_curves
 
@@ -73,6 +70,7 @@ bench-strategies: install ## what each strategy costs a worker a step, at LeNet'
 
 bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
 	$(BIN)/python tests/bench/bench_spark.py
+
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments
 
