@@ -70,6 +70,7 @@ bench-strategies: install ## what each strategy costs a worker a step, at LeNet'
 
 bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
 	$(BIN)/python tests/bench/bench_spark.py
+
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments
 
