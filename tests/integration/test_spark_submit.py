@@ -27,7 +27,10 @@ import worker
 spark = SparkSession.builder.getOrCreate()
 df = spark.read.parquet("data/train.parquet")
 trained = worker.train(
-    df, solver="solver.prototxt", workers=2, test_data=df, shards_in="processes"
+    df,
+    model=worker.Caffe("solver.prototxt", test_data=df),
+    workers=2,
+    shards_in="processes",
 )
 model = trained.save("tiny.caffemodel")
 means = worker.test(df, solver="solver.prototxt", weights=model)

@@ -182,6 +182,8 @@ def _job() -> Job:
 
 _OPTIONS = {
     "staleness": "staleness",
+    "on_stale": "stale",
+    "skip_images": "0..",
     "strategy": "strategy",
     "n_push": "1..?",
     "n_fetch": "1..?",
@@ -469,6 +471,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "silence_s": "seconds",
         "lease_s": "seconds",
         "warm_steps": "0..",
+        "on_stale": "stale",
     }
     settings = {
         "rule": "rule",
@@ -752,6 +755,9 @@ def _training(env: Env) -> dict[str, Target]:
                 "average_loss": "1..?",
                 "columns": "iterable",
                 "function": "object?",
+                "stale": "",
+                "tables": "",
+                "skip_images": "",
             },
         ),
         **{

@@ -63,6 +63,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "rule": (*_ANY, None, 3, "nope", "", [], True, ps.Adam, ps.Fixed(base_rate=0.1)),
     "schedule": (*_ANY, None, "fast", nan, inf, -1, [], True, 1e300, ps.Fixed, ps.SGD()),
     "decay": (*_ANY, None, "L2", nan, inf, [], True, 1e300),
+    "stale": (*_ANY, 3, "nope", "", "drop", "scale:0", "wait:2", [], True),
     "strategy": (*_ANY, None, 3, "nope", "", [], True, BSP),
     "shape": (
         *_ANY[:1],
