@@ -55,7 +55,7 @@ _STATES_S = 5.0  # for workers to write their own state before they are cancelle
 
 
 class Observer(Protocol):
-    """Receives a running job's events, in the thread that called `run_job`."""
+    """Receives a running job's events, in the thread that called `train` or `run`."""
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         """The shards hold their weights; `restored` are their versions in a resumed snapshot."""
