@@ -36,6 +36,8 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
+os.environ["KERAS_BACKEND"] = "jax"  # of every process of tests and of Spark's; Keras reads it once
+
 _MARK = "DOWNPOUR_TEST_RUN"
 # Fixtures that are clusters: one process runs all tests on those of a group, and starts them once.
 _CLUSTERS = {

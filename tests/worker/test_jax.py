@@ -1,6 +1,5 @@
 """`worker.jax` and `worker.keras`: loops in JAX and Keras; skipped without them."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import worker.keras
 from shards.errors import BadInput
 from worker.strategies import STRATEGIES
 
-os.environ["KERAS_BACKEND"] = "jax"  # of this process and of Spark's
 jax: Any = pytest.importorskip("jax", reason="needs the extra `jax`")
 
 WANTED = np.array([1.0, -2.0, 3.0], np.float32)

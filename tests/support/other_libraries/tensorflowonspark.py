@@ -1,4 +1,4 @@
-"""A stand-in for TensorFlowOnSpark's API, for the old side of the page about moving from it.
+"""TensorFlowOnSpark: a cluster of nodes that are fed rows.
 
 Nodes are threads of this process. As in the original, rows reach a node one by one through a queue,
 `None` marks the end of a partition, and `next_batch` makes a list of each mapped column, whose
@@ -8,7 +8,6 @@ order is that of the columns' names.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
-from types import ModuleType
 from typing import Any
 
 
@@ -73,15 +72,9 @@ class Nodes:
         self._pool.shutdown()
 
 
-def module() -> ModuleType:
-    """The module `tensorflowonspark`, as far as the page uses it."""
+def run(sc: Any, main_fun: Any, args: Any, num_executors: int, num_ps: int) -> Nodes:
+    assert num_executors > num_ps
+    return Nodes(main_fun, args, num_executors - num_ps)
 
-    def run(sc: Any, main_fun: Any, args: Any, num_executors: int, num_ps: int) -> Nodes:
-        assert num_executors > num_ps
-        return Nodes(main_fun, args, num_executors - num_ps)
 
-    cluster = ModuleType("tensorflowonspark.TFCluster")
-    cluster.run = run  # type: ignore[attr-defined]
-    package = ModuleType("tensorflowonspark")
-    package.TFCluster = cluster  # type: ignore[attr-defined]
-    return package
+MODULES = {"tensorflowonspark.TFCluster": {"run": run}}
