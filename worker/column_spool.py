@@ -177,6 +177,15 @@ def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
     return _objects(np.split(values, offsets[1:-1] - offsets[0]))
 
 
+def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays of one column as one; of objects if some of them are, or if lists differ in length."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+        return np.concatenate(parts)
+    return _objects([row for part in parts for row in part])
+
+
 def _objects(values: list[Any]) -> NDArray[Any]:
     """An array of objects, one a row, also where all are sequences of one length."""
     found = np.empty(len(values), object)

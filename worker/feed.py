@@ -8,16 +8,18 @@ in the same order after a retry. `RowFeed` gives the rows once, in the order in 
 without a copy on disk.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards import arguments
 from shards.errors import BadInput
 from worker.batches import Batches
-from worker.column_spool import ColumnSpool, column_arrays
+from worker.column_spool import ColumnSpool, column_arrays, joined
+
+Arrays = dict[str, NDArray[Any]]
 
 
 class ColumnBatches(Batches):
@@ -54,6 +56,11 @@ class ColumnBatches(Batches):
 class RowFeed:
     """The rows of a worker, each once, in the order in which they arrive.
 
+    Each record batch becomes arrays once, and what is given out are views of these, without a copy
+    unless rows of two record batches are in one minibatch. So a column of lists is an array
+    (rows, length) where all lists of a record batch have one length, and an array of objects
+    otherwise.
+
     Rows that were given out before a task failed come again when it is retried; use
     `Context.batches` where a retried step must have the same rows.
     """
@@ -61,41 +68,51 @@ class RowFeed:
     def __init__(self, stream: Iterator[Any], where: str) -> None:
         self._stream = stream
         self._where = where
-        self._waiting: list[Any] = []
+        self._waiting: deque[tuple[int, Arrays]] = deque()  # of each record batch, with its rows
+        self._first = 0  # the first row of the first of them that is not given out
+        self._rows = 0  # that wait
         self._ended = False
 
     def should_stop(self) -> bool:
         """Whether there are no more rows."""
         return not self._fill(1)
 
-    def next_batch(self, rows: int) -> dict[str, NDArray[Any]]:
+    def next_batch(self, rows: int) -> Arrays:
         """The next rows as an array a column: as many as asked for, fewer at the end.
 
         Raises BadInput when no rows are left; `should_stop` says so before.
         """
-        wanted = arguments.whole("next_batch: rows", rows, 1)
-        found = min(self._fill(wanted), wanted)
-        if not found:
+        missing = min(self._fill(arguments.whole("next_batch: rows", rows, 1)), rows)
+        if not missing:
             raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
-        table = pa.Table.from_batches(self._waiting)
-        self._waiting = table.slice(found).to_batches()
-        return column_arrays(table.slice(0, found), self._where)
+        parts: list[Arrays] = []
+        while missing:
+            count, arrays = self._waiting[0]
+            start, end = self._first, min(self._first + missing, count)
+            parts.append({name: array[start:end] for name, array in arrays.items()})
+            missing -= end - start
+            self._rows -= end - start
+            self._first = end
+            if end == count:
+                self._waiting.popleft()
+                self._first = 0
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
     def terminate(self) -> None:
         """Give out no more rows; those that are left are not read."""
-        self._waiting, self._ended = [], True
+        self._waiting.clear()
+        self._first, self._rows, self._ended = 0, 0, True
 
     def _fill(self, rows: int) -> int:
         """Read until so many rows wait, or the stream ends; returns how many wait."""
-        count: int = sum(batch.num_rows for batch in self._waiting)
-        while count < rows and not self._ended:
+        while self._rows < rows and not self._ended:
             batch = next(self._stream, None)
             if batch is None:
                 self._ended = True
             elif batch.num_rows:
-                self._waiting.append(batch)
-                count += batch.num_rows
-        return count
+                self._waiting.append((batch.num_rows, column_arrays(batch, self._where)))
+                self._rows += batch.num_rows
+        return self._rows
 
 
 def selected(batch: Any, columns: Collection[str] | None, where: str) -> Any:
