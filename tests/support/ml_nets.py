@@ -31,6 +31,26 @@ class Line:
         return float((error**2).mean()), {"slope": batch["features"].T @ error / len(error)}
 
 
+class Difference:
+    """The difference of two inputs, each with a factor that is learned; its layers are the terms."""
+
+    def params(self, seed: int) -> dict[str, Floats]:
+        return {"factors": np.zeros(2, np.float32)}
+
+    def outputs(self, params: Arrays, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        first, second = (
+            factor * inputs[name].reshape(-1, 1)
+            for factor, name in zip(params["factors"], ("minuend", "subtrahend"), strict=True)
+        )
+        return {"output": first - second, "first": first, "second": second}
+
+    def gradient(self, params: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        error = self.outputs(params, batch)["output"] - batch["label"].reshape(-1, 1)
+        signs = (batch["minuend"], -batch["subtrahend"])
+        factors = [float((error * each.reshape(-1, 1)).mean()) for each in signs]
+        return float((error**2).mean()), {"factors": np.array(factors, np.float32)}
+
+
 class NoModel:
     """Lacks the methods of a model."""
 

@@ -1,5 +1,7 @@
 """`worker.stream`: each micro-batch of a Spark stream counts exactly once."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +88,12 @@ def test_a_regression_continues_in_the_middle_of_a_stream(
 
 
 def ids(args: Any, ctx: worker.Context) -> None:
-    """Push the sum of the ids in two epochs; fail once in a task, once for good, as is wanted."""
+    """Push the sum of the ids in two epochs; die once in a task, fail once for good, as is wanted."""
     for number, batch in enumerate(ctx.batches(5, epochs=2, columns=["id"])):
-        once = Path(args["folder"]) / "failed"
+        once = Path(args["folder"]) / "killed"
         if ctx.batch == 1 and ctx.chief and number == 3 and not once.exists():
             once.touch()
-            raise RuntimeError("the first attempt fails here")
+            os.kill(os.getpid(), signal.SIGKILL)
         if (ctx.batch, number) == (args["fails_in"], 2):
             raise RuntimeError("the stream ends here")
         with ctx.worker.step(samples=len(batch["id"])) as step:
@@ -102,8 +104,10 @@ def ids(args: Any, ctx: worker.Context) -> None:
 
 
 def test_every_row_of_a_stream_counts_once(spark: Any, files: Path, tmp_path: Path) -> None:
-    """The sum of what was pushed proves it: through a retried task, a stream that fails in the
-    middle, and a micro-batch that Spark repeats because it has no record of its end."""
+    """The sum of what was pushed proves it: each step is applied once through kill -9 of a Python
+    worker, a stream that fails in the middle, and a micro-batch that Spark repeats because it has
+    no record of its end.
+    """
     checkpoint = tmp_path / "checkpoint"
     given = options(checkpoint)
     args = {"folder": str(tmp_path), "fails_in": 2}
@@ -112,7 +116,7 @@ def test_every_row_of_a_stream_counts_once(spark: Any, files: Path, tmp_path: Pa
             stream.wait()
         assert stream.batches == 2
         two = float(stream.params["offset"])
-    assert (tmp_path / "failed").exists()
+    assert (tmp_path / "killed").exists()
     for record in (checkpoint / "spark" / "commits").glob("*1*"):  # as if Spark had died before it
         record.unlink()
     args["fails_in"] = None

@@ -139,6 +139,32 @@ def test_a_cross_validation_in_two_threads(spark: Any) -> None:
 
 
 @pytest.mark.slow
+def test_two_columns_go_in_and_two_layers_come_out(spark: Any) -> None:
+    """Each mapping has two names; columns that are not mapped are neither read nor lost."""
+    dice = np.random.default_rng(4).standard_normal((40, 2))
+    rows = [(float(a), f"{n}", float(b), float(2 * a - 3 * b)) for n, (a, b) in enumerate(dice)]
+    df = spark.createDataFrame(rows, "a double, name string, b double, y double").cache()
+    estimator = worker.ml.NetRegressor(
+        model=f"{NETS}:Difference",
+        inputMapping={"a": "minuend", "b": "subtrahend"},
+        outputMapping={"first": "of_a", "second": "of_b"},
+        labelCol="y",
+        epochs=12,
+        batchSize=4,
+        stepSize=0.3,
+        workers=1,
+    )
+    model = estimator.fit(df)
+    np.testing.assert_allclose(model.weights["factors"], [2, 3], atol=0.1)
+    found = model.transform(df)
+    assert found.columns == [*df.columns, "of_a", "of_b", "prediction"]
+    for row in found.collect():
+        np.testing.assert_allclose(row.of_a.toArray(), [2 * row.a], atol=0.5)
+        np.testing.assert_allclose(row.of_b.toArray(), [3 * row.b], atol=0.5)
+        assert row.prediction == pytest.approx(row.of_a[0] - row.of_b[0], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_a_killed_python_worker(spark: Any, tmp_path: Path) -> None:
     """kill -9 of a Python worker in a fit: it finishes, and each step was applied once."""
     df = spark.range(40, numPartitions=2).selectExpr("id AS features", "0.0 AS label")
