@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.doc_pages import PAGES, fences, read
 from tests.support.other_libraries import (
+    caffeonspark,
     elephas,
     horovod,
     installed,
@@ -33,6 +34,11 @@ class Port(NamedTuple):
 
 
 PORTS = {
+    "docs/how-to/from-caffeonspark.md": Port(
+        caffeonspark.MODULES,
+        "assert os.path.getsize('lenet.caffemodel')\n"
+        "assert features.columns == ['SampleID', 'ip1', 'label'] and features.count() == 400",
+    ),
     "docs/how-to/from-tensorflowonspark.md": Port(
         tensorflowonspark.MODULES,
         "assert np.abs(np.load('plane.safetensors.npy') - [3, -1]).max() < 0.5",
