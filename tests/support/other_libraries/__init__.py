@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 
 @contextmanager
@@ -25,5 +24,11 @@ def installed(modules: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
             if end > 1:
                 setattr(found[".".join(words[: end - 1])], words[end - 1], module)
         vars(found[name]).update(members)
-    with patch.dict(sys.modules, found):
+    # Not by `patch.dict`, which would also forget what is imported for the first time in between.
+    assert not found.keys() & sys.modules.keys()
+    sys.modules.update(found)
+    try:
         yield
+    finally:
+        for name in found:
+            del sys.modules[name]
