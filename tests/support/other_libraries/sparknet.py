@@ -133,7 +133,7 @@ def repartitioned(df: Any, workers: int) -> Executors:
     return Executors([rows[n::workers] for n in range(workers)], df.schema)
 
 
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
     "sparknet": {
         "CaffeSolver": CaffeSolver,
         "DefaultPreprocessor": DefaultPreprocessor,
