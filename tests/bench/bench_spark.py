@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -181,10 +182,12 @@ def micro_batches(count: int) -> list[float]:
             shards_in="processes",
             trigger={"availableNow": True},
         ) as stream:
-            while not stream.wait(0.02):
+            while len(ends) < count:
                 if stream.batches > len(ends):
                     ends.append(time.perf_counter())
-    return [later - end for end, later in zip(ends, ends[1:], strict=False)]
+                time.sleep(0.01)
+            stream.wait()
+    return [later - end for end, later in pairwise(ends)]
 
 
 def counted(rows: int) -> pa.RecordBatch:
