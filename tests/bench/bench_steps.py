@@ -8,7 +8,8 @@ the median over rounds. The shard is a process of this host. A library that is n
 out; PyTorch's step is that of bench_torch.py.
 
 Memory is that of a process that trains 25 M parameters, a hundred megabytes, less that of a process
-with the plain loop, in copies of the parameters. What the shard shares with it is counted.
+with the plain loop, in copies of the parameters. Of the memory that it shares with the shard, half
+is counted (PSS).
 """
 
 import argparse
@@ -188,7 +189,7 @@ def print_memory(library: str, job: str) -> None:
         step = LARGE[library](job, stack)
         for _ in range(5):
             step()
-        print(psutil.Process().memory_info().rss)
+        print(psutil.Process().memory_full_info().pss)
 
 
 def copies(library: str) -> float:
