@@ -68,8 +68,9 @@ bench-service: install ## the training service: lists, restart, memory, index
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 
-bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
-	$(BIN)/python tests/bench/bench_spark.py
+bench-spark: install ## what the SDK costs on Spark: transform, feeding, steps, memory, micro-batches, TFRecord
+	@set -e; for bench in spark steps tfrecord; do \
+		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done
 
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments
