@@ -195,6 +195,12 @@ class PrefetchTable:
         """Whether these weights have been requested and not taken yet."""
         return wanted in self._asked
 
+    def holds_next(self, wanted: Wanted) -> bool:
+        """Whether these weights, the next ones, have been requested; cancels those before."""
+        if len(self._asked) > (wanted in self._asked):
+            self.drop_before(wanted[0])
+        return wanted in self._asked
+
     def record_request(self, wanted: Wanted, request: int) -> None:
         """These weights have been requested under number `request`."""
         self._asked[wanted] = request
