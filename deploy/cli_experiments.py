@@ -54,13 +54,11 @@ def shape(
 
 @app.command("list")
 def show_shapes() -> None:
-    """List the shapes, those that cannot be run with the reason."""
-    from deploy.experiments.shapes import MISSING, SHAPES
+    """List the shapes."""
+    from deploy.experiments.shapes import SHAPES
 
-    rows = {number: f"{one.title} ({one.source})" for number, one in SHAPES.items()}
-    rows |= {number: f"missing: {reason}" for number, reason in MISSING.items()}
-    for number in sorted(rows):
-        typer.echo(f"{number:3}  {rows[number]}")
+    for number, one in sorted(SHAPES.items()):
+        typer.echo(f"{number:3}  {one.title} ({one.source})")
 
 
 Sweep = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]

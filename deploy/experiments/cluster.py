@@ -80,7 +80,8 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     A worker named in `stragglers`, as worker-3, takes that many times as long for every step.
     `link` is a text as in `downpour train --link`, the same for every worker, or empty: then
-    messages take no time.
+    messages take no time. With `delays` the weights that a step sees are not those of its pull but
+    of 0 to `delays` pulls earlier, each number equally likely, as Dai et al. 2018 delay updates.
     """
 
     workers: int = 8
@@ -88,10 +89,12 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     times: StepTimes = StepTimes()
     link: str = ""
     stragglers: dict[str, float] = {}
+    delays: int = 0
 
     def __post_init__(self) -> None:
         arguments.whole("cluster: workers", self.workers, 1, MOST_WORKERS)
         arguments.whole("cluster: shards", self.shards, 1, 64)
+        arguments.whole("cluster: delays", self.delays, 0, 1024)
         link_of(self.link or None)
         for name, factor in self.stragglers.items():
             if name not in {worker_name(number) for number in range(self.workers)}:
@@ -108,6 +111,12 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The times of one worker's steps in seconds."""
         factor = self.stragglers.get(worker_name(worker), 1.0)
         return self.times.draws(seed, worker, factor)
+
+    def ages(self, seed: int, worker: int) -> Iterator[int]:
+        """How many pulls old the weights of each of one worker's steps are."""
+        dice = np.random.default_rng((seed, worker, 4))
+        while True:
+            yield from dice.integers(self.delays + 1, size=_BLOCK).tolist()
 
     def link_between(self, seed: int, worker: int, shard: int) -> "Link | None":
         """The link of a worker to a shard; None where messages take no time."""

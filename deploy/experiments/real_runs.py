@@ -26,9 +26,10 @@ from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.problem import Workload
 from deploy.experiments.training import TrainingSimulation
 from deploy.experiments.trials import Trial
-from deploy.experiments.workloads import Workload, workload_of
+from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster
@@ -102,11 +103,13 @@ def distance(first: NDArray[np.void], second: NDArray[np.void]) -> float:
 def run_real(trial: Trial, workload: Workload) -> RealRun:
     """Run a trial with a real shard, clients and threads; its gradients are shared out evenly.
 
-    Raises BadInput for more than one shard.
+    Raises BadInput for more than one shard, and for delays.
     """
     workers = trial.cluster.workers
     if trial.cluster.shards != 1:
         raise BadInput(f"a real run: expected 1 shard to replay, got {trial.cluster.shards}")
+    if trial.cluster.delays:
+        raise BadInput(f"a real run: expected no delays, got {trial.cluster.delays}")
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     specs = job.specs(workload.table)
     with local_shards(specs, workload.start(job.seed)) as cluster:

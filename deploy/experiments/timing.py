@@ -95,6 +95,8 @@ class TimingSimulation:
         cluster, strategy = job.cluster, job.strategy
         if cluster.shards > 1:
             raise BadInput("timing: expected 1 shard, as all would see the same order of updates")
+        if cluster.delays:
+            raise BadInput(f"timing: expected a cluster without delays, got {cluster.delays}")
         if strategy.warm_up:
             raise BadInput("timing: expected a strategy without a warm start")
         if cancel and (cluster.link or strategy.windowed or strategy.fetch_period > 1):

@@ -12,7 +12,7 @@ pushes in flight.
 """
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deploy.experiments.cluster import HEADER_BYTES, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
-from deploy.experiments.workloads import Batch, Workload
+from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
 from ps.session.events import Pulled, Ready, Send
 from ps.session.session import Session
@@ -187,6 +187,8 @@ class SimulatedTrainee:
             job.plan(), world.table, worker=worker_name(number), bound=job.real_bound
         )
         self._times = job.cluster.step_times(seed, number)
+        self._ages = job.cluster.ages(seed, number)
+        self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batches = world.workload.batches(seed, number)
         self._batch: Batch | None = None
         self._links = [
@@ -241,7 +243,10 @@ class SimulatedTrainee:
         arena = np.empty(self._world.table.size, np.float32)
         for shard, sent in enumerate(event.frames):
             self._world.map.fill(arena, shard, sent)
-        return machine.WeightsPulled(arena, event.versions)
+        self._kept.appendleft(machine.WeightsPulled(arena, event.versions))
+        if len(self._kept) == 1:
+            return self._kept[0]
+        return self._kept[min(next(self._ages), len(self._kept) - 1)]
 
     # --- steps ------------------------------------------------------------------------------------
 

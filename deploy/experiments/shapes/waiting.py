@@ -1,4 +1,4 @@
-"""Shapes 2 and 9: how long to wait for slow workers."""
+"""Shapes 2, 3 and 9: how long to wait for slow workers."""
 
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from deploy.experiments.statistics import slope
 from deploy.experiments.trials import Trial
 
 _TARGET = 10.0  # the error in percent that a time to a target is counted to
+_HALF_IDLE_CV = 0.45  # of lognormal times, at which 16 workers wait half of the time in rounds
 _FIXED = StepTimes(mean_s=1.0, law=Law.FIXED)
 
 
@@ -68,6 +69,63 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
             "a bound above 0 is best",
             f"{listed(known, seconds, '.0f')}; best {best}, {gain:.2f} times",
             judged(1 <= best <= 8 and gain >= 1.2),
+        ),
+    ]
+
+
+def idling(bench: Bench, control: bool) -> list[Check]:
+    """Sixteen workers whose step times differ so much that they wait half of the time at bound 0.
+
+    Sparse logistic regression with the proximal rule, batch 16, bounds 0 to 16, rates tuned for
+    each. The target is 1.1 times the error that bound 0 ends with on the seeds that choose rates.
+    The control has fixed step times. Accept: the share of waits is 50 % within 2 points at bound 0,
+    and at most 5 % at 16; seconds to the target are least at a bound of 4 to 16; updates to it rise
+    with the bound (the slope's interval is above 0).
+    """
+    known = [0, 1, 2, 4, 8, 16]
+    times = _FIXED if control else StepTimes(mean_s=1.0, cv=_HALF_IDLE_CV)
+    gradients = bench.pick(8000, 40_000)
+    levels = [
+        Trial(
+            workload="l1",
+            batch=16,
+            rule="proximal",
+            strategy="ssp",
+            bound=bound,
+            gradients=gradients,
+            look_every=gradients // 80,
+            tested=bench.pick(5000, 10_000),
+            cluster=ClusterModel(workers=16, times=times),
+        )
+        for bound in known
+    ]
+    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
+    target = 1.1 * rates[0].error
+    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    found = bench.run(tuned, bench.pick(5, 10))
+    waits = [float(np.mean([one.wait_share for one in results])) for results in found]
+    seconds = [times_to(results, target).median for results in found]
+    updates = [times_to(results, target, updates=True) for results in found]
+    trend = slope(known, [_finite(one.values, gradients) for one in updates])
+    best = known[int(np.argmin(seconds))]
+    return [
+        Check(
+            "waits of 50 % at s = 0, at most 5 % at 16",
+            "50 % and 1.7 %",
+            listed(known, waits, ".1%"),
+            judged(abs(waits[0] - 0.5) <= 0.02 and waits[-1] <= 0.05),
+        ),
+        Check(
+            f"seconds to {target:.1f} % error: best s in 4..16",
+            "8 is best",
+            f"{listed(known, seconds, '.0f')}; best {best}",
+            judged(4 <= best <= 16) if np.isfinite(min(seconds)) else ShapeVerdict.INCONCLUSIVE,
+        ),
+        Check(
+            "the slope of the updates to the target in s > 0",
+            "more updates at a larger s",
+            f"{listed(known, [one.median for one in updates], '.0f')}; slope {trend}",
+            positive(trend),
         ),
     ]
 
@@ -142,6 +200,9 @@ def _best_backups(bench: Bench, control: bool) -> Check:
 
 
 BOUNDS = Shape(2, "a bound above 0 is best", "Ho et al. 2013, stale synchronous parallel", bounds)
+IDLE = Shape(
+    3, "a bound saves the waits of slow workers", "Li et al. 2014, OSDI, parameter server", idling
+)
 BACKUPS = Shape(
     9, "backup workers beat waiting and asynchrony", "Chen et al. 2016, arXiv 1604.00981", backups
 )
