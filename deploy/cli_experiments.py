@@ -39,9 +39,12 @@ def shape(
         typer.Option(help="A folder to keep the outcome in, for `exp report`.", show_default=False),
     ] = None,
 ) -> None:
-    """Run a shape of the literature; the last line is its verdict and the published figure."""
+    """Run a shape of the literature; the last line is its verdict and the published figure.
+
+    With --control the exit status is 1 if it does not come out as not reproduced.
+    """
     from deploy.experiments.shapes import shape_numbered
-    from deploy.experiments.shapes.base import Preset, keep, play
+    from deploy.experiments.shapes.base import Preset, ShapeVerdict, keep, play
 
     outcome = play(
         shape_numbered(number), Preset(preset), control=control, jobs=jobs, note=typer.echo
@@ -50,6 +53,8 @@ def shape(
         typer.echo(line)
     if out is not None:
         keep(outcome, out)
+    if control and outcome.verdict is not ShapeVerdict.NOT_REPRODUCED:
+        raise typer.Exit(1)
 
 
 @app.command("list")

