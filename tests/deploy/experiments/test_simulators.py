@@ -9,16 +9,20 @@ from hypothesis import settings
 from hypothesis import strategies as some
 from msgspec import structs
 
+from deploy.experiments import trials
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.logistic import Proximal
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.training import Course, TrainingSimulation
+from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.transport.link_model import LinkStream
 from shards import aggregation, rules, updates
 from shards.errors import BadInput
 from shards.gate import Gate
 from shards.messages import Push
+from shards.rules import Decay
 from worker.strategies import strategy_of
 
 SLOW = "rtt=300ms,jitter=30ms,rate=1Mbit,loss=10%"
@@ -157,6 +161,33 @@ def test_a_diverging_run_is_a_result() -> None:
     assert course.final.error == 100.0
 
 
+def test_delays_are_measured_as_staleness() -> None:
+    """One worker whose weights are 0 to 8 pulls old: each age as often as another, and no older."""
+    course, _ = trained(job("asp:scale=1", workers=1, stragglers={}, delays=8), 3000)
+    counts = np.bincount(course.records["staleness"])
+    assert len(counts) == 9
+    assert counts.min() > 270
+    assert trained(job("asp", delays=8))[1] != trained(job("asp"))[1]
+    with pytest.raises(BadInput, match="timing: expected a cluster without delays, got 8"):
+        TimingSimulation(job("asp", delays=8))
+
+
+def test_a_proximal_step_ends_at_zero() -> None:
+    """Soft thresholding: a weight moves by rate times l1 towards 0, and not beyond it."""
+    weights = np.array([1.0, -1.0, 0.001, 0.0], np.float32)
+    gradient = np.array([0.5, 0.5, 0.0, 0.2], np.float32)
+    out = np.empty_like(weights)
+    Proximal(l1=0.1).apply(weights, gradient, (), out, (), rate=0.1, decay=Decay(), count=1)
+    assert out == pytest.approx([0.94, -1.04, 0.0, -0.01], abs=1e-6)
+
+
+def test_data_are_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another text gives another id."""
+    before = Trial(workload="charlm").id
+    monkeypatch.setattr(trials, "data_digest", lambda _: "another text")
+    assert Trial(workload="charlm").id != before
+
+
 def test_a_target_that_is_missed_is_none() -> None:
     course, _ = trained(job("asp"), 12)
     assert course.first_below(0.0) is None
@@ -178,15 +209,15 @@ def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], messa
         kind(**wrong)
 
 
-@pytest.mark.parametrize("name", ["l1", "lenet", "charlm", "deep:3", "quad:2"])
-def test_a_missing_workload_is_named(name: str) -> None:
+@pytest.mark.parametrize("name", ["l2", "lenet", "charlm:8", "deep:3", "quad:2"])
+def test_an_unknown_workload_is_named(name: str) -> None:
     with pytest.raises(BadInput, match=name):
         workload_of(name)
 
 
 def test_gradients_are_those_of_the_loss() -> None:
-    """The gradient of a network equals the finite differences of its loss, in each layer."""
-    for name in ("mlp", "deep:2"):
+    """A gradient equals the finite differences of its loss, in each layer."""
+    for name in ("l1", "mlp", "deep:2", "charlm"):
         problem = workload_of(name, 8, 100)
         weights, batch = problem.start(1), next(problem.batches(1, 0))
         out = np.full_like(weights, 7.0)
