@@ -2,9 +2,12 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from deploy.experiments.sweeps import Sweep
 
 app = typer.Typer(
     help="Run experiments on a virtual clock: shapes of the literature, and sweeps of your own.",
@@ -66,13 +69,13 @@ def show_shapes() -> None:
         typer.echo(f"{number:3}  {one.title} ({one.source})")
 
 
-Sweep = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
 SweepFolder = Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)]
 
 
 @app.command()
 def run(
-    sweep: Sweep,
+    sweep: SweepFile,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder of its results.", show_default="runs/experiments/NAME"),
@@ -83,8 +86,11 @@ def run(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Allow more than 10,000 trials.")] = False,
 ) -> None:
-    """Run a sweep; one that was killed continues with the trials that are not done."""
-    from deploy.experiments.runner import estimate_s, run_sweep
+    """Run a sweep; one that was killed continues with the trials that are not done.
+
+    The exit status is 1 if a trial failed or one of the sweep's rules, `[[expect]]`, did not hold.
+    """
+    from deploy.experiments.runner import estimate_s
     from deploy.experiments.sweeps import read_sweep
 
     found = read_sweep(sweep, consent=yes)
@@ -93,20 +99,30 @@ def run(
         minutes = estimate_s(found, folder) / 60 / jobs
         typer.echo(f"{len(found.trials)} trials in {folder}, about {minutes:.1f} minutes to go")
         return
-    status = run_sweep(found, folder, jobs=jobs, note=typer.echo)
-    typer.echo(f"{folder}: {status}")
-    if status.failed:
-        raise typer.Exit(1)
+    _finish(found, folder, jobs)
 
 
 @app.command()
 def resume(folder: SweepFolder, jobs: Jobs = 1) -> None:
-    """Continue a sweep from its folder."""
-    from deploy.experiments.runner import Folder, run_sweep
+    """Continue a sweep from its folder; the exit status is that of `exp run`."""
+    from deploy.experiments.runner import Folder
     from deploy.experiments.sweeps import read_sweep
 
-    found = read_sweep(Folder(folder).sweep, consent=True)
-    typer.echo(f"{folder}: {run_sweep(found, folder, jobs=jobs, note=typer.echo)}")
+    _finish(read_sweep(Folder(folder).sweep, consent=True), folder, jobs)
+
+
+def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
+    """Run what is left of a sweep, and judge its rules."""
+    from deploy.experiments.expectations import ExpectationVerdict
+    from deploy.experiments.runner import judge_sweep, run_sweep
+
+    status = run_sweep(sweep, folder, jobs=jobs, note=typer.echo)
+    judged = judge_sweep(sweep, folder)
+    for one in judged:
+        typer.echo(one)
+    typer.echo(f"{folder}: {status}")
+    if status.failed or any(one.verdict is not ExpectationVerdict.HELD for one in judged):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -137,7 +153,19 @@ def report(
 
 
 @app.command()
-def replay(sweep: Sweep) -> None:
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The folder of another.", show_default=False)],
+) -> None:
+    """Print what the second of two sweeps changes, for each point that both have."""
+    from deploy.experiments.comparison import compare_sweeps
+
+    for line in compare_sweeps(first, second):
+        typer.echo(line)
+
+
+@app.command()
+def replay(sweep: SweepFile) -> None:
     """Run the first trial of each point for real, and replay it: the weights must be the same.
 
     The real run has a shard on loopback and a thread for each worker, which sleep up to the drawn

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from msgspec import structs
 
 from deploy.experiments import trials
-from deploy.experiments.cluster import ClusterModel, Law, StepTimes
+from deploy.experiments.cluster import ClusterModel, Kill, Law, StepTimes
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.timing import TimingSimulation
@@ -172,6 +172,32 @@ def test_delays_are_measured_as_staleness() -> None:
         TimingSimulation(job("asp", delays=8))
 
 
+def test_a_killed_worker_returns_where_its_last_push_was() -> None:
+    """The gate waits for a dead worker until its lease ends; its next incarnation continues with
+    the push after the last one that was applied, and none is lost or applied twice."""
+    kills = (Kill(at_s=20.0, worker=2, back_s=30.0), Kill(at_s=80.0, worker=4))
+    course, _ = trained(job("ssp", 3, kill=kills, lease_s=25.0), 600)
+    rows = course.records
+    back = rows[rows["worker"] == b"worker-2"]
+    assert back["seq"].tolist() == list(range(back["seq"][0], back["seq"][0] + len(back)))
+    assert set(back["incarnation"]) == {0, 1}
+    gap = np.diff(back["time"]).max()
+    assert 30 < gap < 33
+    gone = rows[rows["worker"] == b"worker-4"]
+    assert 76 < gone["time"].max() < 80
+    others = rows[rows["worker"] == b"worker-0"]["time"]
+    assert 12 < np.diff(others).max() < 25, "they wait at the bound for one lease at most"
+    assert others.max() > 90
+    assert len(rows) == rows["apply_version"][-1]
+
+
+def test_a_late_worker_joins_at_its_time() -> None:
+    rows = trained(job("ssp", 3, joins={"worker-5": 30.0}, links={"worker-1": "rtt=4s"}))[0].records
+    assert 30 < rows[rows["worker"] == b"worker-5"]["time"].min() < 32
+    first = rows[rows["worker"] == b"worker-1"]["time"].min()
+    assert 14 < first < 16, "its own link: three round trips to the first step, half of one after"
+
+
 def test_a_proximal_step_ends_at_zero() -> None:
     """Soft thresholding: a weight moves by rate times l1 towards 0, and not beyond it."""
     weights = np.array([1.0, -1.0, 0.001, 0.0], np.float32)
@@ -200,6 +226,12 @@ def test_a_target_that_is_missed_is_none() -> None:
         (ClusterModel, {"workers": 0}, "workers"),
         (ClusterModel, {"workers": 2, "stragglers": {"worker-7": 2.0}}, "got 'worker-7'"),
         (ClusterModel, {"link": "rtt=1parsec"}, "link"),
+        (ClusterModel, {"links": {"worker-1": "rtt=1parsec"}}, "links: worker-1: .*link"),
+        (ClusterModel, {"links": {"worker-9": "rtt=1s"}}, "links: expected .* got 'worker-9'"),
+        (ClusterModel, {"joins": {"worker-1": -1.0}}, "joins: worker-1: expected 0 or more"),
+        (ClusterModel, {"kill": (Kill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
+        (Kill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
+        (ClusterModel, {"delays": -1}, "delays"),
         (StepTimes, {"slow_share": 2.0}, "slow_share"),
         (StepTimes, {"cv": -1.0}, "cv"),
     ],
