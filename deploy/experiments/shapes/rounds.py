@@ -5,6 +5,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from deploy.experiments.cluster import ClusterModel, StepTimes
+from deploy.experiments.language import SYMBOLS
 from deploy.experiments.shapes.base import Bench, Check, Shape, at_most, judged, listed, positive
 from deploy.experiments.statistics import Interval, equivalent, mean_interval, slope
 from deploy.experiments.trials import Trial, TrialResult
@@ -103,9 +104,14 @@ def _naive(name: str, late: NDArray[np.float64], sync: NDArray[np.float64]) -> C
 
 
 def _perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
-    """exp(loss) at the end; a diverged run counts with a guess among all symbols."""
+    """exp(loss) at the end; no run counts as worse than a guess among all symbols.
+
+    The first run had no such limit where a loss was finite: one diverging seed, at a perplexity
+    beyond 10,000, hid the other four.
+    """
     losses = np.array([one.looks[-1].loss for one in results])
-    return np.exp(np.where(np.isfinite(losses), losses, np.log(96)))
+    guess = np.log(SYMBOLS)
+    return np.exp(np.minimum(np.where(np.isfinite(losses), losses, guess), guess))
 
 
 def _over(first: NDArray[np.float64], second: NDArray[np.float64]) -> Interval:
