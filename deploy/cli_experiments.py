@@ -165,6 +165,20 @@ def compare(
 
 
 @app.command()
+def fit(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+    ],
+) -> None:
+    """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""
+    from deploy.experiments.fitting import fit_run
+
+    found = fit_run(run)
+    typer.echo(f"# {found.quality}")
+    typer.echo(found.section)
+
+
+@app.command()
 def replay(sweep: SweepFile) -> None:
     """Run the first trial of each point for real, and replay it: the weights must be the same.
 

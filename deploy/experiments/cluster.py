@@ -75,7 +75,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return drawn
 
 
-class Kill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkerKill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The end of a worker at a virtual time, in seconds; without `back_s` it does not return.
 
     What it sent before still arrives. It returns `back_s` later as its next incarnation, which
@@ -112,7 +112,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     delays: int = 0
     links: dict[str, str] = {}
     joins: dict[str, float] = {}
-    kill: tuple[Kill, ...] = ()
+    kill: tuple[WorkerKill, ...] = ()
     lease_s: float = 10.0
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ FIGURES: dict[str, Callable[[TrialResult], float]] = {
 """What a rule may be about: a figure of a trial at its end."""
 
 
-class Kind(StrEnum):
+class ExpectationKind(StrEnum):
     """What a rule says about the figure."""
 
     ORDERING = "ordering"
@@ -43,15 +43,15 @@ class Kind(StrEnum):
     DISTRIBUTION = "distribution"
 
 
-_NEEDS: dict[Kind, tuple[str, ...]] = {
-    Kind.ORDERING: ("of",),
-    Kind.WITHIN: ("of", "by"),
-    Kind.RATIO_IN: ("of", "range"),
-    Kind.MONOTONE: ("over",),
-    Kind.SLOPE_IN: ("over", "range"),
-    Kind.ARGMIN_IN: ("over", "among"),
-    Kind.DIVERGES: (),
-    Kind.DISTRIBUTION: ("of", "by"),
+_NEEDS: dict[ExpectationKind, tuple[str, ...]] = {
+    ExpectationKind.ORDERING: ("of",),
+    ExpectationKind.WITHIN: ("of", "by"),
+    ExpectationKind.RATIO_IN: ("of", "range"),
+    ExpectationKind.MONOTONE: ("over",),
+    ExpectationKind.SLOPE_IN: ("over", "range"),
+    ExpectationKind.ARGMIN_IN: ("over", "among"),
+    ExpectationKind.DIVERGES: (),
+    ExpectationKind.DISTRIBUTION: ("of", "by"),
 }
 
 
@@ -74,7 +74,7 @@ class Judged(NamedTuple):
         return f"{self.verdict:12} {self.rule}: {self.measured}"
 
 
-class Measured(NamedTuple):
+class PointResults(NamedTuple):
     """A point's values, and its results, one a seed."""
 
     values: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     distribution  the staleness of both differs by a distance of at most `by` (Kolmogorov)
     """
 
-    kind: Kind
+    kind: ExpectationKind
     value: str = "error"
     where: dict[str, Any] = {}
     of: dict[str, Any] | None = None
@@ -128,12 +128,12 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise BadInput(
                     f"over: expected a key with two values or more in where, got {self.over!r}"
                 )
-            if self.kind is Kind.SLOPE_IN and not all(
+            if self.kind is ExpectationKind.SLOPE_IN and not all(
                 isinstance(one, int | float) for one in levels
             ):
                 raise BadInput(f"over: expected a key whose values are numbers, got {self.over!r}")
 
-    def judge(self, points: Sequence[Measured]) -> Judged:
+    def judge(self, points: Sequence[PointResults]) -> Judged:
         """Judge the rule; it is inconclusive if a trial of its points is missing."""
         rule = " ".join(f"{key} {value}" for key, value in self._given().items())
         chosen = [one for one in points if _chosen(one.values, self.where)]
@@ -142,7 +142,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if len(seeds) != 1 or 0 in seeds:
             return Judged(rule, ExpectationVerdict.INCONCLUSIVE, "trials are missing")
         finite = np.isfinite([self._figures(one) for one in (*chosen, *others)]).all()
-        if not finite and self.kind is not Kind.DIVERGES:
+        if not finite and self.kind is not ExpectationKind.DIVERGES:
             return Judged(rule, ExpectationVerdict.INCONCLUSIVE, "a figure is not finite")
         return Judged(rule, *self._judged(chosen, others))
 
@@ -150,52 +150,52 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         names = ("kind", "value", "where", *_NEEDS[self.kind])
         return {name: getattr(self, name) for name in names}
 
-    def _figures(self, one: Measured) -> list[float]:
+    def _figures(self, one: PointResults) -> list[float]:
         return [FIGURES[self.value](result) for result in one.results]
 
-    def _by_seed(self, points: Sequence[Measured]) -> Numbers:
+    def _by_seed(self, points: Sequence[PointResults]) -> Numbers:
         """The mean over points, one value a seed."""
         means: Numbers = np.mean([self._figures(one) for one in points], axis=0)
         return means
 
     def _judged(
-        self, chosen: Sequence[Measured], others: Sequence[Measured]
+        self, chosen: Sequence[PointResults], others: Sequence[PointResults]
     ) -> tuple[ExpectationVerdict, str]:
         match self.kind:
-            case Kind.ORDERING:
+            case ExpectationKind.ORDERING:
                 apart = paired(self._by_seed(chosen), self._by_seed(others))
                 return _inside(apart, -np.inf, 0.0), f"difference {apart}"
-            case Kind.WITHIN:
+            case ExpectationKind.WITHIN:
                 assert self.by is not None
                 apart = paired(self._by_seed(chosen), self._by_seed(others), level=0.9)
                 return _inside(apart, -self.by, self.by), f"difference {apart} at 90 %"
-            case Kind.RATIO_IN:
+            case ExpectationKind.RATIO_IN:
                 assert self.range is not None
                 ratio = mean_interval(self._by_seed(chosen) / self._by_seed(others))
                 return _inside(ratio, *self.range), f"ratio {ratio}"
-            case Kind.DIVERGES:
+            case ExpectationKind.DIVERGES:
                 ended = [one.diverged_at is not None for part in chosen for one in part.results]
                 return _held(all(ended)), f"{sum(ended)} of {len(ended)} diverged"
-            case Kind.DISTRIBUTION:
+            case ExpectationKind.DISTRIBUTION:
                 assert self.by is not None
                 apart_at_most = _distance(_histogram(chosen), _histogram(others))
                 return _held(apart_at_most <= self.by), f"distance {apart_at_most:.3f}"
         return self._over_levels(chosen)
 
-    def _over_levels(self, chosen: Sequence[Measured]) -> tuple[ExpectationVerdict, str]:
+    def _over_levels(self, chosen: Sequence[PointResults]) -> tuple[ExpectationVerdict, str]:
         """Judge a rule about the values of the key `over`."""
         assert self.over is not None
-        levels: dict[Any, list[Measured]] = {}
+        levels: dict[Any, list[PointResults]] = {}
         for one in chosen:
             levels.setdefault(one.values[self.over], []).append(one)
         by_level = [self._by_seed(points) for points in levels.values()]
         means = [float(one.mean()) for one in by_level]
         shown = ", ".join(f"{at}: {mean:.4g}" for at, mean in zip(levels, means, strict=True))
         match self.kind:
-            case Kind.MONOTONE:
+            case ExpectationKind.MONOTONE:
                 steps = np.diff(means) * (1 if self.rising else -1)
                 return _held(bool((steps >= 0).all())), shown
-            case Kind.ARGMIN_IN:
+            case ExpectationKind.ARGMIN_IN:
                 assert self.among is not None
                 return _held(list(levels)[int(np.argmin(means))] in self.among), shown
         assert self.range is not None
@@ -220,7 +220,7 @@ def _inside(found: Interval, low: float, high: float) -> ExpectationVerdict:
     return ExpectationVerdict.NOT_HELD if outside else ExpectationVerdict.INCONCLUSIVE
 
 
-def _histogram(points: Sequence[Measured]) -> Numbers:
+def _histogram(points: Sequence[PointResults]) -> Numbers:
     """The shares of updates by staleness, cumulated."""
     counts = [np.array(one.staleness) for point in points for one in point.results]
     total = np.zeros(max(map(len, counts)))

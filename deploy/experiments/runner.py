@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import structs
 
-from deploy.experiments.expectations import Judged, Measured
+from deploy.experiments.expectations import Judged, PointResults
 from deploy.experiments.limits import Limits
 from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training import Look
@@ -195,7 +195,7 @@ def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
     for point in sweep.points if sweep.expect else ():
         found = [folder.load(trial) for trial in point.trials]
         whole = [one for one in found if one is not None]
-        points.append(Measured(point.values, whole if len(whole) == len(found) else []))
+        points.append(PointResults(point.values, whole if len(whole) == len(found) else []))
     return [rule.judge(points) for rule in sweep.expect]
 
 

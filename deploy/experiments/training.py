@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.cluster import HEADER_BYTES, Kill, Link, worker_name
+from deploy.experiments.cluster import HEADER_BYTES, Link, WorkerKill, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
@@ -184,7 +184,7 @@ class TrainingSimulation:
 
     # --- kills and returns ------------------------------------------------------------------------
 
-    def _kill(self, kill: Kill) -> None:
+    def _kill(self, kill: WorkerKill) -> None:
         worker = self.workers[kill.worker]
         if self._routes.pop(worker.route, None) is None:
             return  # it is dead already

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from msgspec import structs
 
 from deploy.experiments import trials
-from deploy.experiments.cluster import ClusterModel, Kill, Law, StepTimes
+from deploy.experiments.cluster import ClusterModel, Law, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.timing import TimingSimulation
@@ -175,7 +175,7 @@ def test_delays_are_measured_as_staleness() -> None:
 def test_a_killed_worker_returns_where_its_last_push_was() -> None:
     """The gate waits for a dead worker until its lease ends; its next incarnation continues with
     the push after the last one that was applied, and none is lost or applied twice."""
-    kills = (Kill(at_s=20.0, worker=2, back_s=30.0), Kill(at_s=80.0, worker=4))
+    kills = (WorkerKill(at_s=20.0, worker=2, back_s=30.0), WorkerKill(at_s=80.0, worker=4))
     course, _ = trained(job("ssp", 3, kill=kills, lease_s=25.0), 600)
     rows = course.records
     back = rows[rows["worker"] == b"worker-2"]
@@ -229,8 +229,8 @@ def test_a_target_that_is_missed_is_none() -> None:
         (ClusterModel, {"links": {"worker-1": "rtt=1parsec"}}, "links: worker-1: .*link"),
         (ClusterModel, {"links": {"worker-9": "rtt=1s"}}, "links: expected .* got 'worker-9'"),
         (ClusterModel, {"joins": {"worker-1": -1.0}}, "joins: worker-1: expected 0 or more"),
-        (ClusterModel, {"kill": (Kill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
-        (Kill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
+        (ClusterModel, {"kill": (WorkerKill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
+        (WorkerKill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
         (ClusterModel, {"delays": -1}, "delays"),
         (StepTimes, {"slow_share": 2.0}, "slow_share"),
         (StepTimes, {"cv": -1.0}, "cv"),
