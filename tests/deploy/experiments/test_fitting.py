@@ -62,7 +62,7 @@ def test_one_size_has_a_round_trip_only(
 
 
 def test_records_that_do_not_suffice_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected 10 records of each worker .*, got 4"):
+    with pytest.raises(BadInput, match=r"expected 10 records of each worker .*, got 4"):
         fit_run(recorded(tmp_path, pushes=4))
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"time": np.zeros(3)}), other)
