@@ -11,7 +11,7 @@ and a task that fails is retried alone.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,19 @@ from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout
 from worker import spark
+from worker.callbacks import (
+    Callback,
+    Parameters,
+    WatchedRun,
+    check_callbacks,
+    settings_of,
+    watching,
+)
 from worker.context import FunctionTask, Train
 from worker.data.source import Source
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
-from worker.job_runner import Observer, Outcome, check_frame, run_job
+from worker.job_runner import Outcome, check_frame, run_job
 from worker.model import Batch
 from worker.option_fields import option
 from worker.options import (
@@ -93,7 +101,9 @@ class RunOptions(FunctionOptions):
     resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
     snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
     logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
-    observer: Observer | None = None
+    callbacks: Sequence[Callback] = option(
+        "What watches the run, in order.", default=(), check=check_callbacks
+    )
 
     @classmethod
     def named(cls, name: str) -> str:
@@ -105,7 +115,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
     `params` are the trained parameters, in the structure that was given; of several `tables`, a
     dict by their names. `evaluations` are the results of the tests, in order, that of the final
-    parameters last.
+    parameters last; `worker.KeepBest` has `params` be those of the best test.
     """
 
     params: Any
@@ -134,8 +144,9 @@ def run(
 
     Each partition is one worker, unless `workers` gives the number to deal the rows to (required
     over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
-    is a function of the parameters, or a `worker.Evaluate`. `max_iter` ends `ctx.batches` after
-    that many steps of a worker. The other options have the names, values and defaults of `downpour
+    is a function of the parameters, or a `worker.Evaluate`. `callbacks` watch the run, as
+    `worker.EarlyStop` and `worker.TensorBoard`. `max_iter` ends `ctx.batches` after that many steps
+    of a worker. The other options have the names, values and defaults of `downpour
     train` (docs/reference/cli.md); `ctx.loop` follows the strategy, and a loop with `ctx.worker` of
     one's own is plain Downpour.
 
@@ -144,6 +155,8 @@ def run(
     caller can fix, GiveUp when a worker or a shard fails for good.
     """
     arguments.function("run: train", train, "a function of args and ctx")
+    if "observer" in options:
+        raise BadInput("run: observer is now callbacks=[...], of subclasses of worker.Callback")
     chosen = RunOptions(**options)
     tables = tables_of(chosen.params)
     evaluate = _evaluate(chosen.evaluate)
@@ -151,30 +164,35 @@ def run(
     df, source = read("run: data", data, chosen.workers, chosen.skip_images)
     workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
     views = views_of(tables)
-    outcome = run_job(
-        df,
-        function_job(train, args, tables, chosen, workers),
-        weights=first_values(tables),
-        resume=chosen.resume,
-        snapshots=chosen.snapshots,
-        logs=chosen.logs,
-        evaluation=None if evaluate is None else _plan(evaluate, views),
-        observer=chosen.observer,
-        even=chosen.workers is not None,
-        source=source,
-    )
-    params = views.build_all(outcome.weights)
-    evaluations = list(outcome.evaluations)
-    if evaluate is not None and not outcome.interrupted:
-        status = outcome.statuses[0]
-        evaluations.append(
-            Evaluation(
-                status.steps // workers, status.samples, outcome.seconds, evaluate.figures(params)
-            )
+
+    def parameters(weights: Floats) -> Parameters:
+        return Parameters(
+            weights,
+            views.build_all,
+            lambda path, arena: write_parameters(path, tables, views.build_all(arena)),
         )
-        if chosen.observer is not None:
-            chosen.observer.evaluated(evaluations[-1])
-    return RunResult(params, outcome, tuple(evaluations), tables)
+
+    run = WatchedRun(workers, settings_of(chosen, args), tests=evaluate is not None)
+    with watching(chosen.callbacks, run, parameters) as watch:
+        outcome = run_job(
+            df,
+            function_job(train, args, tables, chosen, workers),
+            weights=first_values(tables),
+            resume=chosen.resume,
+            snapshots=chosen.snapshots,
+            logs=chosen.logs,
+            evaluation=None if evaluate is None else _plan(evaluate, views),
+            observer=watch if chosen.callbacks else None,
+            even=chosen.workers is not None,
+            source=source,
+        )
+        last = []
+        if evaluate is not None and not outcome.interrupted:
+            last = [
+                outcome.last_evaluation(workers, evaluate.figures(views.build_all(outcome.weights)))
+            ]
+        found = watch.finish(outcome.weights, last)
+    return RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
 
 
 def read(
