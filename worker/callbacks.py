@@ -160,7 +160,8 @@ class _ByMetric(Callback):
         if not run.tests:
             raise BadInput(
                 f"{type(self).__name__}: expected a run whose weights are tested while it trains,"
-                " got one without: give worker.run `evaluate`, worker.Caffe `test_data`"
+                " got one without: give worker.run `evaluate`,"
+                " worker.Caffe `test_data`, an estimator `validationIndicatorCol`"
             )
         self.best = None
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import ps
 from ps import paths
 from ps.jobs import views_of
+from ps.logs import logger
 from ps.snapshots.object_store import open_store
 from ps.table_views import TableViews
 from ps.tables import tables_of
@@ -55,12 +56,14 @@ from worker.options import (
     SnapshotPolicy,
     TrainOptions,
 )
-from worker.parameters_file import write_parameters
+from worker.parameters_file import read_parameters, write_parameters
 from worker.sources import open_source
 from worker.training_loop import Plan
 
 Floats = NDArray[np.float32]
 Figures = dict[str, float]
+
+_LOG = logger("worker", worker="driver")
 
 _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
 """The ends of the names of files that Spark reads, and the format."""
@@ -98,6 +101,7 @@ class RunOptions(FunctionOptions):
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
+    weights: str | Path | None = option("What to start from.", default=None, check=paths.place)
     resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
     snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
     logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
@@ -108,6 +112,11 @@ class RunOptions(FunctionOptions):
     @classmethod
     def named(cls, name: str) -> str:
         return f"run: {name}"
+
+    def check(self) -> None:
+        super().check()
+        if self.weights is not None and self.resume is not None:
+            raise BadInput("run: weights: expected these or a snapshot to resume, got both")
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -139,8 +148,9 @@ def run(
     present Spark session reads; or any other path that `worker.open_source` takes, such as a folder
     of images, of which each worker reads its part. `params` are the parameters to train, which are
     also their first values: a dict, a pytree, a `state_dict`, a `ps.Dense` with its rule, rate and
-    decay, or a `ps.Tables` of several. The function and `args` are sent to the tasks as Spark sends
-    any function, so they may not hold what does not pickle.
+    decay, or a `ps.Tables` of several. `weights`, a .safetensors file at a path or URI, replaces
+    the first values of the arrays that it has by name, for fine-tuning. The function and `args` are
+    sent to the tasks as Spark sends any function, so they may not hold what does not pickle.
 
     Each partition is one worker, unless `workers` gives the number to deal the rows to (required
     over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
@@ -165,6 +175,10 @@ def run(
     workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
     views = views_of(tables)
 
+    start = first_values(tables)
+    if chosen.weights is not None:
+        _LOG.info("%s", read_parameters(chosen.weights, tables, start))
+
     def parameters(weights: Floats) -> Parameters:
         return Parameters(
             weights,
@@ -177,7 +191,7 @@ def run(
         outcome = run_job(
             df,
             function_job(train, args, tables, chosen, workers),
-            weights=first_values(tables),
+            weights=None if chosen.resume is not None else start,
             resume=chosen.resume,
             snapshots=chosen.snapshots,
             logs=chosen.logs,
