@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,7 @@ def finish(
             summary,
             folder,
             observer.evaluations,
-            observer.evaluated,
+            partial(observer.evaluated, weights=outcome.weights),
             test=not outcome.interrupted,
             draw=not observer.updates.lost,
         )

@@ -57,7 +57,7 @@ class RunObserver:
         if statuses[0].workers:
             self._progress.update(statuses, records)
 
-    def evaluated(self, result: Evaluation) -> None:
+    def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
         self._progress.evaluated(result)
         with self._survives_loss():
             self.evaluations.add(result)

@@ -345,7 +345,8 @@ def _section(name: str, value: Any) -> str:
     elif isinstance(value, ModuleType):
         parts.append(_prose(value.__doc__))
     elif callable(value):
-        if not getattr(value, "_is_protocol", False):
+        own_init = getattr(value, "__init__", None) is not object.__init__
+        if own_init and not getattr(value, "_is_protocol", False):
             parts.append(signature(name, value))
         parts.append(_prose(inspect.getdoc(value)))
     elif isinstance(value, dict):
