@@ -94,10 +94,16 @@ function bars(where, rows) {
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("aria-hidden", "true");
     if (row.slow) svg.classList.add("slow");
-    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    rect.setAttribute("height", "10");
-    rect.setAttribute("width", String(100 * row.value / most));
-    svg.append(rect);
+    let x = 0;
+    for (const [n, value] of (row.parts ?? [row.value]).entries()) {
+      const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      if (row.parts) rect.classList.add(PARTS[n]);
+      rect.setAttribute("height", "10");
+      rect.setAttribute("x", String(x));
+      rect.setAttribute("width", String(100 * value / most));
+      x += 100 * value / most;
+      svg.append(rect);
+    }
     return [element("span", row.name), svg, element("span", row.text, { class: "n" })];
   }));
 }
@@ -139,16 +145,26 @@ function showWorkers(reading, now) {
   const share = total ? Math.round(100 * holds[0][1] / total) : 0;
   advice.hidden = !(total >= 10 && share >= 50 && now.workers.length > 2);
   if (!advice.hidden) advice.textContent = `▲ ${holds[0][0]} holds the gate: ${share} % of all waits seen. Give it less data, a faster machine, or raise the bound.`;
-  const elapsed = now.elapsed_s;
-  bars("#time", Object.entries(reading.waits_s).slice(0, 32).map(([name, seconds]) => ({ name, value: seconds, text: `${figure(seconds, 3)} s at the gate` })));
-  const waits = Object.values(reading.waits_s).reduce((sum, value) => sum + value, 0);
-  const workers = Math.max(1, Object.keys(reading.waits_s).length);
-  say("#time", `Workers spent ${figure(100 * waits / workers / Math.max(elapsed, 1), 3)} % of this attempt waiting at the gate. The rest is starting, data, gradients and network; summary.json splits it at the end.`);
+  showTimes(Object.entries(reading.times_s));
+}
+
+const PARTS = ["compute", "data", "wait", "network"];
+function showTimes(workers) {
+  const sums = PARTS.map((part) => workers.reduce((sum, [, times]) => sum + times[part], 0));
+  const all = Math.max(sums.reduce((sum, value) => sum + value, 0), 1e-9);
+  const share = (value, whole) => `${Math.round(100 * value / whole)} %`;
+  say("#time", workers.length ? `Of their time between pushes, the workers spent ${share(sums[0], all)} computing, ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network.` : "No push yet.");
+  const total = (times) => PARTS.reduce((sum, part) => sum + times[part], 0);
+  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > 32 ? 5 : 32);
+  bars("#time", shown.map(([name, times]) => ({
+    name, value: total(times), parts: PARTS.map((part) => times[part]),
+    text: PARTS.map((part) => share(times[part], Math.max(total(times), 1e-9))).join(" / "),
+  })));
 }
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms each, busy ${figure(100 * (shard.busy ?? 0), 2)} %, queue ${shard.queue}, ${shard.waiting} parked, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
   const versions = now.shards.map((shard) => shard.version);
   say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}.`);
 }
