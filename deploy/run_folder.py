@@ -39,8 +39,8 @@ FILES = {
     SUMMARY: "The results: accuracy, samples, updates, staleness, the largest clock gap, how the"
     " workers spent their time.",
     UPDATES: "A folder of parts with one row for each update and shard: which worker pushed, how"
-    " stale the gradient was, the loss, the clock gap, how the worker spent its time. Readable while"
-    " the run trains.",
+    " stale the gradient was, the loss, the clock gap, how the worker spent its time. Readable"
+    " while the run trains.",
     EVALUATIONS: "One row for each test of the weights: iteration, accuracy, loss.",
     LOSS_PLOT: "The loss over samples and over time, a point for each update.",
     STALENESS_PLOT: "The staleness of the updates, and the clock gap over time.",
@@ -163,9 +163,7 @@ class RunFolder:
         from deploy.updates import UpdatesWriter  # the service reads folders without Arrow
 
         self._begun = True
-        return UpdatesWriter(
-            self.updates, job=job, seed=seed, restored=restored, part_s=part_s
-        )
+        return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored, part_s=part_s)
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
         """After a resharding, write the new settings for `--resume` and the shards' addresses."""

@@ -5,6 +5,7 @@ it has 4,000 points, every second point is dropped and the interval doubles, so 
 needs the same space, and its whole course can be drawn at any time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerTimes(msgspec.Struct):
-    """Where a worker's time went, in seconds, as its pushes say; what is missing is its own loop."""
+    """Where a worker's time went, in seconds, as its pushes say; the rest is its own loop."""
 
     compute: float = 0.0
     data: float = 0.0
@@ -53,7 +54,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     `staleness[n]` counts the updates with staleness n; the last entry counts all from there on.
     `times_s` are the times of each worker, `holds` how often each worker was the slowest while
-    others waited.
+    others waited; `diverged` is whether the loss is not finite, which JSON cannot say.
     """
 
     time: float
@@ -63,6 +64,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     staleness: list[int]
     times_s: dict[str, WorkerTimes]
     holds: dict[str, int]
+    diverged: bool = False
 
 
 class FigureTally:
@@ -122,6 +124,7 @@ class FigureTally:
             staleness=np.trim_zeros(self._staleness, "b").tolist(),
             times_s=dict(self._times),
             holds=dict(self._holds),
+            diverged=readings.loss is not None and not math.isfinite(readings.loss),
         )
 
     def _add_times(self, rows: Rows) -> None:

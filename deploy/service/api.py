@@ -14,13 +14,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.runner import job_folder
-from deploy.runner.readings import SeriesPoint, read_newest, read_series
+from deploy.runner.readings import SeriesPoint, read_newest
 from deploy.service import stream
+from deploy.service.checkpoints import checkpoints
+from deploy.service.comparison import curve
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.submissions import Cloning, Submissions, Submitted
-from deploy.service.supervisor import Supervisor, checkpoints, delete_folder, evaluations
+from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.settings import TrainSettings
 
 MOST_LOG_BYTES = 16 << 20
@@ -267,11 +269,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
                 expected = ", ".join(SeriesPoint.__struct_fields__)
                 detail = f"names: expected {expected}, got {name[:80]}"
                 raise Problem(422, "bad_input", detail, field="names", got=name[:80])
-        found = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
-        found = found[:: max(1, -(-len(found) // points))]
-        start = found[0].time - found[0].seconds if found else 0.0
-        across = [each.time - start if x == "seconds" else getattr(each, x) for each in found]
-        columns = {name: [getattr(each, name) for each in found] for name in wanted}
+        across, columns = curve(store, row, wanted, x, points)
         if form == "csv":
             return _as_csv(x, across, columns)
         tests = evaluations(TrainSettings.of_plain(row.settings))

@@ -29,6 +29,7 @@ from shards.errors import DownpourError, GiveUp
 JOBS = "jobs"
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
+_HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     updated: float
     head: dict[str, Any]
+    alerts: list[str] = []
+    pinned: list[str] = []
     settings: dict[str, Any] = {}
 
 
@@ -99,6 +102,8 @@ _FRESH: dict[str, Any] = {
     "snapshot": None,
     "events_read": 0,
     "head": {},
+    "alerts": [],
+    "pinned": [],
 }
 
 
@@ -122,8 +127,11 @@ class JobStore:
         """An id. Ids sort by time."""
         return f"{int(time.time() * 1000):011x}{secrets.token_hex(3)}"
 
-    def create(self, submission: Submission, settings: TrainSettings) -> JobRow:
-        """Store a new job. When this returns, the job survives the loss of this process."""
+    def create(self, submission: Submission, settings: TrainSettings, **columns: Any) -> JobRow:
+        """Store a new job. When this returns, the job survives the loss of this process.
+
+        `columns` of its row differ from those of a job that waits in the queue.
+        """
         folder = self.folder(submission.id)
         with self._lock:
             folder.mkdir(mode=0o700)
@@ -132,7 +140,7 @@ class JobStore:
             content = checked_json.encode(settings.plain())
             write_whole(folder / job_folder.SETTINGS, content, private=True)
             job_folder.save(folder / job_folder.JOB, submission)
-            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED})
+            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
             self._index(folder)
         self._changed()
         return self.get(submission.id)
@@ -252,6 +260,13 @@ class JobStore:
             entry = self._record(seen.id, seen.attempt, kind, data)
         self._changed()
         return entry
+
+    def write_settings(self, row: JobRow) -> None:
+        """Bring `settings.json` up to the row, which a user may have changed since."""
+        path = self.folder(row.id) / job_folder.SETTINGS
+        content = checked_json.encode(row.settings)
+        if TrainSettings.load(path).plain() != row.settings:
+            write_whole(path, content, private=True)
 
     def ingest(self, seen: JobRow, entries: Iterable[Entry]) -> None:
         """Add a runner's events; those that are already there are left out."""
@@ -380,8 +395,7 @@ class JobStore:
                 table = tables.attempt
                 which = (table.c.job == job, table.c.number == entry.attempt)
                 connection.execute(sa.update(table).where(*which).values(**end))
-            hidden = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled"}
-            shown = {name: value for name, value in entry.data.items() if name not in hidden}
+            shown = {name: value for name, value in entry.data.items() if name not in _HIDDEN}
             _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
             _update(connection, job, {**columns, "updated": entry.time})
 

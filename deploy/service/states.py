@@ -37,6 +37,8 @@ class Verb(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     SNAPSHOT = "snapshot"
+    RESHARD = "reshard"
+    SET = "set"
     CLONE = "clone"
 
 
@@ -69,6 +71,9 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.STOPPING: TERMINAL,
     **dict.fromkeys(TERMINAL, frozenset[JobState]()),
 }
+
+_BETWEEN = frozenset({JobState.QUEUED, JobState.PAUSED, JobState.RECOVERING})
+"""States in which a job has no attempt, and will have another one."""
 
 _ON_EVENT = {
     (JobState.CHECKING, "starting"): JobState.STARTING,
@@ -118,8 +123,10 @@ def states_for(verb: Verb) -> list[JobState]:
     """The states in which a verb applies, in the order of the table."""
     if verb is Verb.CLONE:
         return list(JobState)
-    if verb is Verb.SNAPSHOT:
+    if verb in {Verb.SNAPSHOT, Verb.RESHARD}:
         return [state for state in JobState if state in TRAINING]
+    if verb is Verb.SET:
+        return [state for state in JobState if state in TRAINING | _BETWEEN]
     return [state for state in JobState if state in _ON_VERB[verb]]
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from shards.errors import BadInput
 
 DATABASE = "service.db"
-REVISION = "0001"
+REVISION = "0003_upkeep"
 """The newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -43,6 +43,8 @@ job = sa.Table(
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("updated", sa.Float, nullable=False),
     sa.Column("head", sa.JSON, nullable=False),
+    sa.Column("alerts", sa.JSON, nullable=False),
+    sa.Column("pinned", sa.JSON, nullable=False),
 )
 sa.Index("job_by_state", job.c.state, job.c.id)
 sa.Index("job_by_project", job.c.project, job.c.id)
@@ -83,6 +85,23 @@ idempotency = sa.Table(
     sa.Column("body", sa.String, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
     sa.Column("answer", sa.JSON, nullable=False),
+    sa.Column("created", sa.Float, nullable=False),
+)
+
+
+webhook = sa.Table(
+    "webhook",
+    metadata,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("url", sa.String, nullable=False),
+    sa.Column("secret", sa.String, nullable=False),
+    sa.Column("project", sa.String),
+    sa.Column("sent", sa.Integer, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("not_before", sa.Float, nullable=False),
+    sa.Column("delivered", sa.Integer, nullable=False),
+    sa.Column("given_up", sa.Integer, nullable=False),
+    sa.Column("last", sa.String, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
 )
 
