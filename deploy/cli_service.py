@@ -6,7 +6,7 @@ only by the commands that need them.
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +72,29 @@ def serve(
             min=0.1, max=300.0, help="Seconds before the first retry; doubled for each further one."
         ),
     ] = 5.0,
+    experiments: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder with the folders of `downpour exp`.",
+            show_default="experiments in the home",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A limit: free-mb=512, upload-gb=20; and what `service gc` keeps: updates-days=30,"
+            " logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    webhook_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host that webhooks may name, or *.DOMAIN; private:HOST if its address need not"
+            " be public. Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Run the training service: a REST interface, a page in the browser, a queue of jobs.
 
@@ -81,9 +104,17 @@ def serve(
     with _installed():
         from deploy.service import server
         from deploy.service.app import ServeOptions
+        from deploy.service.retention import ServiceLimits
+        from deploy.service.webhooks import Hosts
     home = server.home()
     choice = ServeOptions(
-        home=home, slots=slots or DEFAULT_SLOTS, roots=tuple(root or ()), retry_s=retry_s
+        home=home,
+        slots=slots or DEFAULT_SLOTS,
+        roots=tuple(root or ()),
+        retry_s=retry_s,
+        experiments=experiments.absolute() if experiments is not None else None,
+        limits=ServiceLimits.of_words(limit or ()),
+        webhook_hosts=Hosts(tuple(webhook_host or ())),
     )
     server.serve(choice, host, port, typer.echo)
 
@@ -100,6 +131,7 @@ def run_attempt(
 def submit(**given: Any) -> None:
     """Submit a job to the service, with the options of `downpour train`."""
     server, as_json, key = (given.pop(name) for name in ("server", "as_json", "key"))
+    upload = given.pop("upload")
     solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
     request = {name: given.pop(name) for name in ("name", "project", "priority", "resume")}
     settings = _settings_of(file) if file is not None else {}
@@ -113,6 +145,10 @@ def submit(**given: Any) -> None:
     body = {name: value for name, value in request.items() if value is not None}
     body |= {"settings": _portable(settings), "labels": _labels(labels or [])}
     with _client(server) as client:
+        if upload or not client.is_local:
+            body["settings"] |= client.uploaded(
+                body["settings"], lambda text: typer.echo(text, err=True)
+            )
         found = client.post("/jobs", body, key)
     _show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
 
@@ -153,6 +189,19 @@ declare(
         ),
         inspect.Parameter(
             "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        ),
+        inspect.Parameter(
+            "upload",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[
+                bool,
+                typer.Option(
+                    "--upload",
+                    help="Send solver, nets and data to the service, as to one elsewhere.",
+                    rich_help_panel=_PANEL,
+                ),
+            ],
         ),
         *train_parameters(),
     ],
@@ -286,12 +335,7 @@ def clone(
     as_json: AsJson = False,
 ) -> None:
     """Submit a copy of a job, with other options, perhaps from one of its checkpoints."""
-    changes: dict[str, Any] = {}
-    for each in change or []:
-        option, separator, text = each.partition("=")
-        if not separator:
-            raise BadInput(f"--set: expected NAME=VALUE, got {each}")
-        changes[option.replace("-", "_")] = _value(text)
+    changes = changes_of("--set", change or [])
     body = {"settings": changes, "name": name, "snapshot": snapshot}
     _ask(job, "clone", server, as_json, {n: v for n, v in body.items() if v is not None})
 
@@ -390,6 +434,17 @@ def _portable(settings: dict[str, Any]) -> dict[str, Any]:
         found["snapshots"] = str(Path(place).absolute())
     plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
     return plain
+
+
+def changes_of(what: str, words: Iterable[str]) -> dict[str, Any]:
+    """The options in words such as staleness=8, by name; `what` is for errors."""
+    changes = {}
+    for each in words:
+        option, separator, text = each.partition("=")
+        if not separator:
+            raise BadInput(f"{what}: expected NAME=VALUE, got {each}")
+        changes[option.replace("-", "_")] = _value(text)
+    return changes
 
 
 def _labels(labels: list[str]) -> dict[str, str]:

@@ -59,7 +59,9 @@ class LoopbackGuard:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS.items()]
+                own = {name for name, _ in message["headers"]}
+                more = [each for each in _HEADERS.items() if each[0] not in own]
+                message["headers"] = [*message["headers"], *more]
             await send(message)
 
         problem = _refusal(scope["method"], Headers(scope=scope))

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint, read_newest
 from deploy.service import stream
-from deploy.service.checkpoints import checkpoints
 from deploy.service.comparison import curve
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
@@ -56,6 +55,22 @@ class Cancellation(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["drain", "now"] = "drain"
+
+
+class Resharding(BaseModel):
+    """The body of `:reshard`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    shards: int = Field(ge=1, le=1024)
+
+
+class Changes(BaseModel):
+    """The body of `:set`: options of `downpour train` that change, by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    settings: dict[str, Any] = Field(min_length=1)
 
 
 class Services(msgspec.Struct, frozen=True):
@@ -208,6 +223,21 @@ def _add_verbs(router: APIRouter, services: Services) -> None:
         """Take a snapshot. The event `answer` with the wish's id says which, or why not."""
         return ask(job, Verb.SNAPSHOT, key)
 
+    @router.post("/jobs/{job}:reshard", status_code=202)
+    def reshard(job: JobId, body: Resharding, key: Key = None) -> Response:
+        """Move a job that trains to another number of shards; the event `answer` says how it went.
+
+        It keeps that number in later attempts.
+        """
+        return ask(job, Verb.RESHARD, key, shards=body.shards)
+
+    @router.post("/jobs/{job}:set", status_code=202)
+    def change_settings(job: JobId, body: Changes, key: Key = None) -> Response:
+        """Change options of a job. One that trains continues with them from a snapshot."""
+        row = find(store, job)
+        settings = services.admission.changed(row, body.settings)
+        return ask(job, Verb.SET, key, settings=settings, changes=body.settings)
+
     @router.post("/jobs/{job}:clone", status_code=202)
     def clone(
         job: JobId,
@@ -240,12 +270,6 @@ def _add_details(router: APIRouter, services: Services) -> None:
     ) -> dict[str, Any]:
         """The events with an id above `after`, in order."""
         return {"events": store.events([find(store, job).id], after, limit)}
-
-    @router.get("/jobs/{job}/checkpoints")
-    def list_checkpoints(job: JobId) -> dict[str, Any]:
-        """The complete snapshots of the run, the oldest first."""
-        settings = TrainSettings.of_plain(find(store, job).settings)
-        return {"checkpoints": checkpoints(settings)}
 
     @router.get("/jobs/{job}/reading")
     def reading(job: JobId) -> dict[str, Any]:

@@ -4,9 +4,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from deploy.service import sending
+from deploy.service.access import is_loopback
+from deploy.service.artefacts import sha256_of
 from deploy.service.states import TERMINAL, JobState
 from shards.errors import BadInput, GiveUp
 
@@ -67,6 +71,45 @@ class ServiceClient:
         headers = {"Idempotency-Key": key} if key is not None else {}
         found: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
         return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is on this machine, and can read its files."""
+        return is_loopback(urlsplit(self._url).hostname or "")
+
+    def uploaded(self, settings: dict[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
+        """Send the files that settings name; returns these settings as the service has them."""
+        return sending.upload(self, settings, note)
+
+    def send_chunk(self, upload: str, path: str, offset: int, chunk: bytes) -> None:
+        """Send a part of a file. A chunk that has arrived although its answer was lost is fine."""
+        try:
+            self.call(
+                "PUT", f"/uploads/{upload}/files", patience_s=PATIENCE_S, content=chunk,
+                params={"path": path, "offset": offset},
+            )  # fmt: skip
+        except BadInput:
+            files = self.get(f"/uploads/{upload}")["files"]
+            (found,) = [file for file in files if file["path"] == path]
+            if found["received"] != offset + len(chunk):
+                raise
+
+    def download(
+        self, path: str, target: Path, sha256: str | None = None, **parameters: Any
+    ) -> int:
+        """Write the content of a GET to a new file; returns its bytes.
+
+        Raises GiveUp if it does not have the digest that is expected.
+        """
+        with self._http.stream("GET", path, params=parameters) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise _refusal(answer)
+            with target.open("xb") as file:
+                size = sum(file.write(chunk) for chunk in answer.iter_bytes())
+        if sha256 is not None and sha256_of(target) != sha256:
+            raise GiveUp(f"{target}: expected the SHA-256 {sha256}, got another; download it again")
+        return size
 
     def wait(self, job: str, timeout_s: float | None = None) -> dict[str, Any]:
         """The job once it is in a terminal state; raises GiveUp after `timeout_s` seconds."""

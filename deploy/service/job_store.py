@@ -163,6 +163,15 @@ class JobStore:
             ).first()
         return _row(row) if row is not None else None
 
+    def with_run(self, run: Path) -> str | None:
+        """The id of the job whose run folder this is; None if there is none."""
+        out = tables.job.c.settings["out"].as_string()
+        with self._engine.connect() as connection:
+            found: str | None = connection.execute(
+                sa.select(tables.job.c.id).where(out == str(run)).limit(1)
+            ).scalar()
+        return found
+
     def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
         table = tables.job

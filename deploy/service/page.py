@@ -14,10 +14,16 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from deploy.disk_space import free_bytes
+from deploy.service.alerts import ALERTS
 from deploy.service.api import find
+from deploy.service.comparison import MOST_JOBS, compare
+from deploy.service.experiments import experiments
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
 from deploy.service.states import JobState, Verb, states_for
+from deploy.service.supervisor import Supervisor
+from ps import __version__
 
 _HERE = Path(__file__).parent
 _STATIC = {path.name: path for path in sorted((_HERE / "static").iterdir())}
@@ -30,8 +36,8 @@ _SHAPES = {
 _PER_PAGE = 50
 
 
-def routes(store: JobStore) -> APIRouter:
-    """The routes of the page."""
+def routes(store: JobStore, supervisor: Supervisor, folder: Path) -> APIRouter:
+    """The routes of the page; `folder` holds the experiments."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     render = _renderer()
 
@@ -63,6 +69,33 @@ def routes(store: JobStore) -> APIRouter:
         row = find(store, job)
         verbs = {verb.value: states_for(verb) for verb in Verb}
         return render("job.html", job=row, verbs=verbs, last_event=store.last_event())
+
+    @router.get("/compare")
+    def compare_jobs(jobs: Annotated[list[str], Query(max_length=MOST_JOBS)] = []) -> str:  # noqa: B006
+        """Jobs next to each other."""
+        ids = list(dict.fromkeys(job for each in jobs for job in each.split(",") if job))
+        rows = [find(store, job) for job in ids[:MOST_JOBS]]
+        return render("compare.html", found=compare(store, rows, "loss", "updates", 2))
+
+    @router.get("/experiments")
+    def show_experiments() -> str:
+        """The experiments with their reports."""
+        return render("experiments.html", found=experiments(folder), folder=folder)
+
+    @router.get("/service")
+    def service() -> str:
+        """The service itself."""
+        return render(
+            "service.html",
+            version=__version__,
+            home=store.folder("").parent,
+            slots=supervisor.slots,
+            held=store.slots_held(),
+            halted=supervisor.halted,
+            free=free_bytes(store.folder("")),
+            counts=store.counts(),
+            alerts=ALERTS,
+        )
 
     @router.get("/static/{name}")
     def static(name: str) -> Response:

@@ -6,12 +6,13 @@ service's home. Records of jobs stay for ever.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from deploy.evaluations import read_evaluations
 from deploy.run_folder import EVALUATIONS, SNAPSHOTS, UPDATES
@@ -23,15 +24,35 @@ from deploy.service.uploads import UPLOADS
 from shards.errors import BadInput, DownpourError
 
 _DAY_S = 86400.0
+_Amount = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long files are kept after the end of a job, and how many checkpoints."""
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Disk space that is kept free, the size of an upload, and how long files are kept.
 
-    updates_days: float = 30.0
-    logs_days: float = 90.0
-    checkpoints: int = 3
-    uploads_days: float = 30.0
+    Days count from the end of a job; `checkpoints` is the number of the newest ones that are kept.
+    """
+
+    free_mb: Annotated[int, Meta(ge=0)] = 512
+    upload_gb: _Amount = 20.0
+    updates_days: _Amount = 30.0
+    logs_days: _Amount = 90.0
+    checkpoints: Annotated[int, Meta(ge=0)] = 3
+    uploads_days: _Amount = 30.0
+
+    @staticmethod
+    def of_words(words: Iterable[str]) -> "ServiceLimits":
+        """The limits that words such as `logs-days=30` change; raises BadInput."""
+        changes = {}
+        for word in words:
+            name, _, changes[name] = word.replace("-", "_").partition("=")
+            if name not in ServiceLimits.__struct_fields__:
+                names = ", ".join(ServiceLimits.__struct_fields__).replace("_", "-")
+                raise BadInput(f"--limit: expected one of {names}; got {word[:80]}")
+        try:
+            return msgspec.convert(changes, ServiceLimits, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"--limit: {error}") from None
 
 
 class Removal(msgspec.Struct, frozen=True):
@@ -43,7 +64,7 @@ class Removal(msgspec.Struct, frozen=True):
     job: str = ""
 
 
-def plan(store: JobStore, home: Path, keep: Retention, now: float) -> list[Removal]:
+def plan(store: JobStore, home: Path, keep: ServiceLimits, now: float) -> list[Removal]:
     """What may be deleted now, the oldest jobs first."""
     rows = _all(store)
     origins = {origin for row in rows if (origin := _origin(store, row)) is not None}
@@ -101,7 +122,7 @@ def _origin(store: JobStore, row: JobRow) -> str | None:
 
 
 def _of_job(
-    folder: Path, row: JobRow, keep: Retention, now: float, origins: set[str]
+    folder: Path, row: JobRow, keep: ServiceLimits, now: float, origins: set[str]
 ) -> Iterator[Removal]:
     days, run = (now - row.updated) / _DAY_S, Path(row.settings["out"])
     own = run.is_relative_to(folder)  # a run folder elsewhere is its owner's
@@ -116,7 +137,11 @@ def _of_job(
     if own and row.settings.get("snapshots") is None:
         numbers = [path.name for path in (run / SNAPSHOTS).glob("*") if path.name.isdecimal()]
         numbers.sort(key=int)
-        kept = {*numbers[max(0, len(numbers) - keep.checkpoints) :], *row.pinned, *_best(row)}
+        kept = {
+            *numbers[max(0, len(numbers) - keep.checkpoints) :],
+            *row.pinned,
+            *_best(row, numbers),
+        }
         kept |= {name for name in numbers if f"{run}@{name}" in origins}
         for name in numbers:
             if name not in kept:
@@ -124,8 +149,8 @@ def _of_job(
                 yield _removal(run / SNAPSHOTS / name, why, row.id)
 
 
-def _best(row: JobRow) -> set[str]:
-    """The number of the test with the highest accuracy, or else with the least loss."""
+def _best(row: JobRow, numbers: list[str]) -> set[str]:
+    """The checkpoint next to the test with the highest accuracy, or else with the least loss."""
     try:
         tests = read_evaluations(Path(row.settings["out"]) / EVALUATIONS)
     except (DownpourError, OSError):
@@ -137,10 +162,13 @@ def _best(row: JobRow) -> set[str]:
             ranked.append((accuracy, test.iteration))
         elif (loss := figures.get("loss")) is not None:
             ranked.append((-loss, test.iteration))
-    return {str(max(ranked)[1])} if ranked else set()
+    if not (ranked and numbers):
+        return set()
+    best = max(ranked)[1]
+    return {min(numbers, key=lambda name: abs(int(name) - best))}
 
 
-def _uploads(home: Path, rows: list[JobRow], keep: Retention, now: float) -> Iterator[Removal]:
+def _uploads(home: Path, rows: list[JobRow], keep: ServiceLimits, now: float) -> Iterator[Removal]:
     used = {str(value) for row in rows for value in row.settings.values()}
     for folder in sorted((home / UPLOADS).glob("*")):
         named = any(value.startswith(f"{folder}/") for value in used)

@@ -1,15 +1,21 @@
 """Checks what a user submits, as far as that can be known without reading data."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deploy.run_folder import SETTINGS, SUMMARY, writer_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
+from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore
+from deploy.service.states import JobState
+from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import origin_of
 from ps.snapshots.object_store import without_secrets
@@ -21,6 +27,15 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _MOST_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
 _PATHS = (*_INPUTS, "out", "logs")
+CHANGEABLE = frozenset(
+    {
+        "staleness", "strategy", "on_stale", "n_push", "n_fetch", "max_iter", "prefetch",
+        "compress", "compress_pull", "snapshot_every", "snapshot_aligned", "snapshot_keep",
+        "snapshot_keep_for", "lease_s", "updates_every_s",
+    }
+)  # fmt: skip
+"""Options that `:set` may change: the others decide what the job is, or what it holds."""
+_ADOPTION_S = 120.0
 
 
 class Submitted(BaseModel):
@@ -54,8 +69,11 @@ class Cloning(BaseModel):
 class Submissions:
     """Admits submissions. `roots` are the folders below which all paths must be; none: anywhere."""
 
-    def __init__(self, store: JobStore, *, slots: int, roots: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, store: JobStore, uploads: Uploads, *, slots: int, roots: Sequence[Path] = ()
+    ) -> None:
         self._store = store
+        self._uploads = uploads
         self._slots = slots
         self._roots = [root.resolve() for root in roots]
 
@@ -65,6 +83,9 @@ class Submissions:
             return earlier
         job = self._store.new_id()
         plain = dict(request.settings)
+        for name in _INPUTS:
+            if isinstance(plain.get(name), str):
+                plain[name] = self._uploads.resolved(plain[name])
         if "strategy" in plain and "staleness" not in plain:
             plain["staleness"] = strategy_named(plain["strategy"]).usual_bound
         if "solver" not in plain:
@@ -118,6 +139,51 @@ class Submissions:
             key,
         )
 
+    def changed(self, row: JobRow, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a job with these changes; raises BadInput for one that cannot change."""
+        for name in changes:
+            if name not in CHANGEABLE:
+                expected = ", ".join(sorted(CHANGEABLE))
+                raise BadInput(f"{name[:80]}: expected one of {expected}; got another option")
+        settings = TrainSettings.of_plain(row.settings | dict(changes))
+        return settings.plain()
+
+    def adopt(self, run: Path, name: str | None, project: str) -> JobRow:
+        """List a run that `downpour train` has made, and that no process writes now.
+
+        It is SUCCEEDED if it has a summary, PAUSED if it can be resumed, else CANCELLED.
+        """
+        self._within("run", run)
+        run = run.absolute()
+        if not (run / SETTINGS).is_file():
+            raise BadInput(f"run: expected a run folder, got {run}")
+        if writer_of(run) is not None:
+            raise BadInput(f"run: expected a run that has ended, got {run}, which is under way")
+        if (known := self._store.with_run(run)) is not None:
+            raise BadInput(f"run: expected a run without a job, got that of job {known}")
+        settings = TrainSettings.load(run / SETTINGS).replace(out=run)
+        found = checkpoints(settings)
+        state = JobState.CANCELLED
+        if (run / SUMMARY).is_file():
+            state = JobState.SUCCEEDED
+        elif found:
+            state = JobState.PAUSED
+        job = self._store.new_id()
+        submission = Submission(
+            id=job,
+            name=_name(name or run.name),
+            created=int(job[:11], 16) / 1000,
+            project=_named("project", project),
+        )
+        snapshot = found[-1]["name"] if found else None
+        reason = f"adopted from {run}"
+        row = self._store.create(
+            submission, settings, state=state, reason=reason, snapshot=snapshot, attempt=1
+        )
+        command = [sys.executable, "-m", "deploy.runner.adoption", str(self._store.folder(job))]
+        subprocess.run(command, capture_output=True, check=False, timeout=_ADOPTION_S)
+        return row
+
     def checked(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The changes of a job's name, labels and priority, checked; raises BadInput."""
         found = dict(changes)
@@ -150,7 +216,7 @@ class Submissions:
     def _within(self, what: str, path: Path) -> None:
         """Raise BadInput for a path outside the roots, symbolic links resolved."""
         target = path.resolve()
-        inside = [*self._roots, self._store.folder("").resolve()]
+        inside = [*self._roots, self._store.folder("").resolve(), self._uploads.folder.resolve()]
         if self._roots and not any(target.is_relative_to(root) for root in inside):
             roots = ", ".join(map(str, self._roots))
             raise BadInput(f"{what}: expected a path below {roots}, got {path}")

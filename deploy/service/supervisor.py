@@ -28,6 +28,7 @@ from deploy.service.alerts import RESERVE_BYTES, DiskWatch, Watch
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore, StateChanged
 from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
     TERMINAL,
@@ -371,6 +372,9 @@ def delete_folder(store: JobStore, row: JobRow) -> None:
     if row.state not in TERMINAL:
         states = ", ".join(state for state in JobState if state in TERMINAL)
         raise StateChanged(f"delete: expected {states}; {row.id} is {row.state}", row.state)
+    if needed := needed_by(store, row):
+        text = f"delete: expected no job that begins with a checkpoint of {row.id}, got {needed[0]}"
+        raise StateChanged(text, row.state)
     folder = store.folder(row.id)
     grave = folder.with_name(f".deleted-{folder.name}")
     folder.rename(grave)

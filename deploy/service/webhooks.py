@@ -36,17 +36,17 @@ MOST_TRIES = 8
 FIRST_RETRY_S = 5.0
 _TIMEOUT_S = 10.0
 _BATCH = 100
+_PRIVATE = "private:"
 _NOTABLE = {*TERMINAL, JobState.RECOVERING, JobState.PAUSED, JobState.DEGRADED}
 
 
 class Hosts(msgspec.Struct, frozen=True):
     """The hosts that webhooks may name, as patterns such as `*.example.org`.
 
-    `private`: addresses that are not public are allowed as well.
+    The addresses of `private:HOST` need not be public.
     """
 
     patterns: Sequence[str] = ()
-    private: bool = False
 
     def check(self, url: str) -> None:
         """Raise BadInput for a URL that is not allowed."""
@@ -54,7 +54,7 @@ class Hosts(msgspec.Struct, frozen=True):
         host = parts.hostname or ""
         if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
             raise BadInput(f"url: expected http:// or https:// and a host, got {url[:200]}")
-        if not any(fnmatchcase(host, pattern.lower()) for pattern in self.patterns):
+        if not self._names(host, "") and not self._names(host, _PRIVATE):
             raise BadInput(
                 f"url: expected a host that the service allows, got {host};"
                 " start it with: downpour serve --webhook-host HOST"
@@ -69,10 +69,19 @@ class Hosts(msgspec.Struct, frozen=True):
             found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise GiveUp(f"{parts.hostname}: {error}") from None
-        for *_, (address, *_) in found:
-            if not (self.private or ipaddress.ip_address(str(address)).is_global):
+        addresses = [str(address) for *_, (address, *_) in found]
+        for address in addresses:
+            public = ipaddress.ip_address(address).is_global
+            if not public and not self._names(parts.hostname, _PRIVATE):
                 raise GiveUp(f"{parts.hostname}: {address} is no public address")
-        return str(found[0][4][0])
+        return addresses[0]
+
+    def _names(self, host: str, prefix: str) -> bool:
+        return any(
+            fnmatchcase(host, each.removeprefix(prefix).lower())
+            for each in self.patterns
+            if each.startswith(prefix)
+        )
 
 
 def signature(secret: str, seconds: int, body: bytes) -> str:

@@ -60,7 +60,10 @@ function refreshSoon() {
   refreshing ??= setTimeout(async () => {
     refreshing = null;
     const answer = await fetch(`/parts/jobs${location.search}`);
-    if (answer.ok) $("#jobs").replaceChildren(...parsed(await answer.text()));
+    if (!answer.ok) return;
+    const marked = new Set([...document.querySelectorAll("#jobs input:checked")].map((box) => box.value));
+    $("#jobs").replaceChildren(...parsed(await answer.text()));
+    for (const box of document.querySelectorAll("#jobs input")) box.checked = marked.has(box.value);
   }, 300);
 }
 
@@ -172,7 +175,12 @@ function showShards(now) {
 function showEvent(event) {
   if (event.data.state) showState(event);
   $("#events ol").prepend(eventLine(event));
-  if (["answer", "tested", "ended"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+  if (event.kind === "alert") {
+    $("#alerts").hidden = !event.data.alerts.length;
+    $("#alerts").textContent = event.data.alerts.map((name) => `▲ ${name}`).join(" ");
+  }
+  if (["answer", "tested", "ended", "pinned"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+  if (["tested", "ended"].includes(event.kind) || event.data.state) showArtefacts();
 }
 
 function showState(event) {
@@ -191,6 +199,7 @@ function eventLine(event) {
   const words = data.state ? `${SHAPES[data.state]} ${data.state} ${data.reason ?? ""}`
     : event.kind === "tested" ? `test at ${data.iteration}: ${Object.entries(data.figures).map(([name, value]) => `${name} ${figure(value)}`).join(", ")}`
     : event.kind === "starting" ? `starting ${data.what}`
+    : event.kind === "alert" ? `${data.on ? "▲" : "△"} ${data.alert}: ${data.text}`
     : `${event.kind} ${data.text ?? ""}`;
   line.append(element("time", clock(event.time), { title: day(event.time) }), words);
   return line;
@@ -236,13 +245,48 @@ async function showCheckpoints() {
   const answer = await fetch(`${api}/checkpoints`);
   if (!answer.ok) return;
   const { checkpoints } = await answer.json();
+  const oldest = checkpoints[0];
   say("#checkpoints", checkpoints.length ? `${checkpoints.length}; a clone starts from one of them.` : "None yet.");
   $("#checkpoints tbody").replaceChildren(...checkpoints.reverse().map((each) => {
     const row = element("tr"), cell = element("td"), button = element("button", "Clone from here", { type: "button" });
     button.addEventListener("click", () => ask("clone", { snapshot: each.name }));
     cell.append(button);
+    const act = (label, run) => { const made = element("button", label, { type: "button" }); made.addEventListener("click", run); cell.append(" ", made); };
+    act("Verify", () => check(each.name, "verify"));
+    if (each !== oldest) act("Diff", () => check(oldest.name, "diff", each.name));
+    act(each.pinned ? "Unpin" : "Pin", () => pin(each.name, each.pinned ? "unpin" : "pin"));
+    const link = element("a", "Export", { href: `${api}/checkpoints/${each.name}:export`, download: "" });
+    cell.append(" ", link);
     row.append(element("th", each.name, { scope: "row" }), element("td", figure(each.steps), { class: "n" }),
       element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", day(each.taken_at)), cell);
+    return row;
+  }));
+}
+
+const said = (text) => { $("#checked").textContent = text; };
+async function check(number, verb, to) {
+  said(`${verb} ${number} …`);
+  const answer = await fetch(`${api}/checkpoints/${number}:${verb}${to ? `?to=${to}` : ""}`);
+  const found = await answer.json();
+  if (!answer.ok) said(found.detail);
+  else if (verb === "verify") said(`${number}: ${found.good ? "good" : `bad: ${found.complaints.join("; ")}`}`);
+  else said(`${number} to ${to}: ${found.tensors.map((one) => `${one.name} moved by ${figure(one.l2, 3)} (norm ${figure(one.norm, 3)})`).join("; ")}`);
+}
+
+async function pin(number, verb) {
+  const answer = await fetch(`${api}/checkpoints/${number}:${verb}`, { method: "POST" });
+  said(answer.ok ? `${number}: ${verb}ned` : (await answer.json()).detail);
+}
+
+async function showArtefacts() {
+  const answer = await fetch(`${api}/artefacts`);
+  if (!answer.ok) return;
+  const { artefacts } = await answer.json();
+  say("#artefacts", artefacts.length ? `${artefacts.length} files.` : "None yet.");
+  $("#artefacts tbody").replaceChildren(...artefacts.map((each) => {
+    const row = element("tr"), name = element("th", undefined, { scope: "row" });
+    name.append(element("a", each.name, { href: `${api}/artefacts/${each.name.split("/").map(encodeURIComponent).join("/")}`, download: "" }));
+    row.append(name, element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", each.sha256.slice(0, 16), { title: each.sha256 }));
     return row;
   }));
 }
@@ -276,10 +320,26 @@ async function ask(verb, details = {}) {
   $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;
 }
 
+function shardsWanted() {
+  const shards = Number(prompt("The new number of shards"));
+  return Number.isInteger(shards) && shards > 0 ? { shards } : null;
+}
+
+function changesWanted() {
+  const [name, ...rest] = (prompt("An option that changes, such as staleness=8") ?? "").split("=");
+  if (!rest.length) return null;
+  let value = rest.join("=");
+  try { value = JSON.parse(value); } catch { /* a text */ }
+  return { settings: { [name.trim().replaceAll("-", "_")]: value } };
+}
+
 async function openJob() {
   for (const button of document.querySelectorAll("[data-verb]")) {
     button.addEventListener("click", () => {
-      if (button.dataset.verb !== "cancel" || confirm("Cancel this job? A snapshot is saved.")) ask(button.dataset.verb);
+      const verb = button.dataset.verb;
+      if (verb === "cancel" && !confirm("Cancel this job? A snapshot is saved.")) return;
+      const details = verb === "reshard" ? shardsWanted() : verb === "set" ? changesWanted() : {};
+      if (details) ask(verb, details);
     });
   }
   $("#axis").addEventListener("change", () => {
@@ -300,6 +360,7 @@ async function openJob() {
   $("#events ol").replaceChildren(...events.filter((event) => event.id <= last).reverse().map(eventLine));
   if (reading.readings) showReading({ reading });
   showCheckpoints();
+  showArtefacts();
   showLogs();
   setInterval(() => { if (!document.hidden) showLogs(); }, 2000);
 }

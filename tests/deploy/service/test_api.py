@@ -133,8 +133,9 @@ def test_verbs_that_do_not_apply_name_the_state(idle: Running) -> None:
     for verb in ("pause", "resume", "cancel", "snapshot"):
         assert idle.ask(job, verb).status_code == 409
     assert idle.ask(job, "explode").status_code == 405
+    bodies: dict[str, Any] = {"reshard": {"shards": 2}, "set": {"settings": {"staleness": 1}}}
     for verb in Verb:
-        assert idle.ask("unknown", verb).status_code == 404
+        assert idle.ask("unknown", verb, **bodies.get(verb, {})).status_code == 404
 
 
 def test_a_clone_has_its_own_folder_and_the_changes(idle: Running) -> None:
