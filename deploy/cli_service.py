@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from deploy.cli_train import declare, train_parameters
-from deploy.settings import TrainSettings
+from deploy.settings import TrainSettings, option_name
 from shards.errors import BadInput
 from worker.option_fields import declared
 from worker.options import LAST_PORT, LONGEST_S
@@ -424,10 +424,9 @@ def _settings_of(file: Path) -> dict[str, Any]:
 
 def _portable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as JSON, with absolute paths: the service has another working directory."""
-    kinds = {name: each.kind for name, each in declared(TrainSettings).items()}
-    found = {
-        name: Path(value).absolute() if kinds[name] is Path else value
-        for name, value in settings.items()
+    options = declared(TrainSettings)
+    found: dict[str, Any] = {
+        name: options[name].checked(option_name(name), value) for name, value in settings.items()
     }
     place = found.get("snapshots")
     if place is not None and "://" not in str(place):

@@ -70,10 +70,11 @@ def test_a_float_that_does_not_exist_is_null(tmp_path: Path) -> None:
 def test_parts_can_be_read_while_the_run_continues(tmp_path: Path) -> None:
     """A part is closed when its time is over; a run that is killed loses the open one alone, and
     the next writer removes what is left of it."""
-    path, now = tmp_path / "updates.parquet", 0.0
-    writer = UpdatesWriter(path, job="j", seed=0, part_s=60.0, clock=lambda: now)
-    for first, now in ((0, 100.0), (2, 159.0), (4, 160.0), (6, 161.0)):
+    path, times = tmp_path / "updates.parquet", [100.0, 159.9, 160.0, 161.0]
+    writer = UpdatesWriter(path, job="j", seed=0, part_s=60.0, clock=lambda: times[0])
+    for first in (0, 2, 4, 6):
         writer.write([records(first + 2)[first:]])
+        times.pop(0)
     assert [part.name for part in parts_of(path)] == ["part-000000.parquet"]
     assert seqs(path) == [1, 2, 3, 4, 5, 6]
     writer._part.write(pa.Table.from_batches(writer._waiting, SCHEMA))

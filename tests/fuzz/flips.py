@@ -347,6 +347,16 @@ def _rows(start: int, count: int) -> Rows:
     rows["worker"] = dice.choice([b"w0", b"w1"], count)
     for name in ("seq", "read_version", "apply_version", "staleness", "clock"):
         rows[name] = np.arange(start, start + count)
-    for name in ("wall_age_s", "wait_s", "compute_s", "data_s", "network_s", "rtt_s", "gradient_norm", "loss", "time"):
+    for name in (
+        "wall_age_s",
+        "wait_s",
+        "compute_s",
+        "data_s",
+        "network_s",
+        "rtt_s",
+        "gradient_norm",
+        "loss",
+        "time",
+    ):
         rows[name] = dice.random(count)
     return rows

@@ -403,11 +403,14 @@ def service_routes() -> str:
     """Every route of the service, from its description for programs."""
     from fastapi import FastAPI
 
-    from deploy.service import api
+    from deploy.service import api, results_api, upkeep_api
 
     absent: Any = None  # describing the routes calls none of them
+    services = api.Services(absent, absent, absent, absent)
     service = FastAPI()
-    service.include_router(api.routes(api.Services(absent, absent, absent, absent)))
+    service.include_router(api.routes(services))
+    service.include_router(results_api.routes(absent, absent))
+    service.include_router(upkeep_api.routes(services, absent, absent, absent, absent))
     rows = []
     for path, methods in service.openapi()["paths"].items():
         for method, each in methods.items():

@@ -167,9 +167,9 @@ function showTimes(workers) {
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms each, busy ${figure(100 * (shard.busy ?? 0), 2)} %, queue ${shard.queue}, ${shard.waiting} parked, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}.`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn and the requests parked at the gate. ${now.shards.map((shard) => `Shard ${shard.shard} is busy ${figure(100 * (shard.busy ?? 0), 2)} %, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out.`).slice(0, 8).join(" ")}`);
 }
 
 function showEvent(event) {
