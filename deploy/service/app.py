@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deploy.service import api, page
-from deploy.service.access import LoopbackGuard
+from deploy.service.access import Exposure, FailedLogins, Guard
+from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
@@ -30,12 +31,16 @@ LOOK_S = 0.25
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name."""
+    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
+
+    `exposure` says whether requests need tokens.
+    """
 
     home: Path
     slots: int
     roots: Sequence[Path] = ()
     retry_s: float = 5.0
+    exposure: Exposure = Exposure()
 
 
 class Service:
@@ -45,14 +50,23 @@ class Service:
         self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
     ) -> None:
         self.feed = Feed()
+        self.exposure = options.exposure
+        self.access = AccessStore(engine)
         self.store = JobStore(options.home, engine, self.feed.changed)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
             slots=options.slots,
             retry_s=options.retry_s,
+            limits=self.access.limits,
         )
-        self.admission = Submissions(self.store, slots=options.slots, roots=options.roots)
+        self.admission = Submissions(
+            self.store,
+            slots=options.slots,
+            roots=options.roots,
+            confined=options.exposure.tokens,
+            limits=self.access.limits,
+        )
         self.looked_at = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -102,11 +116,20 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    app.add_middleware(LoopbackGuard)
+    failures = FailedLogins()
+    app.add_middleware(
+        Guard,
+        exposure=service.exposure,
+        access=service.access,
+        store=service.store,
+        failures=failures,
+    )
     _add_errors(app)
-    parts = api.Services(service.store, service.supervisor, service.admission, service.feed)
+    parts = api.Services(
+        service.store, service.supervisor, service.admission, service.feed, service.access
+    )
     app.include_router(api.routes(parts))
-    app.include_router(page.routes(service.store))
+    app.include_router(page.routes(service.store, service.access, service.exposure, failures))
     metrics = ServiceMetrics(service.store, service.feed)
 
     @app.get("/healthz", include_in_schema=False)

@@ -407,7 +407,7 @@ def service_routes() -> str:
 
     absent: Any = None  # describing the routes calls none of them
     service = FastAPI()
-    service.include_router(api.routes(api.Services(absent, absent, absent, absent)))
+    service.include_router(api.routes(api.Services(absent, absent, absent, absent, absent)))
     rows = []
     for path, methods in service.openapi()["paths"].items():
         for method, each in methods.items():
