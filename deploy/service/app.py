@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deploy.service import api, page, results_api, upkeep_api
-from deploy.service.access import LoopbackGuard
+from deploy.service.access import Exposure, FailedLogins, Guard
+from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
@@ -33,7 +34,10 @@ LOOK_S = 0.25
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name."""
+    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
+
+    `exposure` says whether requests need tokens.
+    """
 
     home: Path
     slots: int
@@ -42,6 +46,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     experiments: Path | None = None
     limits: ServiceLimits = ServiceLimits()
     webhook_hosts: Hosts = Hosts()
+    exposure: Exposure = Exposure()
 
 
 class Service:
@@ -51,12 +56,15 @@ class Service:
         self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
     ) -> None:
         self.feed = Feed()
+        self.exposure = options.exposure
+        self.access = AccessStore(engine)
         self.store = JobStore(options.home, engine, self.feed.changed)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
             slots=options.slots,
             retry_s=options.retry_s,
+            limits=self.access.limits,
             reserve_bytes=options.limits.free_mb << 20,
         )
         self.options = options
@@ -66,7 +74,12 @@ class Service:
             reserve_bytes=options.limits.free_mb << 20,
         )
         self.admission = Submissions(
-            self.store, self.uploads, slots=options.slots, roots=options.roots
+            self.store,
+            self.uploads,
+            slots=options.slots,
+            roots=options.roots,
+            confined=options.exposure.tokens,
+            limits=self.access.limits,
         )
         self.webhooks = Webhooks(self.store, engine, options.webhook_hosts)
         self._courier = Courier(self.webhooks)
@@ -121,9 +134,18 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    app.add_middleware(LoopbackGuard)
+    failures = FailedLogins()
+    app.add_middleware(
+        Guard,
+        exposure=service.exposure,
+        access=service.access,
+        store=service.store,
+        failures=failures,
+    )
     _add_errors(app)
-    parts = api.Services(service.store, service.supervisor, service.admission, service.feed)
+    parts = api.Services(
+        service.store, service.supervisor, service.admission, service.feed, service.access
+    )
     options = service.options
     experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
@@ -131,7 +153,7 @@ def application(service: Service) -> FastAPI:
     app.include_router(
         upkeep_api.routes(parts, service.uploads, service.webhooks, options.home, options.limits)
     )
-    app.include_router(page.routes(service.store, service.supervisor, experiments))
+    app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed)
 
     @app.get("/healthz", include_in_schema=False)

@@ -1,5 +1,6 @@
 """The client of the service that the command line uses. It outlasts a restart of the service."""
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from deploy.service import sending
-from deploy.service.access import is_loopback
 from deploy.service.artefacts import sha256_of
 from deploy.service.states import TERMINAL, JobState
+from ps.transport.addresses import on_this_host
 from shards.errors import BadInput, GiveUp
 
 PATIENCE_S = 60.0
@@ -21,20 +22,34 @@ _RETRY_S = 0.5
 
 
 class ServiceClient:
-    """A connection to the service at a URL; a context manager."""
+    """A connection to the service at a URL; a context manager.
+
+    `token` names the user, where the service asks for one; `ca_file` is a PEM file with the
+    certificates to trust, instead of the system's.
+    """
 
     def __init__(
         self,
         url: str,
         *,
+        token: str | None = None,
+        ca_file: Path | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise BadInput(f"--server: expected a URL such as http://127.0.0.1:8600, got {url}")
         self._url = url.rstrip("/")
+        host = urlsplit(url).hostname or ""
+        if token is not None and url.startswith("http://") and not on_this_host(host):
+            raise BadInput(f"--server: expected https:// where a token is sent, got {url}")
         self._http = httpx.Client(
-            base_url=f"{self._url}/api/v1", timeout=30.0, transport=transport, trust_env=False
+            base_url=f"{self._url}/api/v1",
+            headers={"Authorization": f"Bearer {token}"} if token is not None else {},
+            verify=_trusted(ca_file),
+            timeout=30.0,
+            transport=transport,
+            trust_env=False,
         )
         self._sleep = sleep
 
@@ -75,7 +90,7 @@ class ServiceClient:
     @property
     def is_local(self) -> bool:
         """Whether the service is on this machine, and can read its files."""
-        return is_loopback(urlsplit(self._url).hostname or "")
+        return on_this_host(urlsplit(self._url).hostname or "")
 
     def uploaded(self, settings: dict[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
         """Send the files that settings name; returns these settings as the service has them."""
@@ -169,6 +184,14 @@ class ServiceClient:
 def absolute(path: Path) -> str:
     """A path as the service, in another working directory, understands it."""
     return str(path.absolute())
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or str(error)
+        raise BadInput(f"--ca-file {ca_file}: expected certificates in PEM, got: {why}") from None
 
 
 def _refusal(answer: httpx.Response) -> BadInput | GiveUp:

@@ -11,7 +11,8 @@ from fastapi.responses import FileResponse, HTMLResponse
 from starlette.background import BackgroundTask
 
 from deploy.runner.readings import SeriesPoint
-from deploy.service.api import JobId, find
+from deploy.service.access import Sender
+from deploy.service.api import JobId, find, seen
 from deploy.service.artefacts import KINDS, Artefacts, artefact_file
 from deploy.service.checkpoints import FORMATS, checkpoints, compared, exported, verified
 from deploy.service.comparison import MOST_JOBS, compare
@@ -117,6 +118,7 @@ def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
 def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> None:
     @router.get("/compare")
     def compare_jobs(
+        sender: Sender,
         jobs: Annotated[str, Query(description="Ids, by comma.", max_length=4000)],
         name: Annotated[str, Query(description="A column of the series.")] = "loss",
         x: Literal["updates", "samples", "seconds"] = "updates",
@@ -131,7 +133,7 @@ def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> No
             expected = ", ".join(SeriesPoint.__struct_fields__)
             detail = f"name: expected {expected}, got {name[:80]}"
             raise Problem(422, "bad_input", detail, field="name", got=name[:80])
-        found = compare(store, [find(store, job) for job in ids], name, x, points)
+        found = compare(store, seen(store, sender, ids), name, x, points)
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     @router.get("/experiments")
@@ -141,7 +143,7 @@ def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> No
 
     @router.get("/experiments/{name}/report", response_class=HTMLResponse)
     def experiment_report(name: Annotated[str, Path(max_length=200)]) -> Response:
-        """The report of an experiment, one HTML page; written anew if there are newer results."""
+        """The report of an experiment, one HTML page, up to date with its results."""
         try:
             page = report(folder, name)
         except KeyError:

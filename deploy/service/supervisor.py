@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
 from deploy.runner.readings import read_newest, read_series
+from deploy.service.access_store import ProjectLimits, left
 from deploy.service.alerts import RESERVE_BYTES, DiskWatch, Watch
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore, StateChanged
@@ -36,6 +37,7 @@ from deploy.service.states import (
     Ending,
     JobState,
     QueuedJob,
+    Quota,
     Verb,
     after_end,
     after_event,
@@ -69,12 +71,14 @@ class Supervisor:
         slots: int,
         retry_s: float,
         reserve_bytes: int = RESERVE_BYTES,
+        limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.slots = slots
         self._store = store
         self._launcher = launcher
         self._retry_s = retry_s
+        self._limits = limits
         self._clock = clock
         self._lock = threading.RLock()  # a user's verb and a look never act at the same time
         self._events: dict[str, JournalReader] = {}
@@ -155,10 +159,23 @@ class Supervisor:
             return
         free = self.slots - self._store.slots_held()
         rows = {row.id: row for row in queued}
-        waiting = [QueuedJob(row.id, min(row.slots, self.slots), row.priority) for row in queued]
-        for job in schedule(waiting, free):
+        waiting = [
+            QueuedJob(row.id, min(row.slots, self.slots), row.priority, row.project)
+            for row in queued
+        ]
+        for job in schedule(waiting, free, self._quotas()):
             with suppress(StateChanged):
                 self._start(rows[job], JobState.CHECKING)
+
+    def _quotas(self) -> dict[str, Quota]:
+        """What each project with limits may still start."""
+        found = {}
+        for project, limits in self._limits().items():
+            used = self._store.usage(project)
+            found[project] = Quota(
+                left(limits.running, used.running), left(limits.workers, used.workers)
+            )
+        return found
 
     def _start(self, row: JobRow, to: JobState) -> None:
         """Start the next attempt. The order is on disk before the process exists."""

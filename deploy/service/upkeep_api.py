@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.disk_space import free_bytes
+from deploy.service.access import Sender
 from deploy.service.api import Services, find, shown
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
@@ -168,7 +169,7 @@ def _add_upkeep(
         }
 
     @router.post("/jobs:adopt", status_code=201)
-    def adopt(body: Adoption) -> dict[str, Any]:
+    def adopt(body: Adoption, sender: Sender) -> dict[str, Any]:
         """List a run that `downpour train` has made; its folder stays where it is."""
-        row = services.admission.adopt(FilePath(body.run), body.name, body.project)
+        row = services.admission.adopt(FilePath(body.run), body.name, body.project, sender)
         return shown(find(store, row.id))

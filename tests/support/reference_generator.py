@@ -406,7 +406,7 @@ def service_routes() -> str:
     from deploy.service import api, results_api, upkeep_api
 
     absent: Any = None  # describing the routes calls none of them
-    services = api.Services(absent, absent, absent, absent)
+    services = api.Services(absent, absent, absent, absent, absent)
     service = FastAPI()
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))

@@ -32,7 +32,7 @@ function connect() {
   const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
   source = new EventSource(`/api/v1/stream?${which}after=${last}`);
   source.onopen = () => { $("#link").textContent = "live"; };
-  source.onerror = () => { $("#link").textContent = "offline, retrying"; };
+  source.onerror = () => { $("#link").textContent = source.readyState === EventSource.CLOSED ? "ended: reload the page, or sign in" : "offline, retrying"; };
   source.addEventListener("event", (message) => {
     const event = JSON.parse(message.data);
     last = event.id;
@@ -313,7 +313,7 @@ async function showLogs() {
 
 async function ask(verb, details = {}) {
   const answer = await fetch(`${api}:${verb}`, {
-    method: "POST", headers: { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
+    method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
   });
   const found = await answer.json();
   if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }

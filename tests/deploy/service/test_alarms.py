@@ -19,8 +19,8 @@ from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 
 ROW = JobRow(
-    id="j", name="n", project="p", labels={}, priority=0, slots=2, state=JobState.RUNNING,
-    state_seq=3, attempt=1, nonce="", code="", reason="", contact="", cancelled=False, fruitless=0,
+    id="j", name="n", project="p", owner="local", labels={}, priority=0, slots=2,
+    state=JobState.RUNNING, state_seq=3, attempt=1, nonce="", code="", reason="", contact="", cancelled=False, fruitless=0,
     not_before=0.0, snapshot=None, request_key=None, events_read=0, created=0.0, updated=0.0,
     head={},
 )  # fmt: skip

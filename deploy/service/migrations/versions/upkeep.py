@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0003_upkeep"
-down_revision = "0001"
+down_revision = "0002_access"
 
 
 def upgrade() -> None:
