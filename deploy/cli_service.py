@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from deploy.cli_access import project_commands, token_commands
-from deploy.cli_connection import CONNECTION, DEFAULT_PORT, Connection, connected, installed
+from deploy.cli_connection import CONNECTION, DEFAULT_PORT, ServiceAddress, connected, installed
 from deploy.cli_train import declare, train_parameters
 from deploy.settings import TrainSettings
 from shards.errors import BadInput
@@ -119,7 +119,7 @@ def run_attempt(
 
 def submit(**given: Any) -> None:
     """Submit a job to the service, with the options of `downpour train`."""
-    service = Connection(**{each.name: given.pop(each.name) for each in CONNECTION})
+    service = ServiceAddress(**{each.name: given.pop(each.name) for each in CONNECTION})
     as_json, key = given.pop("as_json"), given.pop("key")
     solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
     request = {name: given.pop(name) for name in ("name", "project", "priority", "resume")}
@@ -180,7 +180,7 @@ declare(
 
 @connected
 def list_jobs(
-    service: Connection,
+    service: ServiceAddress,
     state: Annotated[list[str] | None, typer.Option(help="Only this state. Repeatable.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     label: Annotated[str | None, typer.Option(help="Only NAME or NAME=VALUE.")] = None,
@@ -204,7 +204,7 @@ def list_jobs(
 
 
 @connected
-def describe(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: its state, its figures, its attempts and its settings."""
     with service.open() as client:
         found = client.get(f"/jobs/{job}")
@@ -223,7 +223,7 @@ def describe(service: Connection, job: JobArgument, as_json: AsJson = False) -> 
 
 @connected
 def logs(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     follow: Follow = False,
     part: Annotated[str | None, typer.Option(help="A part, such as driver-1.")] = None,
@@ -238,7 +238,7 @@ def logs(
 
 @connected
 def events(
-    service: Connection, job: JobArgument, follow: Follow = False, as_json: AsJson = False
+    service: ServiceAddress, job: JobArgument, follow: Follow = False, as_json: AsJson = False
 ) -> None:
     """Print what happened to a job, one event a line."""
     from time import gmtime, strftime
@@ -255,7 +255,7 @@ def events(
 
 @connected
 def wait(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     timeout_s: Annotated[
         float | None, typer.Option(min=0.0, max=LONGEST_S, help="Seconds to wait at most.")
@@ -271,7 +271,7 @@ def wait(
 
 @connected
 def cancel(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     now: Annotated[
         bool, typer.Option("--now", help="End it at once, without a last snapshot.")
@@ -283,26 +283,26 @@ def cancel(
 
 
 @connected
-def pause(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def pause(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Pause a job: save a snapshot, and release its slots."""
     _ask(job, "pause", service, as_json)
 
 
 @connected
-def resume(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def resume(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Queue a paused job again."""
     _ask(job, "resume", service, as_json)
 
 
 @connected
-def snapshot(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def snapshot(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Take a snapshot of a job that trains."""
     _ask(job, "snapshot", service, as_json)
 
 
 @connected
 def clone(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     snapshot: Annotated[
         str | None, typer.Option(help="A checkpoint to start from, or newest.")
@@ -356,7 +356,7 @@ def add_to(main: typer.Typer) -> None:
 
 
 def _ask(
-    job: str, verb: str, service: Connection, as_json: bool, body: dict[str, Any] | None = None
+    job: str, verb: str, service: ServiceAddress, as_json: bool, body: dict[str, Any] | None = None
 ) -> None:
     with service.open() as client:
         found = client.post(f"/jobs/{job}:{verb}", body or {})

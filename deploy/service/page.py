@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from deploy.service.access import Exposure, FailedLogins, Sender, address_of, note
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.api import find
-from deploy.service.identities import LOCAL, Principal, Role, csrf_of, token_id
+from deploy.service.identities import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
 from deploy.service.states import JobState, Verb, states_for
@@ -58,14 +58,14 @@ def routes(
             for name in names
             if sender.sees(name)
         ]
-        may = sender.role is Role.ADMINISTRATOR
+        may = sender.role is TokenRole.ADMINISTRATOR
         return render(
             "service.html",
             sender,
             projects=projects,
             tokens=access.tokens() if may else None,
             audit=access.audit(100) if may else None,
-            roles=list(Role),
+            roles=list(TokenRole),
             now=time.time(),
         )
 
