@@ -46,7 +46,10 @@ class RunObserver:
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=short_id(cluster.job), seed=self._seed, restored=restored
+            job=short_id(cluster.job),
+            seed=self._seed,
+            restored=restored,
+            part_s=self._settings.updates_every_s,
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:

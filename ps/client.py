@@ -32,6 +32,7 @@ from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
 from ps.session.payload_encoder import Gradients
+from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -142,6 +143,7 @@ class Client:
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
+        self._pushed_at = Times()  # the times at the last push
         self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
         self._arenas = ClientBuffers(cluster.layout, allocate)
         self._replica: PulledWeights | None = None
@@ -312,8 +314,7 @@ class Client:
             steps=steps,
             samples=samples,
             loss=loss,
-            rtt_s=self.rtt_s,
-            wait_s=self._wait_s,
+            times=self._times_since_push(),
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
@@ -323,6 +324,17 @@ class Client:
             sends += self._ask((prefetch, self._tables), now)
         self._current.send(sends)
         self._pacing.leave(time.monotonic())
+
+    def _times_since_push(self) -> PushTimes:
+        times, before = self.times, self._pushed_at
+        self._pushed_at = structs.replace(times)
+        return PushTimes(
+            self.rtt_s,
+            self._wait_s,
+            times.compute_s - before.compute_s,
+            times.data_s - before.data_s,
+            times.network_s - before.network_s,
+        )
 
     @_by_one_thread
     def flush(self) -> None:

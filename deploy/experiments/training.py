@@ -24,7 +24,7 @@ from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
 from ps.session.events import Pulled, Ready, Send
-from ps.session.session import Session
+from ps.session.session import PushTimes, Session
 from shards.envelopes import Outgoing
 from shards.errors import BadInput
 from shards.ledger import Ledger
@@ -371,8 +371,7 @@ class SimulatedTrainee:
             steps=want.steps,
             samples=want.samples,
             loss=want.loss,
-            rtt_s=self.session.rtt_s,
-            wait_s=self._waited_s,
+            times=PushTimes(self.session.rtt_s, self._waited_s),
             now=self._world.clock.now,
         )
         self._waited_s = 0.0

@@ -107,11 +107,16 @@ class WindowEstimator:
 
 
 class Times(msgspec.Struct):
-    """How a client has spent its time since it connected, in seconds."""
+    """How a client has spent its time since it connected, in seconds.
+
+    `compute_s` and `data_s` are its caller's, which adds to them, or leaves them at 0.
+    """
 
     waited_s: float = 0.0
     network_s: float = 0.0
     serialise_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
 
 
 class FlowControl:

@@ -66,6 +66,19 @@ from shards.wire_format import Buffer
 _NEW_COPY_S = 0.1  # the wait for the first answer of a copy that has just taken over
 
 
+class PushTimes(msgspec.Struct, frozen=True):
+    """What a worker reports of its times with a push, in seconds (update_records.py)."""
+
+    rtt_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    network_s: float = 0.0
+
+
+_NO_TIMES = PushTimes()
+
+
 class Session:
     """One life of one worker, talking to every shard of one job."""
 
@@ -149,8 +162,7 @@ class Session:
         steps: int,
         samples: int,
         loss: float,
-        rtt_s: float,
-        wait_s: float,
+        times: PushTimes = _NO_TIMES,
         now: float,
         plain: bool = False,
     ) -> tuple[int, list[Send]]:
@@ -198,9 +210,12 @@ class Session:
                 read_versions[shard],
                 parts,
                 loss,
-                rtt_s,
-                wait_s,
+                times.rtt_s,
+                times.wait_s,
                 max(0, acknowledged),
+                times.compute_s,
+                times.data_s,
+                times.network_s,
             )
             send = self._outstanding.add(shard, request, message, frames, now)
             if shard in own.joined:
