@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock choice controls bench-experiments bench-service bench-spark
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -70,6 +70,12 @@ bench-strategies: install ## what each strategy costs a worker a step, at LeNet'
 
 bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
 	$(BIN)/python tests/bench/bench_spark.py
+
+choice: install ## the tables of strategies by link and stragglers, which doctor quotes
+	$(BIN)/python -m tests.bench.bench_choice
+
+controls: install ## every shape of the experiments with its cause removed must fail
+	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp shape $$shape --control || exit 1; done
 
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments
