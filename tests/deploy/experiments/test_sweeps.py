@@ -91,11 +91,11 @@ def test_grid_zip_and_list_are_crossed(tmp_path: Path) -> None:
         (("[cluster]", "[cluster"), "expected TOML"),
         (
             ("[grid]", "[limits]\ntime = 3\n[grid]"),
-            "limits: expected one of time_s, memory_mb, got",
+            "limits: expected one of time_s",
         ),
         (
             ("workers = 4", "workers = 4\nkill = [{ at = 3 }]"),
-            r"cluster.kill\[0\]: expected one of at_s",
+            r"kill\[0\]: expected one of at",
         ),
         (("workers = 4", "workers = 4\nkill = 3"), "cluster.kill: expected `array`, got `int`"),
     ],
