@@ -288,7 +288,7 @@ def run_function(
     *,
     place: TaskAttempt,
     shuffle: bool,
-    compression: Compression,
+    compression: Compression | dict[str, Compression],
     resumed: str | None,
     **options: Any,
 ) -> WorkerReport:
