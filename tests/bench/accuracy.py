@@ -78,7 +78,7 @@ def mnist(folder: Path, train: bool) -> Rows:
         pixels = np.frombuffer(file.read(), np.uint8, offset=16)
     with gzip.open(folder / f"{prefix}-labels-idx1-ubyte.gz") as file:
         labels = np.frombuffer(file.read(), np.uint8, offset=8)
-    return Rows(pixels.reshape(-1, 784).astype(np.float32) / 255, labels.astype(np.int64))
+    return Rows(np.divide(pixels.reshape(-1, 784), 255, dtype=np.float32), labels.astype(np.int64))
 
 
 def adult(path: Path) -> tuple[Rows, Rows]:
