@@ -50,14 +50,16 @@ def create_token(
 ) -> None:
     """Create a token and print it. It is shown this once: the service stores a digest."""
     with installed():
-        from deploy.service.identities import Role
+        from deploy.service.identities import TokenRole
         from deploy.service.submissions import checked_project
-    if role not in list(Role):
-        raise BadInput(f"--role: expected {', '.join(Role)}, got {role[:80]!r}")
+    if role not in list(TokenRole):
+        raise BadInput(f"--role: expected {', '.join(TokenRole)}, got {role[:80]!r}")
     _check_name(name)
     projects = [checked_project(each) for each in project] if project else None
     with _store() as store:
-        row, text = store.create_token(name, Role(role), projects, parse_time("--expires", expires))
+        row, text = store.create_token(
+            name, TokenRole(role), projects, parse_time("--expires", expires)
+        )
         _record(store, "token create", f"{row.name} {row.id} {row.role}")
     typer.echo(_json({**msgspec.to_builtins(row), "token": text}) if as_json else text)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8600
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a command that speaks to a service. `token` wins over `token_file`."""
 
     server: str
@@ -75,18 +75,18 @@ CONNECTION = (
         "ca_file", Path | None, None, "Certificates to trust, in PEM, in place of the system's."
     ),
 )  # fmt: skip
-"""The options of `Connection`, as Typer reads them."""
+"""The options of `ServiceAddress`, as Typer reads them."""
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the first parameter of a command, a `Connection`, by the options that make it."""
+    """Replace the first parameter of a command, a `ServiceAddress`, by the options that make it."""
 
     @wraps(command)
     def run(**given: Any) -> None:
         options = {each.name: given.pop(each.name) for each in CONNECTION}
-        command(Connection(**options), **given)
+        command(ServiceAddress(**options), **given)
 
     first, *own = inspect.signature(command, eval_str=True).parameters.values()
-    assert first.annotation is Connection
+    assert first.annotation is ServiceAddress
     declare(run, [*own, *CONNECTION])
     return run

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from deploy.cli_connection import Connection, connected
+from deploy.cli_connection import ServiceAddress, connected
 from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, show
 from shards.errors import BadInput
 
@@ -18,7 +18,7 @@ Target = Annotated[Path, typer.Option("--output", "-o", help="The file.", show_d
 
 @connected
 def artefacts(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     name: Annotated[
         str | None, typer.Argument(help="The artefact to download.", show_default="list them")
@@ -45,7 +45,7 @@ def artefacts(
 
 @checkpoints.command("ls")
 @connected
-def list_checkpoints(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def list_checkpoints(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """List the checkpoints of a job, the oldest first."""
     with service.open() as client:
         found = client.get(f"/jobs/{job}/checkpoints")
@@ -59,7 +59,9 @@ def list_checkpoints(service: Connection, job: JobArgument, as_json: AsJson = Fa
 
 @checkpoints.command()
 @connected
-def verify(service: Connection, job: JobArgument, number: Number, as_json: AsJson = False) -> None:
+def verify(
+    service: ServiceAddress, job: JobArgument, number: Number, as_json: AsJson = False
+) -> None:
     """Read every byte of a checkpoint. The exit status is 1 if it is bad."""
     with service.open() as client:
         found = client.get(f"/jobs/{job}/checkpoints/{number}:verify")
@@ -72,7 +74,7 @@ def verify(service: Connection, job: JobArgument, number: Number, as_json: AsJso
 @checkpoints.command()
 @connected
 def diff(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     number: Number,
     to: Annotated[str, typer.Argument(help="The checkpoint to compare with.", show_default=False)],
@@ -90,7 +92,7 @@ def diff(
 
 @connected
 def export(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     number: Number,
     output: Target,
@@ -107,7 +109,7 @@ def export(
 @checkpoints.command()
 @connected
 def pin(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     number: Number,
     off: Annotated[bool, typer.Option("--off", help="Release it again.")] = False,
@@ -121,7 +123,7 @@ def pin(
 
 @connected
 def compare(
-    service: Connection,
+    service: ServiceAddress,
     jobs: Annotated[list[str], typer.Argument(help="The ids of jobs.", show_default=False)],
     name: Annotated[str, typer.Option(help="A column of the series, for --json.")] = "loss",
     as_json: AsJson = False,
@@ -141,7 +143,7 @@ def compare(
 
 
 @connected
-def top(service: Connection, as_json: AsJson = False) -> None:
+def top(service: ServiceAddress, as_json: AsJson = False) -> None:
     """Show the jobs under way once, with their newest figures, and the state of the service."""
     with service.open() as client:
         found = client.get("/service")
@@ -161,7 +163,7 @@ def top(service: Connection, as_json: AsJson = False) -> None:
 
 @connected
 def set_options(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     changes: Annotated[
         list[str], typer.Argument(help="Options such as staleness=8.", show_default=False)
@@ -175,7 +177,7 @@ def set_options(
 @app.command("reshard")
 @connected
 def reshard_job(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     shards: Annotated[int, typer.Argument(min=1, max=1024, help="Their new number.")],
     as_json: AsJson = False,
@@ -187,7 +189,7 @@ def reshard_job(
 @app.command("adopt")
 @connected
 def adopt_run(
-    service: Connection,
+    service: ServiceAddress,
     run: Annotated[Path, typer.Argument(help="A folder of `downpour train`.", show_default=False)],
     name: Annotated[
         str | None, typer.Option(help="The job's name.", show_default="the folder's")
@@ -205,7 +207,7 @@ def adopt_run(
 @app.command("gc")
 @connected
 def collect_garbage(
-    service: Connection,
+    service: ServiceAddress,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the files; without it they are only listed.")
     ] = False,
@@ -222,7 +224,7 @@ def collect_garbage(
 @webhooks.command("add")
 @connected
 def add_webhook(
-    service: Connection,
+    service: ServiceAddress,
     url: Annotated[str, typer.Argument(help="Where events go.", show_default=False)],
     project: Annotated[
         str | None, typer.Option(help="Only events of this project.", show_default="all")
@@ -237,7 +239,7 @@ def add_webhook(
 
 @webhooks.command("ls")
 @connected
-def list_webhooks(service: Connection, as_json: AsJson = False) -> None:
+def list_webhooks(service: ServiceAddress, as_json: AsJson = False) -> None:
     """List the webhooks: deliveries, events given up, and the last answer."""
     with service.open() as client:
         found = client.get("/webhooks")
@@ -252,7 +254,7 @@ def list_webhooks(service: Connection, as_json: AsJson = False) -> None:
 @webhooks.command("rm")
 @connected
 def remove_webhook(
-    service: Connection,
+    service: ServiceAddress,
     webhook: Annotated[str, typer.Argument(help="The id of a webhook.", show_default=False)],
 ) -> None:
     """Remove a webhook."""
@@ -262,7 +264,7 @@ def remove_webhook(
 
 @connected
 def upload(
-    service: Connection,
+    service: ServiceAddress,
     paths: Annotated[list[Path], typer.Argument(help="Files or folders.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from deploy.cli_access import project_commands, token_commands
-from deploy.cli_connection import CONNECTION, DEFAULT_PORT, Connection, connected, installed
+from deploy.cli_connection import CONNECTION, DEFAULT_PORT, ServiceAddress, connected, installed
 from deploy.cli_train import declare, train_parameters
 from deploy.settings import TrainSettings, option_name
 from shards.errors import BadInput
@@ -148,7 +148,7 @@ def run_attempt(
 
 def submit(**given: Any) -> None:
     """Submit a job to the service, with the options of `downpour train`."""
-    service = Connection(**{each.name: given.pop(each.name) for each in CONNECTION})
+    service = ServiceAddress(**{each.name: given.pop(each.name) for each in CONNECTION})
     as_json, key = given.pop("as_json"), given.pop("key")
     upload = given.pop("upload")
     solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
@@ -227,7 +227,7 @@ declare(
 
 @connected
 def list_jobs(
-    service: Connection,
+    service: ServiceAddress,
     state: Annotated[list[str] | None, typer.Option(help="Only this state. Repeatable.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     label: Annotated[str | None, typer.Option(help="Only NAME or NAME=VALUE.")] = None,
@@ -251,7 +251,7 @@ def list_jobs(
 
 
 @connected
-def describe(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: its state, its figures, its attempts and its settings."""
     with service.open() as client:
         found = client.get(f"/jobs/{job}")
@@ -270,7 +270,7 @@ def describe(service: Connection, job: JobArgument, as_json: AsJson = False) -> 
 
 @connected
 def logs(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     follow: Follow = False,
     part: Annotated[str | None, typer.Option(help="A part, such as driver-1.")] = None,
@@ -285,7 +285,7 @@ def logs(
 
 @connected
 def events(
-    service: Connection, job: JobArgument, follow: Follow = False, as_json: AsJson = False
+    service: ServiceAddress, job: JobArgument, follow: Follow = False, as_json: AsJson = False
 ) -> None:
     """Print what happened to a job, one event a line."""
     from time import gmtime, strftime
@@ -302,7 +302,7 @@ def events(
 
 @connected
 def wait(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     timeout_s: Annotated[
         float | None, typer.Option(min=0.0, max=LONGEST_S, help="Seconds to wait at most.")
@@ -318,7 +318,7 @@ def wait(
 
 @connected
 def cancel(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     now: Annotated[
         bool, typer.Option("--now", help="End it at once, without a last snapshot.")
@@ -330,26 +330,26 @@ def cancel(
 
 
 @connected
-def pause(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def pause(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Pause a job: save a snapshot, and release its slots."""
     ask(job, "pause", service, as_json)
 
 
 @connected
-def resume(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def resume(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Queue a paused job again."""
     ask(job, "resume", service, as_json)
 
 
 @connected
-def snapshot(service: Connection, job: JobArgument, as_json: AsJson = False) -> None:
+def snapshot(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Take a snapshot of a job that trains."""
     ask(job, "snapshot", service, as_json)
 
 
 @connected
 def clone(
-    service: Connection,
+    service: ServiceAddress,
     job: JobArgument,
     snapshot: Annotated[
         str | None, typer.Option(help="A checkpoint to start from, or newest.")
@@ -398,7 +398,7 @@ def add_to(main: typer.Typer) -> None:
 
 
 def ask(
-    job: str, verb: str, service: Connection, as_json: bool, body: dict[str, Any] | None = None
+    job: str, verb: str, service: ServiceAddress, as_json: bool, body: dict[str, Any] | None = None
 ) -> None:
     with service.open() as client:
         found = client.post(f"/jobs/{job}:{verb}", body or {})

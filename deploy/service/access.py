@@ -1,6 +1,6 @@
 """The one place that decides whether a request is answered, and that records what was changed.
 
-Every request passes `Guard` before the application sees it:
+Every request passes `AccessGuard` before the application sees it:
 
 1. Its sizes are within limits, and its path is a route of the table in rules.py.
 2. A browser did not make it for another site. On loopback it names this machine in the header Host,
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.service import identities
 from deploy.service.access_store import AccessStore, AuditEntry
-from deploy.service.identities import LOCAL, Principal, Role
+from deploy.service.identities import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.rules import Route, route_of
@@ -53,7 +53,7 @@ _HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
 _UNSAFE = {"POST", "PUT", "PATCH", "DELETE"}
 _MOST_ADDRESSES = 4096
 
-NOBODY = Principal(name="", role=Role.VIEWER, projects=frozenset())
+NOBODY = Principal(name="", role=TokenRole.VIEWER, projects=frozenset())
 """The sender of a request to a route that anyone may use."""
 
 
@@ -139,7 +139,7 @@ class FailedLogins:
             raise Problem(429, "too_many_failures", text, headers=headers)
 
 
-class Guard:
+class AccessGuard:
     """ASGI middleware around the whole application."""
 
     def __init__(
@@ -387,7 +387,7 @@ def _check_role(principal: Principal, route: Route) -> None:
         raise Problem(403, "forbidden", text, field="token")
 
 
-def _forbidden(role: Role, principal: Principal, why: str = "") -> Problem:
+def _forbidden(role: TokenRole, principal: Principal, why: str = "") -> Problem:
     text = f"role: expected {role}, got {principal.role}{why}"
     return Problem(403, "forbidden", text, field="role", expected=role, got=principal.role)
 

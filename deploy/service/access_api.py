@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
-from deploy.service.identities import Principal, Role
+from deploy.service.identities import Principal, TokenRole
 from deploy.service.job_store import JobStore
 from deploy.service.submissions import checked_project
 
@@ -21,7 +21,7 @@ class NewToken(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}$", description="Its user.")
-    role: Role
+    role: TokenRole
     projects: list[str] | None = Field(default=None, min_length=1, max_length=100)
     days: float = Field(default=90.0, gt=0, le=366, description="Days until it expires.")
 

@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 
 from deploy.service import identities, tables
-from deploy.service.identities import Principal, Role
+from deploy.service.identities import Principal, TokenRole
 from shards.errors import BadInput
 
 SESSION_S = 7 * 86400.0
@@ -28,7 +28,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    role: Role
+    role: TokenRole
     projects: list[str] | None
     created: float
     expires: float
@@ -77,13 +77,13 @@ class AccessStore:
     # Tokens.
 
     def create_token(
-        self, name: str, role: Role, projects: Collection[str] | None, expires_s: float
+        self, name: str, role: TokenRole, projects: Collection[str] | None, expires_s: float
     ) -> tuple[TokenRow, str]:
         """A new token and its text, which is stored nowhere. Raises BadInput.
 
         One token at a time has a name, so that a name in the audit means one user.
         """
-        if role is Role.ADMINISTRATOR and projects is not None:
+        if role is TokenRole.ADMINISTRATOR and projects is not None:
             raise BadInput("--project: expected none for an administrator, got one")
         if not 0 < expires_s <= LONGEST_TOKEN_S:
             raise BadInput(f"--expires: expected at most 366d, got {expires_s / 86400:g}d")
@@ -252,7 +252,7 @@ def _live(now: float) -> tuple[sa.ColumnElement[bool], ...]:
 def _principal(row: sa.Row[Any], session: str = "") -> Principal:
     projects = frozenset(row.projects) if row.projects is not None else None
     return Principal(
-        name=row.name, role=Role(row.role), projects=projects, token=row.id, session=session
+        name=row.name, role=TokenRole(row.role), projects=projects, token=row.id, session=session
     )
 
 

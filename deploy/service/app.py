@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deploy.service import api, page, results_api, upkeep_api
-from deploy.service.access import Exposure, FailedLogins, Guard
+from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
@@ -136,7 +136,7 @@ def application(service: Service) -> FastAPI:
     )
     failures = FailedLogins()
     app.add_middleware(
-        Guard,
+        AccessGuard,
         exposure=service.exposure,
         access=service.access,
         store=service.store,

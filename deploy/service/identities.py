@@ -14,7 +14,7 @@ import msgspec
 _TOKEN = re.compile(r"dps_([0-9a-f]{12})_([0-9a-f]{64})")
 
 
-class Role(StrEnum):
+class TokenRole(StrEnum):
     """What a token may do in its projects. Each role may do what those before it may."""
 
     VIEWER = "viewer"
@@ -22,9 +22,9 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMINISTRATOR = "administrator"
 
-    def includes(self, other: "Role") -> bool:
+    def includes(self, other: "TokenRole") -> bool:
         """Whether this role may do what `other` may."""
-        ranks = list(Role)
+        ranks = list(TokenRole)
         return ranks.index(self) >= ranks.index(other)
 
 
@@ -36,7 +36,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    role: Role
+    role: TokenRole
     projects: frozenset[str] | None = None
     token: str = ""
     session: str = ""
@@ -46,7 +46,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.projects is None or project in self.projects
 
 
-LOCAL = Principal(name="local", role=Role.ADMINISTRATOR)
+LOCAL = Principal(name="local", role=TokenRole.ADMINISTRATOR)
 """Any user of this machine, where the service asks for no token."""
 
 

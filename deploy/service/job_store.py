@@ -325,8 +325,8 @@ class JobStore:
         if not entries:
             return
         with self._lock, self._engine.begin() as connection:
-            for entry in entries:
-                _add_event(connection, seen.id, _RUNNER, entry)
+            rows = [_event_values(seen.id, _RUNNER, entry) for entry in entries]
+            connection.execute(sa.insert(tables.event), rows)
             _update(connection, seen.id, {"events_read": entries[-1].number})
         self._changed()
 
@@ -469,5 +469,8 @@ def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> N
 
 
 def _add_event(connection: sa.Connection, job: str, source: str, entry: Entry) -> None:
-    values = msgspec.to_builtins(entry)
-    connection.execute(sa.insert(tables.event).values(job=job, source=source, **values))
+    connection.execute(sa.insert(tables.event), [_event_values(job, source, entry)])
+
+
+def _event_values(job: str, source: str, entry: Entry) -> dict[str, Any]:
+    return {"job": job, "source": source, **msgspec.to_builtins(entry)}

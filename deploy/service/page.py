@@ -24,7 +24,7 @@ from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
 from deploy.service.comparison import MOST_JOBS, compare
 from deploy.service.experiments import experiments
-from deploy.service.identities import LOCAL, Principal, Role, csrf_of, token_id
+from deploy.service.identities import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
 from deploy.service.states import JobState, Verb, states_for
@@ -64,14 +64,14 @@ def routes(
             for name in names
             if sender.sees(name)
         ]
-        may = sender.role is Role.ADMINISTRATOR
+        may = sender.role is TokenRole.ADMINISTRATOR
         return render(
             "service.html",
             sender,
             projects=projects,
             tokens=access.tokens() if may else None,
             audit=access.audit(100) if may else None,
-            roles=list(Role),
+            roles=list(TokenRole),
             now=time.time(),
             version=__version__,
             slots=services.supervisor.slots,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from starlette.routing import compile_path
 
-from deploy.service.identities import Role
+from deploy.service.identities import TokenRole
 from deploy.service.problems import Problem
 
 MOST_BODY_BYTES = 1 << 20
@@ -19,8 +19,8 @@ class Rule(NamedTuple):
     jobs of all projects. `page`: a browser without a session is sent to the page for signing in.
     """
 
-    role: Role | None
-    own: Role | None = None
+    role: TokenRole | None
+    own: TokenRole | None = None
     everywhere: bool = False
     page: bool = False
     most_body: int = MOST_BODY_BYTES
@@ -35,15 +35,15 @@ class Route(NamedTuple):
 
 
 _ANYONE = Rule(None)
-_VIEW = Rule(Role.VIEWER)
-_PAGE = Rule(Role.VIEWER, page=True)
-_CHANGE = Rule(Role.OPERATOR, own=Role.SUBMITTER)
-_ADMINISTER = Rule(Role.ADMINISTRATOR)
+_VIEW = Rule(TokenRole.VIEWER)
+_PAGE = Rule(TokenRole.VIEWER, page=True)
+_CHANGE = Rule(TokenRole.OPERATOR, own=TokenRole.SUBMITTER)
+_ADMINISTER = Rule(TokenRole.ADMINISTRATOR)
 
 RULES: dict[str, Rule] = {
     "GET /healthz": _ANYONE,
     "GET /readyz": _ANYONE,
-    "GET /metrics": Rule(Role.VIEWER, everywhere=True),
+    "GET /metrics": Rule(TokenRole.VIEWER, everywhere=True),
     "GET /static/{name}": _ANYONE,
     "GET /sign-in": _ANYONE,
     "POST /sign-in": Rule(None, most_body=4096),
@@ -54,7 +54,7 @@ RULES: dict[str, Rule] = {
     "GET /service": _PAGE,
     f"GET {API}/openapi.json": _VIEW,
     f"GET {API}/whoami": _VIEW,
-    f"POST {API}/jobs": Rule(Role.SUBMITTER),
+    f"POST {API}/jobs": Rule(TokenRole.SUBMITTER),
     f"GET {API}/jobs": _VIEW,
     f"GET {API}/jobs/{{job}}": _VIEW,
     f"PATCH {API}/jobs/{{job}}": _CHANGE,
@@ -63,7 +63,7 @@ RULES: dict[str, Rule] = {
         f"POST {API}/jobs/{{job}}:{verb}": _CHANGE
         for verb in ("cancel", "pause", "resume", "snapshot", "reshard", "set")
     },
-    f"POST {API}/jobs/{{job}}:clone": Rule(Role.SUBMITTER),
+    f"POST {API}/jobs/{{job}}:clone": Rule(TokenRole.SUBMITTER),
     **{
         f"GET {API}/jobs/{{job}}/{part}": _VIEW
         for part in (
@@ -77,17 +77,17 @@ RULES: dict[str, Rule] = {
         for verb in ("pin", "unpin")
     },
     "GET /compare": _PAGE,
-    "GET /experiments": Rule(Role.VIEWER, everywhere=True, page=True),
+    "GET /experiments": Rule(TokenRole.VIEWER, everywhere=True, page=True),
     f"GET {API}/compare": _VIEW,
-    f"GET {API}/experiments": Rule(Role.VIEWER, everywhere=True),
-    f"GET {API}/experiments/{{name}}/report": Rule(Role.VIEWER, everywhere=True),
-    f"POST {API}/uploads": Rule(Role.SUBMITTER),
-    f"GET {API}/uploads/{{upload}}": Rule(Role.SUBMITTER),
-    f"PUT {API}/uploads/{{upload}}/files": Rule(Role.SUBMITTER),
+    f"GET {API}/experiments": Rule(TokenRole.VIEWER, everywhere=True),
+    f"GET {API}/experiments/{{name}}/report": Rule(TokenRole.VIEWER, everywhere=True),
+    f"POST {API}/uploads": Rule(TokenRole.SUBMITTER),
+    f"GET {API}/uploads/{{upload}}": Rule(TokenRole.SUBMITTER),
+    f"PUT {API}/uploads/{{upload}}/files": Rule(TokenRole.SUBMITTER),
     f"GET {API}/webhooks": _ADMINISTER,
     f"POST {API}/webhooks": _ADMINISTER,
     f"DELETE {API}/webhooks/{{webhook}}": _ADMINISTER,
-    f"GET {API}/service": Rule(Role.VIEWER, everywhere=True),
+    f"GET {API}/service": Rule(TokenRole.VIEWER, everywhere=True),
     f"POST {API}/service:gc": _ADMINISTER,
     f"POST {API}/jobs:adopt": _ADMINISTER,
     f"GET {API}/stream": _VIEW,

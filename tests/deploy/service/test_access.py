@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from deploy.service import identities
 from deploy.service.access import MOST_FAILURES, Exposure, FailedLogins, exposure_of
 from deploy.service.access_store import AccessStore, ProjectLimits
-from deploy.service.identities import Role
+from deploy.service.identities import TokenRole
 from deploy.service.problems import Problem
 from deploy.service.rules import API, RULES, route_of
 from deploy.service.server import reindex
@@ -39,10 +39,10 @@ class Guarded(Running):
         self.access = running.service.access
         self.tokens = {
             role: self.access.create_token(role, role, ["a"], DAY_S)[1]
-            for role in (Role.VIEWER, Role.SUBMITTER, Role.OPERATOR)
+            for role in (TokenRole.VIEWER, TokenRole.SUBMITTER, TokenRole.OPERATOR)
         }
-        self.admin = self.access.create_token("root", Role.ADMINISTRATOR, None, DAY_S)[1]
-        self.other = self.access.create_token("other", Role.OPERATOR, ["b"], DAY_S)[1]
+        self.admin = self.access.create_token("root", TokenRole.ADMINISTRATOR, None, DAY_S)[1]
+        self.other = self.access.create_token("other", TokenRole.OPERATOR, ["b"], DAY_S)[1]
 
     def call(self, token: str, method: str, path: str, **more: Any) -> Any:
         headers = bearer(token) | more.pop("headers", {})
@@ -85,12 +85,12 @@ def test_every_route_has_a_rule(guarded: Guarded) -> None:
 
 def test_every_route_refuses_strangers(guarded: Guarded) -> None:
     """Without a good token each route but the public ones refuses; others' jobs do not exist."""
-    job = guarded.make(guarded.tokens[Role.OPERATOR]).json()["id"]
+    job = guarded.make(guarded.tokens[TokenRole.OPERATOR]).json()["id"]
     store = guarded.access
-    row, expired = store.create_token("late", Role.ADMINISTRATOR, None, DAY_S)
+    row, expired = store.create_token("late", TokenRole.ADMINISTRATOR, None, DAY_S)
     with store._engine.begin() as connection:
         connection.exec_driver_sql("UPDATE token SET expires = 1 WHERE id = ?", (row.id,))
-    row, revoked = store.create_token("gone", Role.ADMINISTRATOR, None, DAY_S)
+    row, revoked = store.create_token("gone", TokenRole.ADMINISTRATOR, None, DAY_S)
     store.revoke(row.id)
     wrong = guarded.admin[:-1] + ("0" if guarded.admin[-1] != "0" else "1")
     public = {"GET /healthz", "GET /readyz", "GET /static/{name}", "GET /sign-in", "POST /sign-in"}
@@ -114,16 +114,16 @@ def test_every_route_refuses_strangers(guarded: Guarded) -> None:
         if "{job}" in name:
             answer = guarded.http.request(method, path, headers=bearer(guarded.other))
             assert answer.status_code == 404, name
-        if rule.role is Role.ADMINISTRATOR:
+        if rule.role is TokenRole.ADMINISTRATOR:
             answer = guarded.http.request(
-                method, path, headers=bearer(guarded.tokens[Role.OPERATOR])
+                method, path, headers=bearer(guarded.tokens[TokenRole.OPERATOR])
             )
             assert (answer.status_code, answer.json()["field"]) == (403, "role"), name
 
 
 def test_roles(guarded: Guarded) -> None:
     """A viewer looks, a submitter acts on its own jobs, an operator on all of its project."""
-    viewer, submitter, operator = (guarded.tokens[role] for role in list(Role)[:3])
+    viewer, submitter, operator = (guarded.tokens[role] for role in list(TokenRole)[:3])
     refused = guarded.make(viewer)
     assert (refused.status_code, refused.json()["expected"]) == (403, "submitter")
     own, foreign = guarded.make(submitter).json()["id"], guarded.make(operator).json()["id"]
@@ -143,7 +143,7 @@ def test_roles(guarded: Guarded) -> None:
 
 def test_projects_do_not_see_each_other(guarded: Guarded) -> None:
     """Lists, events, streams and idempotency keys show a project's own jobs only."""
-    mine, key = guarded.tokens[Role.OPERATOR], {"Idempotency-Key": "same"}
+    mine, key = guarded.tokens[TokenRole.OPERATOR], {"Idempotency-Key": "same"}
     body = {"settings": {"solver": str(guarded.solver)}, "project": "a"}
     job = guarded.call(mine, "POST", "/jobs", json=body, headers=key).json()["id"]
     again = guarded.call(mine, "POST", "/jobs", json=body, headers=key).json()["id"]
@@ -169,7 +169,7 @@ def test_projects_do_not_see_each_other(guarded: Guarded) -> None:
 
 def test_paths_of_other_jobs_and_of_the_service(guarded: Guarded, home: Path) -> None:
     """No setting may name another project's job, the home's own files, or a folder to write in."""
-    mine = guarded.tokens[Role.SUBMITTER]
+    mine = guarded.tokens[TokenRole.SUBMITTER]
     other = guarded.make(guarded.other, "b").json()["id"]
     own = guarded.make(mine).json()["id"]
     theirs = home / "jobs" / other
@@ -209,7 +209,7 @@ def test_settings_hold_no_secret(guarded: Guarded) -> None:
 
 def test_a_browser_session(guarded: Guarded) -> None:
     """Signing in sets a strict cookie; changes need the page's own text; signing out ends it."""
-    http, token = guarded.http, guarded.tokens[Role.OPERATOR]
+    http, token = guarded.http, guarded.tokens[TokenRole.OPERATOR]
     asked = http.get("/?q=x", follow_redirects=False)
     assert asked.headers["location"] == "/sign-in?next=/%3Fq%3Dx"
     failed = http.post("/sign-in", data={"token": token + "0"}, follow_redirects=False)
@@ -246,8 +246,8 @@ def _latin(headers: dict[str, str]) -> Any:
 def test_a_session_ends_with_its_token(guarded: Guarded) -> None:
     """Revoking a token ends its sessions, and what was valid for a stream is so no longer."""
     http, store = guarded.http, guarded.access
-    http.post("/sign-in", data={"token": guarded.tokens[Role.VIEWER]})
-    principal = store.of_token(guarded.tokens[Role.VIEWER])
+    http.post("/sign-in", data={"token": guarded.tokens[TokenRole.VIEWER]})
+    principal = store.of_token(guarded.tokens[TokenRole.VIEWER])
     assert principal is not None
     session = store.of_session(http.cookies["downpour"])
     assert session is not None
@@ -263,7 +263,7 @@ def test_https_cookies_belong_to_one_host(start: Start) -> None:
     """Behind TLS the cookie is secure and bound to the host, and browsers stay with https."""
     exposure = Exposure(tokens=True, https=True, origin="trainer.example", loopback=False)
     with start(driven=False, exposure=exposure) as running:
-        _, token = running.service.access.create_token("v", Role.VIEWER, None, DAY_S)
+        _, token = running.service.access.create_token("v", TokenRole.VIEWER, None, DAY_S)
         headers = {"Host": "upstream:8600", "Origin": "https://trainer.example"}
         done = running.http.post(
             "/sign-in", data={"token": token}, headers=headers, follow_redirects=False
@@ -299,8 +299,8 @@ def test_good_tokens_pass_while_wrong_ones_are_limited(guarded: Guarded) -> None
 
 def test_the_audit(guarded: Guarded) -> None:
     """Each change and each failed login is one entry with its sender; nobody can rewrite them."""
-    job = guarded.make(guarded.tokens[Role.SUBMITTER]).json()["id"]
-    guarded.call(guarded.tokens[Role.VIEWER], "POST", f"/jobs/{job}:cancel")
+    job = guarded.make(guarded.tokens[TokenRole.SUBMITTER]).json()["id"]
+    guarded.call(guarded.tokens[TokenRole.VIEWER], "POST", f"/jobs/{job}:cancel")
     guarded.call(guarded.admin, "POST", f"/jobs/{job}:cancel", json={"mode": "now"})
     guarded.http.post("/sign-in", data={"token": "nonsense"})
     guarded.call(guarded.admin, "PUT", "/projects/a", json={"queued": 3})
@@ -356,7 +356,7 @@ def test_planted_secrets_are_nowhere(guarded: Guarded, home: Path, capfd: Any) -
 
 def test_limits_of_a_project(guarded: Guarded) -> None:
     """More queued jobs or workers than a project may have are refused with the figures."""
-    mine = guarded.tokens[Role.OPERATOR]
+    mine = guarded.tokens[TokenRole.OPERATOR]
     answer = guarded.call(guarded.admin, "PUT", "/projects/a", json={"queued": 1, "workers": 2})
     assert answer.json()["limits"] == {"running": None, "queued": 1, "workers": 2}
     refused = guarded.make(mine, workers=3).json()
@@ -479,7 +479,7 @@ def test_where_it_may_be_served(host: str, tls: bool, proxy: str | None, expecte
 
 def test_tokens_outlive_the_index(guarded: Guarded, home: Path, start: Start) -> None:
     """`reindex` rebuilds the jobs with their owners, and keeps tokens, limits and the audit."""
-    job = guarded.make(guarded.tokens[Role.SUBMITTER]).json()["id"]
+    job = guarded.make(guarded.tokens[TokenRole.SUBMITTER]).json()["id"]
     guarded.access.set_limits("a", ProjectLimits(queued=9))
     assert reindex(home) == 1
     engine = open_database(home / DATABASE)
@@ -522,8 +522,8 @@ def test_an_earlier_database_is_upgraded(home: Path) -> None:
 def test_a_name_means_one_token_at_a_time(guarded: Guarded) -> None:
     """A name is free again once its token is revoked."""
     with pytest.raises(BadInput, match="that no live token has"):
-        guarded.access.create_token("viewer", Role.VIEWER, None, DAY_S)
+        guarded.access.create_token("viewer", TokenRole.VIEWER, None, DAY_S)
     guarded.access.revoke("viewer")
-    row, text = guarded.access.create_token("viewer", Role.VIEWER, None, DAY_S)
+    row, text = guarded.access.create_token("viewer", TokenRole.VIEWER, None, DAY_S)
     assert row.expires > time.time()
     assert guarded.access.of_token(text) is not None

@@ -20,9 +20,9 @@ from tests.support.service_in_process import Running, Start
 
 ROW = JobRow(
     id="j", name="n", project="p", owner="local", labels={}, priority=0, slots=2,
-    state=JobState.RUNNING, state_seq=3, attempt=1, nonce="", code="", reason="", contact="", cancelled=False, fruitless=0,
-    not_before=0.0, snapshot=None, request_key=None, events_read=0, created=0.0, updated=0.0,
-    head={},
+    state=JobState.RUNNING, state_seq=3, attempt=1, nonce="", code="", reason="", contact="",
+    cancelled=False, fruitless=0, not_before=0.0, snapshot=None, request_key=None,
+    events_read=0, created=0.0, updated=0.0, head={},
 )  # fmt: skip
 
 
