@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deploy.service import api, page
-from deploy.service.access import Exposure, FailedLogins, AccessGuard
+from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
