@@ -21,7 +21,7 @@ from deploy.service.access_store import AccessStore
 from deploy.service.comparison import curve
 from deploy.service.identities import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
-from deploy.service.problems import Problem, not_found
+from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
@@ -98,7 +98,7 @@ def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
 
 def routes(services: Services) -> APIRouter:
     """All routes, for these services."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
     access_api.add_routes(router, services.store, services.access)

@@ -407,6 +407,7 @@ def service_routes() -> str:
     from deploy.service import api, results_api, upkeep_api
     from deploy.service.rules import RULES
 
+    rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
     absent: Any = None  # describing the routes calls none of them
     services = api.Services(absent, absent, absent, absent, absent)
     service = FastAPI()
@@ -419,7 +420,7 @@ def service_routes() -> str:
             query = [p["name"] for p in each.get("parameters", ()) if p["in"] == "query"]
             meaning = " ".join(each["description"].split())
             shown = ", ".join(f"`{name}`" for name in query)
-            rule = RULES[f"{method.upper()} {path}"]
+            rule = rules[f"{method.upper()} {path}"]
             role = str(rule.role) if rule.own is None else f"{rule.role}; {rule.own} for its own"
             name = f"`{method.upper()} {path.removeprefix('/api/v1')}`"
             rows.append((name, shown, role, meaning))
