@@ -20,7 +20,6 @@ from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.own_loop import only_table, plan_for
-from worker.own_state import Continued, continued
 from worker.step_machine import (
     BatchesRead,
     ComputeGradient,
@@ -31,6 +30,7 @@ from worker.step_machine import (
 )
 from worker.strategies import Strategy
 from worker.training_loop import ClientDriver
+from worker.worker_state import Continued, continued
 
 Floats = NDArray[np.float32]
 
