@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,11 +65,19 @@ strategy-curves: install ## how each strategy learns MNIST with even and uneven 
 bench-service: install ## the training service: lists, restart, memory, index
 	$(BIN)/python -m tests.bench.bench_service
 
+service-kills: install ## kill service, runners, Ray, Spark, shards, workers: KILLS=20 SEED=1; minutes
+	$(BIN)/python -m tests.bench.service_kills --kills $(or $(KILLS),20) --seed $(SEED)
+
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 
-bench-spark: install ## what the SDK costs inside Spark: transform, and feeding minibatches
-	$(BIN)/python tests/bench/bench_spark.py
+bench-spark: install ## what the SDK costs on Spark: transform, feeding, steps, memory, micro-batches, TFRecord
+	@set -e; for bench in spark steps tfrecord; do \
+		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done
+
+accuracy: install ## what asynchronous workers learn, against one process: ACCURACY=mnist_mlp or all; DATA=folder
+	$(PIP) install --quiet --no-build-isolation --editable '.[bench,jax]'
+	$(BIN)/python -m tests.bench.accuracy $(ACCURACY) --data $(DATA)
 
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments

@@ -15,6 +15,7 @@ import typer
 from deploy.cli_convert import convert
 from deploy.cli_data import app as data_tools
 from deploy.cli_experiments import app as experiments
+from deploy.cli_jobs import add_to as add_jobs
 from deploy.cli_reshard import reshard
 from deploy.cli_service import add_to as add_service
 from deploy.cli_simulate import simulate
@@ -220,6 +221,7 @@ app.add_typer(snapshots, name="snapshots")
 app.add_typer(data_tools, name="data")
 app.add_typer(experiments, name="exp")
 add_service(app)
+add_jobs(app)
 
 
 def main() -> None:

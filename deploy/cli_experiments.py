@@ -2,9 +2,12 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from deploy.experiments.sweeps import Sweep
 
 app = typer.Typer(
     help="Run experiments on a virtual clock: shapes of the literature, and sweeps of your own.",
@@ -39,9 +42,12 @@ def shape(
         typer.Option(help="A folder to keep the outcome in, for `exp report`.", show_default=False),
     ] = None,
 ) -> None:
-    """Run a shape of the literature; the last line is its verdict and the published figure."""
+    """Run a shape of the literature; the last line is its verdict and the published figure.
+
+    With --control the exit status is 1 if it does not come out as not reproduced.
+    """
     from deploy.experiments.shapes import shape_numbered
-    from deploy.experiments.shapes.base import Preset, keep, play
+    from deploy.experiments.shapes.base import Preset, ShapeVerdict, keep, play
 
     outcome = play(
         shape_numbered(number), Preset(preset), control=control, jobs=jobs, note=typer.echo
@@ -50,26 +56,26 @@ def shape(
         typer.echo(line)
     if out is not None:
         keep(outcome, out)
+    if control and outcome.verdict is not ShapeVerdict.NOT_REPRODUCED:
+        raise typer.Exit(1)
 
 
 @app.command("list")
 def show_shapes() -> None:
-    """List the shapes, those that cannot be run with the reason."""
-    from deploy.experiments.shapes import MISSING, SHAPES
+    """List the shapes."""
+    from deploy.experiments.shapes import SHAPES
 
-    rows = {number: f"{one.title} ({one.source})" for number, one in SHAPES.items()}
-    rows |= {number: f"missing: {reason}" for number, reason in MISSING.items()}
-    for number in sorted(rows):
-        typer.echo(f"{number:3}  {rows[number]}")
+    for number, one in sorted(SHAPES.items()):
+        typer.echo(f"{number:3}  {one.title} ({one.source})")
 
 
-Sweep = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep, a TOML file.", show_default=False)]
 SweepFolder = Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)]
 
 
 @app.command()
 def run(
-    sweep: Sweep,
+    sweep: SweepFile,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder of its results.", show_default="runs/experiments/NAME"),
@@ -80,8 +86,11 @@ def run(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Allow more than 10,000 trials.")] = False,
 ) -> None:
-    """Run a sweep; one that was killed continues with the trials that are not done."""
-    from deploy.experiments.runner import estimate_s, run_sweep
+    """Run a sweep; one that was killed continues with the trials that are not done.
+
+    The exit status is 1 if a trial failed or one of the sweep's rules, `[[expect]]`, did not hold.
+    """
+    from deploy.experiments.runner import estimate_s
     from deploy.experiments.sweeps import read_sweep
 
     found = read_sweep(sweep, consent=yes)
@@ -90,20 +99,30 @@ def run(
         minutes = estimate_s(found, folder) / 60 / jobs
         typer.echo(f"{len(found.trials)} trials in {folder}, about {minutes:.1f} minutes to go")
         return
-    status = run_sweep(found, folder, jobs=jobs, note=typer.echo)
-    typer.echo(f"{folder}: {status}")
-    if status.failed:
-        raise typer.Exit(1)
+    _finish(found, folder, jobs)
 
 
 @app.command()
 def resume(folder: SweepFolder, jobs: Jobs = 1) -> None:
-    """Continue a sweep from its folder."""
-    from deploy.experiments.runner import Folder, run_sweep
+    """Continue a sweep from its folder; the exit status is that of `exp run`."""
+    from deploy.experiments.runner import Folder
     from deploy.experiments.sweeps import read_sweep
 
-    found = read_sweep(Folder(folder).sweep, consent=True)
-    typer.echo(f"{folder}: {run_sweep(found, folder, jobs=jobs, note=typer.echo)}")
+    _finish(read_sweep(Folder(folder).sweep, consent=True), folder, jobs)
+
+
+def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
+    """Run what is left of a sweep, and judge its rules."""
+    from deploy.experiments.expectations import ExpectationVerdict
+    from deploy.experiments.runner import judge_sweep, run_sweep
+
+    status = run_sweep(sweep, folder, jobs=jobs, note=typer.echo)
+    judged = judge_sweep(sweep, folder)
+    for one in judged:
+        typer.echo(one)
+    typer.echo(f"{folder}: {status}")
+    if status.failed or any(one.verdict is not ExpectationVerdict.HELD for one in judged):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -134,7 +153,33 @@ def report(
 
 
 @app.command()
-def replay(sweep: Sweep) -> None:
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The folder of another.", show_default=False)],
+) -> None:
+    """Print what the second of two sweeps changes, for each point that both have."""
+    from deploy.experiments.comparison import compare_sweeps
+
+    for line in compare_sweeps(first, second):
+        typer.echo(line)
+
+
+@app.command()
+def fit(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+    ],
+) -> None:
+    """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""
+    from deploy.experiments.fitting import fit_run
+
+    found = fit_run(run)
+    typer.echo(f"# {found.quality}")
+    typer.echo(found.section)
+
+
+@app.command()
+def replay(sweep: SweepFile) -> None:
     """Run the first trial of each point for real, and replay it: the weights must be the same.
 
     The real run has a shard on loopback and a thread for each worker, which sleep up to the drawn

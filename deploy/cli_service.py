@@ -6,38 +6,35 @@ only by the commands that need them.
 
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from deploy.cli_access import project_commands, token_commands
+from deploy.cli_connection import CONNECTION, DEFAULT_PORT, ServiceAddress, connected, installed
 from deploy.cli_train import declare, train_parameters
-from deploy.settings import TrainSettings
+from deploy.settings import TrainSettings, option_name
 from shards.errors import BadInput
 from worker.option_fields import declared
 from worker.options import LAST_PORT, LONGEST_S
 
-if TYPE_CHECKING:
-    from deploy.service.client import ServiceClient
-
-DEFAULT_PORT = 8600
 DEFAULT_SLOTS = max(8, os.cpu_count() or 1)
 _PANEL = "The job"
 _STATUS = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 130}
 
 app = typer.Typer(
-    help="The home of a training service: rebuild its database, or copy it.",
+    help="The home of a training service: its tokens, its projects, its database.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(token_commands, name="token")
+app.add_typer(project_commands, name="project")
 
-Server = Annotated[str, typer.Option(help="The URL of the service.", envvar="DOWNPOUR_SERVER")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobArgument = Annotated[str, typer.Argument(help="The id of a job.", show_default=False)]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print what is new until it ends.")]
-_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 @app.callback(invoke_without_command=True)
@@ -50,7 +47,7 @@ def serve(
     port: Annotated[
         int, typer.Option(min=1, max=LAST_PORT, help="The port to listen on.")
     ] = DEFAULT_PORT,
-    host: Annotated[str, typer.Option(help="A loopback address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     slots: Annotated[
         int | None,
         typer.Option(
@@ -72,20 +69,72 @@ def serve(
             min=0.1, max=300.0, help="Seconds before the first retry; doubled for each further one."
         ),
     ] = 5.0,
+    experiments: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder with the folders of `downpour exp`.",
+            show_default="experiments in the home",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A limit: free-mb=512, upload-gb=20; and what `service gc` keeps: updates-days=30,"
+            " logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    webhook_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host that webhooks may name, or *.DOMAIN; private:HOST if its address need not"
+            " be public. Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="A certificate and its chain, in PEM.", show_default="none")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The certificate's key, in PEM.", show_default="none")
+    ] = None,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(
+            help="The https:// URL of a proxy that ends TLS; only it may reach --host and --port.",
+            show_default="none",
+        ),
+    ] = None,
+    require_tokens: Annotated[
+        bool, typer.Option("--require-tokens", help="Ask for a token on loopback, too.")
+    ] = False,
 ) -> None:
     """Run the training service: a REST interface, a page in the browser, a queue of jobs.
 
     Jobs, logs and the database are in the folder DOWNPOUR_HOME, default ~/.downpour. Stopping the
-    service stops no job.
+    service stops no job. Addresses other than loopback need TLS, and each request a token.
     """
-    with _installed():
+    with installed():
         from deploy.service import server
+        from deploy.service.access import exposure_of
         from deploy.service.app import ServeOptions
-    home = server.home()
-    choice = ServeOptions(
-        home=home, slots=slots or DEFAULT_SLOTS, roots=tuple(root or ()), retry_s=retry_s
+        from deploy.service.retention import ServiceLimits
+        from deploy.service.webhooks import Hosts
+    listen = server.Listen(host=host, port=port, certificate=tls_cert, key=tls_key)
+    exposure = exposure_of(
+        host, tls=tls_cert is not None, proxy=behind_proxy, require_tokens=require_tokens
     )
-    server.serve(choice, host, port, typer.echo)
+    choice = ServeOptions(
+        home=server.home(),
+        slots=slots or DEFAULT_SLOTS,
+        roots=tuple(root or ()),
+        retry_s=retry_s,
+        exposure=exposure,
+        experiments=experiments.absolute() if experiments is not None else None,
+        limits=ServiceLimits.of_words(limit or ()),
+        webhook_hosts=Hosts(tuple(webhook_host or ())),
+    )
+    server.serve(choice, listen, typer.echo)
 
 
 def run_attempt(
@@ -99,7 +148,9 @@ def run_attempt(
 
 def submit(**given: Any) -> None:
     """Submit a job to the service, with the options of `downpour train`."""
-    server, as_json, key = (given.pop(name) for name in ("server", "as_json", "key"))
+    service = ServiceAddress(**{each.name: given.pop(each.name) for each in CONNECTION})
+    as_json, key = given.pop("as_json"), given.pop("key")
+    upload = given.pop("upload")
     solver_file, file, labels = (given.pop(name) for name in ("solver_file", "settings", "label"))
     request = {name: given.pop(name) for name in ("name", "project", "priority", "resume")}
     settings = _settings_of(file) if file is not None else {}
@@ -112,9 +163,13 @@ def submit(**given: Any) -> None:
         raise BadInput("submit: expected a solver, SOLVER or --solver; got none")
     body = {name: value for name, value in request.items() if value is not None}
     body |= {"settings": _portable(settings), "labels": _labels(labels or [])}
-    with _client(server) as client:
+    with service.open() as client:
+        if upload or not client.is_local:
+            body["settings"] |= client.uploaded(
+                body["settings"], lambda text: typer.echo(text, err=True)
+            )
         found = client.post("/jobs", body, key)
-    _show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
+    show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
 
 
 def _own(name: str, kind: Any, text: str, *names: str, **more: Any) -> inspect.Parameter:
@@ -148,29 +203,41 @@ declare(
         _own("resume", str, "A snapshot to start from, RUN@NUMBER."),
         _own("settings", Path, "A settings.json with options; those given here win."),
         _own("key", str, "An idempotency key: a repeated submission with it makes no second job."),
-        inspect.Parameter(
-            "server", inspect.Parameter.KEYWORD_ONLY, default=_SERVER, annotation=Server
-        ),
+        *CONNECTION,
         inspect.Parameter(
             "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        ),
+        inspect.Parameter(
+            "upload",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[
+                bool,
+                typer.Option(
+                    "--upload",
+                    help="Send solver, nets and data to the service, as to one elsewhere.",
+                    rich_help_panel=_PANEL,
+                ),
+            ],
         ),
         *train_parameters(),
     ],
 )
 
 
+@connected
 def list_jobs(
+    service: ServiceAddress,
     state: Annotated[list[str] | None, typer.Option(help="Only this state. Repeatable.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     label: Annotated[str | None, typer.Option(help="Only NAME or NAME=VALUE.")] = None,
     q: Annotated[str | None, typer.Option("--query", "-q", help="A part of the name.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="At most this number.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where an earlier list ended.")] = None,
-    server: Server = _SERVER,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, the newest first."""
-    with _client(server) as client:
+    with service.open() as client:
         found = client.get(
             "/jobs", state=state, project=project, label=label, q=q, limit=limit, cursor=cursor
         )
@@ -183,9 +250,10 @@ def list_jobs(
         typer.echo(f"more: --cursor {found['cursor']}")
 
 
-def describe(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+@connected
+def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: its state, its figures, its attempts and its settings."""
-    with _client(server) as client:
+    with service.open() as client:
         found = client.get(f"/jobs/{job}")
         found["attempts"] = client.get(f"/jobs/{job}/attempts")["attempts"]
     if as_json:
@@ -200,27 +268,29 @@ def describe(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False
             typer.echo(f"  {name}: {value}")
 
 
+@connected
 def logs(
+    service: ServiceAddress,
     job: JobArgument,
     follow: Follow = False,
     part: Annotated[str | None, typer.Option(help="A part, such as driver-1.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=16 << 20, help="Bytes from the end.")] = 1 << 16,
-    server: Server = _SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Print the end of a job's log."""
-    with _client(server) as client:
+    with service.open() as client:
         for text in client.logs(job, part, tail, follow=follow):
             typer.echo(msgspec.json.encode({"text": text}) if as_json else text, nl=as_json)
 
 
+@connected
 def events(
-    job: JobArgument, follow: Follow = False, server: Server = _SERVER, as_json: AsJson = False
+    service: ServiceAddress, job: JobArgument, follow: Follow = False, as_json: AsJson = False
 ) -> None:
     """Print what happened to a job, one event a line."""
     from time import gmtime, strftime
 
-    with _client(server) as client:
+    with service.open() as client:
         for each in client.events(job, follow=follow):
             if as_json:
                 typer.echo(msgspec.json.encode(each))
@@ -230,49 +300,56 @@ def events(
             typer.echo(f"{at}  {each['kind']:<10}  {words}")
 
 
+@connected
 def wait(
+    service: ServiceAddress,
     job: JobArgument,
     timeout_s: Annotated[
         float | None, typer.Option(min=0.0, max=LONGEST_S, help="Seconds to wait at most.")
     ] = None,
-    server: Server = _SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Wait until a job has ended. The exit status is 0 for SUCCEEDED, 1 FAILED, 130 CANCELLED."""
-    with _client(server) as client:
+    with service.open() as client:
         found = client.wait(job, timeout_s)
-    _show(found, as_json, _line(found))
+    show(found, as_json, _line(found))
     raise typer.Exit(_STATUS[found["state"]])
 
 
+@connected
 def cancel(
+    service: ServiceAddress,
     job: JobArgument,
     now: Annotated[
         bool, typer.Option("--now", help="End it at once, without a last snapshot.")
     ] = False,
-    server: Server = _SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Cancel a job."""
-    _ask(job, "cancel", server, as_json, {"mode": "now" if now else "drain"})
+    ask(job, "cancel", service, as_json, {"mode": "now" if now else "drain"})
 
 
-def pause(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+@connected
+def pause(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Pause a job: save a snapshot, and release its slots."""
-    _ask(job, "pause", server, as_json)
+    ask(job, "pause", service, as_json)
 
 
-def resume(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+@connected
+def resume(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Queue a paused job again."""
-    _ask(job, "resume", server, as_json)
+    ask(job, "resume", service, as_json)
 
 
-def snapshot(job: JobArgument, server: Server = _SERVER, as_json: AsJson = False) -> None:
+@connected
+def snapshot(service: ServiceAddress, job: JobArgument, as_json: AsJson = False) -> None:
     """Take a snapshot of a job that trains."""
-    _ask(job, "snapshot", server, as_json)
+    ask(job, "snapshot", service, as_json)
 
 
+@connected
 def clone(
+    service: ServiceAddress,
     job: JobArgument,
     snapshot: Annotated[
         str | None, typer.Option(help="A checkpoint to start from, or newest.")
@@ -282,24 +359,18 @@ def clone(
         list[str] | None,
         typer.Option("--set", help="An option that changes, such as staleness=8. Repeatable."),
     ] = None,
-    server: Server = _SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Submit a copy of a job, with other options, perhaps from one of its checkpoints."""
-    changes: dict[str, Any] = {}
-    for each in change or []:
-        option, separator, text = each.partition("=")
-        if not separator:
-            raise BadInput(f"--set: expected NAME=VALUE, got {each}")
-        changes[option.replace("-", "_")] = _value(text)
+    changes = changes_of("--set", change or [])
     body = {"settings": changes, "name": name, "snapshot": snapshot}
-    _ask(job, "clone", server, as_json, {n: v for n, v in body.items() if v is not None})
+    ask(job, "clone", service, as_json, {n: v for n, v in body.items() if v is not None})
 
 
 @app.command("reindex")
 def reindex_home() -> None:
     """Rebuild the database of DOWNPOUR_HOME from the folders of its jobs; no service may run."""
-    with _installed():
+    with installed():
         from deploy.service import server
     home = server.home()
     typer.echo(f"{home}: {server.reindex(home)} jobs")
@@ -310,7 +381,7 @@ def backup_home(
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
 ) -> None:
     """Copy the database of DOWNPOUR_HOME, also while a service runs."""
-    with _installed():
+    with installed():
         from deploy.service import server
     server.backup(server.home(), target)
     typer.echo(f"{target}: the database of {server.home()}")
@@ -326,34 +397,15 @@ def add_to(main: typer.Typer) -> None:
     main.add_typer(app, name="service")
 
 
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Say which extra is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{error.name}: not installed; the service needs: pip install 'downpour-sgd[service]'"
-        ) from None
-
-
-@contextmanager
-def _client(url: str) -> "Iterator[ServiceClient]":
-    with _installed():
-        from deploy.service.client import ServiceClient
-    with ServiceClient(url) as client:
-        yield client
-
-
-def _ask(
-    job: str, verb: str, server: str, as_json: bool, body: dict[str, Any] | None = None
+def ask(
+    job: str, verb: str, service: ServiceAddress, as_json: bool, body: dict[str, Any] | None = None
 ) -> None:
-    with _client(server) as client:
+    with service.open() as client:
         found = client.post(f"/jobs/{job}:{verb}", body or {})
-    _show(found, as_json, f"{found['id']}  {found['state']}")
+    show(found, as_json, f"{found['id']}  {found['state']}")
 
 
-def _show(found: dict[str, Any], as_json: bool, line: str) -> None:
+def show(found: dict[str, Any], as_json: bool, line: str) -> None:
     typer.echo(msgspec.json.encode(found) if as_json else line)
 
 
@@ -380,16 +432,26 @@ def _settings_of(file: Path) -> dict[str, Any]:
 
 def _portable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as JSON, with absolute paths: the service has another working directory."""
-    kinds = {name: each.kind for name, each in declared(TrainSettings).items()}
-    found = {
-        name: Path(value).absolute() if kinds[name] is Path else value
-        for name, value in settings.items()
+    options = declared(TrainSettings)
+    found: dict[str, Any] = {
+        name: options[name].checked(option_name(name), value) for name, value in settings.items()
     }
     place = found.get("snapshots")
     if place is not None and "://" not in str(place):
         found["snapshots"] = str(Path(place).absolute())
     plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
     return plain
+
+
+def changes_of(what: str, words: Iterable[str]) -> dict[str, Any]:
+    """The options in words such as staleness=8, by name; `what` is for errors."""
+    changes = {}
+    for each in words:
+        option, separator, text = each.partition("=")
+        if not separator:
+            raise BadInput(f"{what}: expected NAME=VALUE, got {each}")
+        changes[option.replace("-", "_")] = _value(text)
+    return changes
 
 
 def _labels(labels: list[str]) -> dict[str, str]:

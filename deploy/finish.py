@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,7 @@ def finish(
             summary,
             folder,
             observer.evaluations,
-            observer.evaluated,
+            partial(observer.evaluated, weights=outcome.weights),
             test=not outcome.interrupted,
             draw=not observer.updates.lost,
         )
@@ -139,7 +140,7 @@ def complete(inputs: Inputs, found: LoadedSnapshot, summary: Summary) -> Summary
     with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
         weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
-        drawable = folder.updates.is_file()
+        drawable = folder.updates.is_dir()
         return _conclude(
             inputs, weights, summary, folder, tests, tests.add, test=True, draw=drawable
         )

@@ -31,7 +31,11 @@ class WorkerReading(msgspec.Struct, frozen=True):
 
 
 class ShardReading(msgspec.Struct, frozen=True):
-    """A shard; its rates are None until there is an earlier status to compare with."""
+    """A shard; its rates are None until there is an earlier status to compare with.
+
+    `apply_ms` is the time that its process spent on requests, for each push; `busy` the share of
+    the wall time. `queue` messages came in its latest turn; `waiting` requests wait at the gate.
+    """
 
     shard: int
     version: int
@@ -39,6 +43,10 @@ class ShardReading(msgspec.Struct, frozen=True):
     bytes_in_per_s: float | None
     bytes_out_per_s: float | None
     max_clock_gap: int
+    apply_ms: float | None = None
+    busy: float | None = None
+    queue: int = 0
+    waiting: int = 0
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +201,7 @@ def _others(before: Sequence[ShardStatus], now: Sequence[ShardStatus]) -> bool:
 
 
 def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardReading:
+    busy_s, pushes = now.busy_s - before.busy_s, now.pushes - before.pushes
     return ShardReading(
         shard=now.shard,
         version=now.version,
@@ -200,6 +209,10 @@ def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardR
         bytes_in_per_s=_rate(before.bytes_in, now.bytes_in, seconds),
         bytes_out_per_s=_rate(before.bytes_out, now.bytes_out, seconds),
         max_clock_gap=now.max_clock_gap,
+        apply_ms=1000 * busy_s / pushes if pushes and busy_s else None,
+        busy=busy_s / seconds if seconds > 0 and busy_s else None,
+        queue=now.queue,
+        waiting=now.waiting,
     )
 
 

@@ -38,8 +38,9 @@ LOGS = "logs"
 FILES = {
     SUMMARY: "The results: accuracy, samples, updates, staleness, the largest clock gap, how the"
     " workers spent their time.",
-    UPDATES: "One row for each update and shard: which worker pushed, how stale the gradient was,"
-    " the loss, the clock gap, how long the worker waited.",
+    UPDATES: "A folder of parts with one row for each update and shard: which worker pushed, how"
+    " stale the gradient was, the loss, the clock gap, how the worker spent its time. Readable"
+    " while the run trains.",
     EVALUATIONS: "One row for each test of the weights: iteration, accuracy, loss.",
     LOSS_PLOT: "The loss over samples and over time, a point for each update.",
     STALENESS_PLOT: "The staleness of the updates, and the clock gap over time.",
@@ -151,16 +152,18 @@ class RunFolder:
         _remove(self._made)
 
     def open_updates(
-        self, *, job: str, seed: int, restored: Sequence[int] | None = None
+        self, *, job: str, seed: int, part_s: float, restored: Sequence[int] | None = None
     ) -> "UpdatesWriter":
         """Open `updates.parquet` for writing; `restored`: each shard's version when resuming.
+
+        A part of it is closed every `part_s` seconds.
 
         This marks the run as begun: from now on its folder stays, even if the run fails.
         """
         from deploy.updates import UpdatesWriter  # the service reads folders without Arrow
 
         self._begun = True
-        return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored)
+        return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored, part_s=part_s)
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
         """After a resharding, write the new settings for `--resume` and the shards' addresses."""

@@ -46,7 +46,10 @@ class RunObserver:
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
-            job=short_id(cluster.job), seed=self._seed, restored=restored
+            job=short_id(cluster.job),
+            seed=self._seed,
+            restored=restored,
+            part_s=self._settings.updates_every_s,
         )
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
@@ -57,7 +60,7 @@ class RunObserver:
         if statuses[0].workers:
             self._progress.update(statuses, records)
 
-    def evaluated(self, result: Evaluation) -> None:
+    def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
         self._progress.evaluated(result)
         with self._survives_loss():
             self.evaluations.add(result)

@@ -20,7 +20,7 @@ from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.errors import UNDECODABLE, BadInput
 from worker.option_fields import Options, declared, option
-from worker.options import LAST_PORT, TrainOptions, foreign_options
+from worker.options import LAST_PORT, LONGEST_S, TrainOptions, foreign_options
 
 DATA = (
     "IDX or Parquet files, an LMDB or LevelDB, an image list, a folder of images for each class, or"
@@ -68,6 +68,11 @@ class RunFiles(Options):
     logs: Path | None = option(
         "The folder for the log of a shard, on the shard's own machine.",
         default=None, shown="the run folder",
+    )  # fmt: skip
+    updates_every_s: float = option(
+        "Seconds after which the rows of updates.parquet can be read; a killed run loses those of"
+        " its last part.",
+        default=60.0, least=0.1, most=LONGEST_S,
     )  # fmt: skip
 
 

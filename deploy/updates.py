@@ -1,22 +1,26 @@
-"""`updates.parquet`: one row for each update and each shard that applied it, written during a run.
+"""`updates.parquet`: a folder of parts, one row for each update and each shard that applied it.
 
-The shards' records (shards/update_records.py) are written in row groups as they are collected, so a
-run of any length needs only a few MiB of memory. A Parquet file is readable only once its footer is
-written. So the file grows under a temporary name, and is renamed when it is closed, even after an
-error. A run that is killed leaves the file of its last clean stop.
+The shards' records (shards/update_records.py) are written as they are collected. A Parquet file is
+readable only once its footer is written, so each part is one file of its own: it grows under a
+temporary name, and appears under its name, `part-000000.parquet` and so on, when it is closed. That
+happens every `part_s` seconds, so the record can be read while the run continues, and a run that is
+killed loses the rows of one part at most. Readers of Parquet take the folder as one table: they
+ignore names that begin with a dot.
 
-If the disk is full, only the file of this run is lost: that of the last clean stop stays, and
-further updates are still counted.
+If the disk is full, the rows of the open part are lost, and the next part is tried; all rows are
+still counted.
 
-A resumed run continues the file. It copies the earlier rows, except those of updates applied after
-the snapshot that it resumes from, because the weights no longer contain them.
+A resumed run continues the folder. Rows of updates applied after the snapshot that it resumes from
+are removed, because the weights no longer contain them.
 
 Versions continue to count when a job is resharded, so (shard, apply_version) still identifies a
 row. Shards that were added have no early rows, and shards that were removed have no late ones.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -80,6 +84,21 @@ COLUMNS = {
         "How long the worker waited at the gate before the last step in the push. Waiting that a "
         "prefetch has hidden does not count.",
     ),
+    "compute_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "How long the worker computed for the steps in the push. Null if its loop does not say.",
+    ),
+    "data_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "How long it waited for the batches of these steps. Null if its loop does not say.",
+    ),
+    "network_s": UpdateColumn(
+        pa.float64(),
+        "seconds",
+        "How long it waited, since its previous push, for answers that the gate did not hold back.",
+    ),
     "bytes": UpdateColumn(
         pa.int64(), "bytes", "The size of the gradient that this shard got, without the header."
     ),
@@ -130,65 +149,76 @@ COLUMNS = {
 }
 SCHEMA = pa.schema([(name, column.type) for name, column in COLUMNS.items()])
 
+PART_S = 60.0
 _GROUP_ROWS = 1 << 15
 _ROWS = "downpour.rows"  # a second row count in the footer, which no page checksum covers
 # Times that a worker has not measured yet, or that a shard cannot know, arrive as 0.
-_ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s"})
+_ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s", "compute_s", "data_s"})
 
 
 class UpdatesWriter:
     """The open `updates.parquet` of a run; a context manager.
 
-    `fresh` tallies the new rows, `kept` those copied from the resumed run; `fresh_samples` is the
-    number of samples in `fresh`, counted once per update and not once per shard. `lost` is set when
-    the disk has failed, after which no rows are written.
+    `fresh` tallies the new rows, `kept` those of the resumed run; `fresh_samples` is the number of
+    samples in `fresh`, counted once per update and not once per shard. `lost` is set once the disk
+    has failed, and rows with it.
     """
 
     def __init__(
-        self, path: Path, *, job: str, seed: int, restored: Sequence[int] | None = None
+        self,
+        path: Path,
+        *,
+        job: str,
+        seed: int,
+        restored: Sequence[int] | None = None,
+        part_s: float = PART_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the file `path`, or continue it if `restored` gives each shard's version.
+        """Start the folder `path`, or continue it if `restored` gives each shard's version.
 
-        Raises BadInput if the file to continue cannot be read, GiveUp if the disk is full or fails.
+        Raises BadInput if a part cannot be read, GiveUp if the disk is full or fails.
         """
         self.path = path
         self.fresh = self.kept = RunTally()
-        self._job, self._seed = job, seed
-        self._partial = path.with_name(f".{path.name}.partial")
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
-        self._rows = 0  # written to the file
         self.fresh_samples = 0
         self.lost = False
+        self._job, self._seed = job, seed
+        self._part_s, self._clock = part_s, clock
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._begun_at: float | None = None  # when the open part got its first row
         self._origins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._moved_at = 0.0
-        try:
-            self._writer = pq.ParquetWriter(
-                self._partial, SCHEMA, compression="zstd", write_page_checksum=True
+        if path.is_file():
+            raise BadInput(
+                f"{path}: expected a folder of parts, got a file of an earlier version; make it"
+                f" {path.name}/{_name(0)}"
             )
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            for left in path.glob(".*"):
+                left.unlink()
+            if restored is not None:
+                self._keep(restored)
         except OSError as error:
             raise _refused(path, error) from None
-        if restored is not None and path.exists():
-            try:
-                self._keep(restored)
-            except BaseException:
-                self._discard()
-                raise
+        numbers = [int(part.stem.rpartition("-")[2]) for part in parts_of(path)]
+        self._part = _PartFile(path, max(numbers, default=-1) + 1)
 
     def write(self, records: Sequence[Rows]) -> None:
         """Add one array of dtype RECORD per shard, in the order of the shards.
 
-        Raises GiveUp if the disk is full or fails, but only once: later calls write nothing.
+        Raises GiveUp if the disk is full or fails, but only the first time.
         """
         self.fresh += RunTally.of(records)
         if records:
             self.fresh_samples += int(records[0]["samples"].sum())
-        if self.lost:
-            return
         for shard, rows in enumerate(records):
             if len(rows):
                 self._add(self._batch(shard, rows))
+        if self._begun_at is not None and self._clock() - self._begun_at >= self._part_s:
+            self._close_part()
 
     def moved(self) -> None:
         """The job was resharded: further records are from other shards, with their own clocks."""
@@ -197,18 +227,9 @@ class UpdatesWriter:
         self._ends.clear()
 
     def close(self) -> None:
-        """Write the remaining rows and rename the file; closing twice does nothing."""
-        if self._writer is None:
-            return
-        try:
-            self._flush()
-            self._writer.add_key_value_metadata({_ROWS: str(self._rows)})
-            self._writer.close()
-            self._writer = None
-            self._partial.replace(self.path)
-        except OSError as error:
-            self._discard()
-            raise _refused(self.path, error) from None
+        """Close the open part; closing twice does nothing. A run without rows leaves one part."""
+        if self._begun_at is not None or not (self.lost or parts_of(self.path)):
+            self._close_part()
 
     def __enter__(self) -> "UpdatesWriter":
         return self
@@ -222,23 +243,35 @@ class UpdatesWriter:
         self.close()
 
     def _keep(self, restored: Sequence[int]) -> None:
-        """Copy the rows of updates that the restored versions contain."""
-        for batch in read_updates(self.path):
-            shards = batch.column("shard").to_numpy()
-            # For a shard that the snapshot no longer has, keep the rows from before the resharding.
-            every = max(len(restored), 1 + int(shards.max(initial=0)))
-            upto = np.full(every, min(restored), np.int64)
-            upto[: len(restored)] = restored
-            held = batch.column("apply_version").to_numpy() <= upto[shards]
-            batch = batch.filter(pa.array(held))
+        """Remove the rows of updates that the restored versions do not contain.
+
+        Every part is read before the first one changes.
+        """
+        held = {part: self._count(part, restored) for part in parts_of(self.path)}
+        for number, (part, (kept, total)) in enumerate(held.items()):
+            if not kept:
+                part.unlink()
+            elif kept < total:
+                shorter = _PartFile(self.path, number)
+                batches = [_held(batch, restored) for batch in _read_part(part)]
+                shorter.write(pa.Table.from_batches(batches, SCHEMA))
+                shorter.close(part)
+
+    def _count(self, part: Path, restored: Sequence[int]) -> tuple[int, int]:
+        """Tally the rows of a part that the restored versions contain; returns these and all."""
+        kept = total = 0
+        for batch in _read_part(part):
+            total += batch.num_rows
+            batch = _held(batch, restored)
+            kept += batch.num_rows
             self.kept += RunTally.of_columns(
                 *(batch.column(name).to_numpy() for name in ("staleness", "clock_gap", "samples"))
             )
-            times = batch.column("time").to_numpy()
-            for shard in np.unique(shards[held]).tolist():
-                last = float(times[shards[held] == shard].max())
+            shards, times = batch.column("shard").to_numpy(), batch.column("time").to_numpy()
+            for shard in np.unique(shards).tolist():
+                last = float(times[shards == shard].max())
                 self._ends[shard] = max(self._ends.get(shard, 0.0), last)
-            self._add(batch)
+        return kept, total
 
     def _batch(self, shard: int, rows: Rows) -> pa.RecordBatch:
         count = len(rows)
@@ -258,25 +291,69 @@ class UpdatesWriter:
         )
 
     def _add(self, batch: pa.RecordBatch) -> None:
+        if self._begun_at is None:
+            self._begun_at = self._clock()
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         if self._waiting_rows >= _GROUP_ROWS:
-            try:
+            with self._failing():
                 self._flush()
-            except OSError as error:
-                self._discard()
-                raise _refused(self.path, error) from None
 
     def _flush(self) -> None:
         waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
-        if waiting:
-            self._rows += sum(batch.num_rows for batch in waiting)
-            self._writer.write_table(pa.Table.from_batches(waiting))
+        self._part.write(pa.Table.from_batches(waiting, SCHEMA))
 
-    def _discard(self) -> None:
-        """Remove the unfinished file; the one of the last clean stop stays."""
-        self.lost = True
+    def _close_part(self) -> None:
+        self._begun_at = None
+        with self._failing():
+            self._flush()
+            self._part.close(self._part.target)
+            self._part = _PartFile(self.path, self._part.number + 1)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Drop the open part if the disk fails, and raise GiveUp if that is the first time."""
+        try:
+            yield
+        except OSError as error:
+            self._part.discard()
+            first, self.lost = not self.lost, True
+            if first:
+                raise _refused(self.path, error) from None
+
+
+class _PartFile:
+    """One part while it is written, under a temporary name. All methods may raise OSError."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self.target = folder / _name(number)
+        self._partial = folder / f".{_name(number)}.partial"
+        self._writer: Any = None
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Add a row group."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._partial, SCHEMA, compression="zstd", write_page_checksum=True
+            )
+        self._rows += table.num_rows
+        if table.num_rows:
+            self._writer.write_table(table)
+
+    def close(self, target: Path) -> None:
+        """Write the footer, and give the part its name once it is on disk."""
         writer, self._writer = self._writer, None
+        writer.add_key_value_metadata({_ROWS: str(self._rows)})
+        writer.close()
+        with self._partial.open("rb") as file:
+            os.fsync(file.fileno())
+        self._partial.replace(target)
+
+    def discard(self) -> None:
+        """Remove what is written."""
+        writer, self._writer, self._rows = self._writer, None, 0
         with suppress(OSError):  # On a full disk, writing the footer fails as well.
             if writer is not None:
                 writer.close()
@@ -284,13 +361,44 @@ class UpdatesWriter:
             self._partial.unlink()
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The closed parts of a record of updates, in order."""
+    return sorted(path.glob("part-*.parquet"))
+
+
 def read_updates(
     path: Path, columns: Sequence[str] | None = None, shard: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the rows of an `updates.parquet` in batches, in the order applied on each shard.
 
-    `columns` and `shard` select a part. Raises BadInput for an invalid file.
+    The run may be under way: its open part is left out. `columns` and `shard` select a part.
+    Raises BadInput for an invalid part, or without a folder.
     """
+    if not path.is_dir():
+        raise BadInput(f"{path}: expected a folder of updates, got none")
+    for part in parts_of(path):
+        yield from _read_part(part, columns, shard)
+
+
+def _name(number: int) -> str:
+    return f"part-{number:06}.parquet"
+
+
+def _held(batch: pa.RecordBatch, restored: Sequence[int]) -> pa.RecordBatch:
+    """The rows of updates that the restored versions contain.
+
+    Of a shard that the snapshot no longer has, these are the rows from before the resharding.
+    """
+    shards = batch.column("shard").to_numpy()
+    every = max(len(restored), 1 + int(shards.max(initial=0)))
+    upto = np.full(every, min(restored), np.int64)
+    upto[: len(restored)] = restored
+    return batch.filter(pa.array(batch.column("apply_version").to_numpy() <= upto[shards]))
+
+
+def _read_part(
+    path: Path, columns: Sequence[str] | None = None, shard: int | None = None
+) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_footer(path, file)

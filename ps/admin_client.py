@@ -257,7 +257,7 @@ class AdminClient:
                     answers.setdefault(origin, (reply, frames))
             if len(answers) < len(shards):
                 self._check()
-            moved = self._links.moved()
+            moved, _ = self._links.changes()
             for shard in moved:
                 self._collected[shard] = 0
             if moved:

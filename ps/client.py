@@ -32,6 +32,7 @@ from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
 from ps.session.payload_encoder import Gradients
+from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
 from ps.snapshots.object_store import Place
@@ -142,12 +143,13 @@ class Client:
         self.duplicates = self.staleness = self.clock = self.step = self.lost = 0
         self.rolled_back: dict[int, events.RolledBack] = {}
         self.rtt_s = self._wait_s = 0.0
+        self._pushed_at = Times()  # the times at the last push
         self._pacing, self._prefetched = FlowControl(in_flight, time.monotonic()), PrefetchTable()
         self._arenas = ClientBuffers(cluster.layout, allocate)
         self._replica: PulledWeights | None = None
         self._first_epoch = cluster.map.epoch
         self._leaving = self._departed = self._closed = False
-        self.on_pushed: Callable[[events.Pushed], None] = lambda _: None
+        self.on_pushed: Callable[[events.Pushed], None] | None = None
         self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
         self._connect = partial(
             ClusterConnection,
@@ -209,8 +211,7 @@ class Client:
         if timeout_s is not None:
             timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
-        self._prefetched.drop_before(at)
-        if wanted not in self._prefetched:
+        if not self._prefetched.holds_next(wanted):
             self._current.send(self._ask(wanted, time.monotonic()))
         while (pulled := self._prefetched.take(wanted)) is None:
             if timeout_s is None:
@@ -277,10 +278,12 @@ class Client:
         applies nothing of it; the next push may follow. `prefetch` requests in the same message
         what `pull(prefetch)` will return, including this push: one round trip.
         """
-        if read_versions is None:
-            if self._replica is None:
-                raise BadInput("push: expected a pull before the first push, got none")
+        if read_versions is not None:
+            read_versions = _read_versions(read_versions)
+        elif self._replica is not None:
             read_versions = self._replica.versions
+        else:
+            raise BadInput("push: expected a pull before the first push, got none")
         if not isinstance(gradient, np.ndarray):
             gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.
@@ -305,14 +308,13 @@ class Client:
         self.times.network_s += now - started - (self.times.serialise_s - before)
         request, sends = self._current.session.push(
             gradient if self._compresses else self._arenas.placed(gradient),
-            self._versions(_read_versions(read_versions)),
+            self._versions(read_versions) if self._resharded else read_versions,
             clock=self.clock + ticks,
             step=self.step + steps,
             steps=steps,
             samples=samples,
             loss=loss,
-            rtt_s=self.rtt_s,
-            wait_s=self._wait_s,
+            times=self._times_since_push(),
             now=now,
         )
         self._pacing.pushes.record_send(request, now)
@@ -322,6 +324,17 @@ class Client:
             sends += self._ask((prefetch, self._tables), now)
         self._current.send(sends)
         self._pacing.leave(time.monotonic())
+
+    def _times_since_push(self) -> PushTimes:
+        times, before = self.times, self._pushed_at
+        self._pushed_at = structs.replace(times)
+        return PushTimes(
+            self.rtt_s,
+            self._wait_s,
+            times.compute_s - before.compute_s,
+            times.data_s - before.data_s,
+            times.network_s - before.network_s,
+        )
 
     @_by_one_thread
     def flush(self) -> None:
@@ -353,6 +366,8 @@ class Client:
         """Handle what has arrived and what is due, without waiting."""
         self._enter(None)
         self._turn(0.0)
+        while self._current.links.waiting:
+            self._turn(0.0)
         self._pacing.leave(time.monotonic())
 
     def has_pulled(self) -> bool:
@@ -507,6 +522,7 @@ class Client:
     def _switch_to(self, connection: ClusterConnection) -> None:
         """Send all further requests through this cluster connection."""
         sharing = connection.connection.sharing
+        self._resharded = connection.cluster.map.epoch > self._first_epoch
         self._pacing.begin(self._size, shared=sharing is not None)
         self._arenas.turn_to(connection.cluster.map, sharing)
         self._current = connection
@@ -554,9 +570,7 @@ class Client:
 
     def _versions(self, read: Sequence[int]) -> Sequence[int]:
         """The read versions, in the number that the present shards expect after a reshard."""
-        shard_map = self._current.cluster.map
-        moved = shard_map.epoch > self._first_epoch
-        return reshard_client.versions(read, shard_map.shards) if moved and read else read
+        return reshard_client.versions(read, self._current.cluster.map.shards) if read else read
 
     # --- requests and answers ---------------------------------------------------------------------
 
@@ -639,7 +653,8 @@ class Client:
                 self._prefetched.record_pulled(event)
                 self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
             case events.Pushed():
-                self.on_pushed(event)
+                if self.on_pushed is not None:
+                    self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s

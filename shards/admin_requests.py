@@ -115,6 +115,9 @@ class AdminRequests:
             journal.max_clock_gap,
             self._part.ledger.standings(self._workers.waits),
             journal.trouble,
+            len(self._workers.gate.parked),
+            journal.queue,
+            journal.busy_s,
         )
 
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:

@@ -163,7 +163,7 @@ class Push(Registered, frozen=True, tag="push"):
     All parts are judged and applied as one: if one of them is refused, nothing is applied. `seq`
     numbers this worker's pushes from 1; `clock` and `step` are its clock and the steps of its own
     plan once this push is applied; `steps` and `samples` count what the gradient sums over;
-    `read_version` is the version it was computed from. `loss`, `rtt_s` and `wait_s` are for the
+    `read_version` is the version it was computed from. `loss` and the times in seconds are for the
     records; `acknowledged` is the last push that all shards have acknowledged.
     """
 
@@ -179,6 +179,9 @@ class Push(Registered, frozen=True, tag="push"):
     rtt_s: float
     wait_s: float
     acknowledged: Count = 0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    network_s: float = 0.0
 
 
 class Pull(Registered, frozen=True, tag="pull"):
@@ -475,6 +478,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """A shard's counters since it was installed; bytes are payload bytes, without headers.
 
     `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
+    `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
+    `busy_s` are the seconds that the shard's process has spent on requests.
     """
 
     shard: int
@@ -492,3 +497,6 @@ class ShardStatus(msgspec.Struct, frozen=True):
     max_clock_gap: int
     workers: tuple[WorkerStatus, ...]
     trouble: str = ""
+    waiting: int = 0
+    queue: int = 0
+    busy_s: float = 0.0

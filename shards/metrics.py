@@ -40,7 +40,8 @@ class Metrics:
     """A shard's counters over all its lives, and the records not yet collected.
 
     `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
-    background of the shard's process at present, in words; its driver sets it.
+    background of the shard's process at present, in words. Its driver sets that, and `queue` and
+    `busy_s` as in ShardStatus.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class Metrics:
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
         self.trouble = ""
+        self.queue, self.busy_s = 0, 0.0
         self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}
@@ -136,6 +138,9 @@ class Metrics:
                 now - read_at,
                 clock_gap,
                 push.wait_s,
+                push.compute_s,
+                push.data_s,
+                push.network_s,
                 payload_bytes,
                 push.rtt_s,
                 rate,

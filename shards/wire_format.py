@@ -90,14 +90,15 @@ def decode_asked(packed: Buffer) -> Request | Probe:
     A greeting of another protocol may have other fields: the error then names the protocols.
     """
     try:
-        return decode(packed, _ASKED)
-    except BadMessage:
+        if len(packed) <= MAX_HEADER_BYTES:  # as `decode`, but that is a call at every message
+            return _ASKED.decode(packed)
+    except UNDECODABLE:
         with suppress(*UNDECODABLE):
             greeting = _GREETINGS.decode(packed)
             if greeting.protocol != PROTOCOL:
                 text = f"expected protocol {PROTOCOL}, got protocol {greeting.protocol}"
                 raise BadMessage(f"{greeting.t[:_SHOWN]}: {text}") from None
-        raise
+    return decode(packed, _ASKED)  # which raises
 
 
 decode_reply = partial(decode, decoder=_REPLIES)

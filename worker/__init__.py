@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from worker.api import Trained, train
     from worker.caffe.training import Caffe
     from worker.caffe_inference import features, test
+    from worker.callbacks import Callback, EarlyStop, KeepBest, Parameters, RunStatus, WatchedRun
     from worker.code_archive import pack_code
     from worker.context import Context
     from worker.custom_model import CustomModel
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from worker.data.source import Sample, Source
     from worker.data.wanted import Wanted
     from worker.function_run import Evaluate, RunResult, run
-    from worker.job_runner import Observer, Outcome
+    from worker.job_runner import Outcome
+    from worker.mlflow import MLflow
     from worker.model import Model
     from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
+    from worker.prometheus import Prometheus
     from worker.sources import open_source
     from worker.spark import sequence_file
     from worker.strategies import (
@@ -66,19 +69,25 @@ __all__ = [
     "SSP",
     "AsyncDiLoCo",
     "Caffe",
+    "Callback",
     "Context",
     "CustomModel",
     "DiLoCo",
     "Downpour",
     "DynSGD",
+    "EarlyStop",
     "Evaluate",
     "FedBuff",
+    "KeepBest",
     "LinkOptions",
     "LocalSGD",
+    "MLflow",
     "Model",
-    "Observer",
     "Outcome",
+    "Parameters",
+    "Prometheus",
     "RunResult",
+    "RunStatus",
     "Sample",
     "ShardRuntime",
     "SnapshotPolicy",
@@ -91,6 +100,7 @@ __all__ = [
     "TensorBoard",
     "Trained",
     "Wanted",
+    "WatchedRun",
     "features",
     "image_batch",
     "image_schema",
@@ -111,6 +121,7 @@ _HOMES = {
     "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
     "Caffe": "worker.caffe.training",
+    "Callback": "worker.callbacks",
     "Context": "worker.context",
     "CustomModel": "worker.custom_model",
     "DCASGD": "worker.strategies",
@@ -121,16 +132,21 @@ _HOMES = {
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
+    "EarlyStop": "worker.callbacks",
     "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
+    "KeepBest": "worker.callbacks",
     "LinkOptions": "worker.options",
     "LocalSGD": "worker.strategies",
+    "MLflow": "worker.mlflow",
     "Model": "worker.model",
-    "Observer": "worker.job_runner",
     "Outcome": "worker.job_runner",
+    "Parameters": "worker.callbacks",
+    "Prometheus": "worker.prometheus",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
     "Wanted": "worker.data.wanted",
+    "WatchedRun": "worker.callbacks",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
@@ -138,6 +154,7 @@ _HOMES = {
     "TFRecord": "worker.tfrecord.source",
     "TensorBoard": "worker.tensorboard",
     "RunResult": "worker.function_run",
+    "RunStatus": "worker.callbacks",
     "ShardRuntime": "worker.options",
     "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
@@ -158,6 +175,7 @@ _HOMES = {
 _TRAIN = "worker.train(df, model=worker.CustomModel(...))"
 _NOW = {
     "Job": _TRAIN,
+    "Observer": "worker.Callback",
     "Plan": _TRAIN,
     "run_job": _TRAIN,
     "train_worker": "worker.loop, or ctx.loop in worker.run",

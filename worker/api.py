@@ -13,6 +13,7 @@ from ps import paths
 from ps.logs import logger
 from shards.errors import BadInput
 from worker import spark
+from worker.callbacks import Parameters, WatchedRun, settings_of, watching
 from worker.evaluation import Evaluation
 from worker.job_runner import Outcome, check_frame, run_job
 from worker.model_kind import Fitted, ModelKind, TrainArguments
@@ -23,6 +24,7 @@ _MOVED = {
     "solver": "is now model=worker.Caffe(solver)",
     "test_data": "is now an argument of the model, worker.Caffe(solver, test_data=...)",
     "weights": "is now an argument of the model, worker.Caffe(solver, weights=...)",
+    "observer": "is now callbacks=[...], objects of subclasses of worker.Callback",
 }
 
 
@@ -90,7 +92,8 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
     a shard may have its own, or several may share one. A folder with an earlier job's logs is
     refused, unless `resume` holds at least as many updates.
 
-    Warnings, such as a failed snapshot, go to the `observer`, or else to the logger
+    Watching: `callbacks` are objects of subclasses of `worker.Callback`, such as
+    `worker.EarlyStop`. Warnings, such as a failed snapshot, go to them and to the logger
     downpour.worker, and are listed in the outcome's `notices`.
 
     Call it after `ray.init` for shards in Ray. In the main thread Ctrl-C ends the training early,
@@ -101,23 +104,28 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
     if not isinstance(df, spark.SparkSession):
         check_frame("train: df", df)
     fitted = options.model.fit_to(df, options)
-    outcome = run_job(
-        fitted.df,
-        fitted.job,
-        weights=fitted.start,
-        resume=options.resume,
-        snapshots=options.snapshots,
-        logs=options.logs,
-        evaluation=fitted.evaluation,
-        observer=options.observer,
-        even=options.workers is not None,
-        source=fitted.source,
-    )
-    last = [] if outcome.interrupted else _last(fitted, outcome)
-    if options.observer is not None:
-        for result in last:
-            options.observer.evaluated(result)
-    return Trained(fitted.model, outcome.weights, outcome, (*outcome.evaluations, *last))
+    views, save = fitted.model.table().views, fitted.model.save
+    run = WatchedRun(fitted.job.workers, settings_of(options), tests=fitted.evaluation is not None)
+
+    def parameters(weights: NDArray[np.float32]) -> Parameters:
+        return Parameters(weights, views, lambda path, arena: save(Path(path), arena))
+
+    with watching(options.callbacks, run, parameters) as watch:
+        outcome = run_job(
+            fitted.df,
+            fitted.job,
+            weights=fitted.start,
+            resume=options.resume,
+            snapshots=options.snapshots,
+            logs=options.logs,
+            evaluation=fitted.evaluation,
+            observer=watch if options.callbacks else None,
+            even=options.workers is not None,
+            source=fitted.source,
+        )
+        last = [] if outcome.interrupted else _last(fitted, outcome)
+        found = watch.finish(outcome.weights, last)
+    return Trained(fitted.model, found.weights, outcome, (*outcome.evaluations, *last))
 
 
 def _last(fitted: Fitted, outcome: Outcome) -> list[Evaluation]:
@@ -130,6 +138,4 @@ def _last(fitted: Fitted, outcome: Outcome) -> list[Evaluation]:
     except BadInput as error:  # a failed test must not lose the trained weights
         _LOG.warning("the test of the final weights failed: %s", error)
         return []
-    status = outcome.statuses[0]
-    iteration = status.steps // fitted.job.workers
-    return [Evaluation(iteration, status.samples, outcome.seconds, figures)]
+    return [outcome.last_evaluation(fitted.job.workers, figures)]

@@ -242,7 +242,9 @@ class Context:
                 return
             started = time.monotonic()
             batch = next(batches, None)
-            self.data_s += time.monotonic() - started
+            took = time.monotonic() - started
+            self.data_s += took
+            self.worker.client.times.data_s += took
             if batch is None:
                 return
             self.samples += len(next(iter(batch.values())))

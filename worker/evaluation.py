@@ -72,8 +72,9 @@ class BackgroundEvaluator:
     """Tests the weights of one job; a context manager.
 
     `results` are the results so far. No test begins at iteration `last` or later: those weights are
-    the job's result, and the caller tests them. `found` is called with each result and `notify`
-    with each message for the operator, both in the thread that calls `look`.
+    the job's result, and the caller tests them. `found` is called with each result and the
+    weights tested, `notify` with each message for the operator, both in the thread that calls
+    `look`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class BackgroundEvaluator:
         *,
         begins_at: int,
         last: int,
-        found: Callable[[Evaluation], None],
+        found: Callable[[Evaluation, Floats], None],
         notify: Callable[[str], None],
     ) -> None:
         self.results: list[Evaluation] = []
@@ -95,7 +96,7 @@ class BackgroundEvaluator:
         self._began = time.monotonic()
         self._next = self._next_after(begins_at)
         self._stopped = threading.Event()
-        self._under_way: Future[Evaluation] | None = None
+        self._under_way: Future[tuple[Evaluation, Floats]] | None = None
         self._pool = ThreadPoolExecutor(1, "tests", initializer=_be_nice)
 
     def begin(self, weights: Floats) -> None:
@@ -151,23 +152,25 @@ class BackgroundEvaluator:
         if self._stopped.is_set():
             raise GiveUp("the test was stopped")
 
-    def _test(self, iteration: int, samples: int, weights: Callable[[], Floats]) -> Evaluation:
+    def _test(
+        self, iteration: int, samples: int, weights: Callable[[], Floats]
+    ) -> tuple[Evaluation, Floats]:
         read, seconds = weights(), time.monotonic() - self._began
         # More BLAS threads would only take cores from the workers.
         with threadpool_limits(1):
             figures = self._plan.evaluate(read, self._stopped.is_set)
-        return Evaluation(iteration, samples, seconds, figures)
+        return Evaluation(iteration, samples, seconds, figures), read
 
     def _report(self) -> None:
         under_way, self._under_way = self._under_way, None
         assert under_way is not None
         try:
-            tested = under_way.result()
+            tested, weights = under_way.result()
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             self._notify(f"a test of the weights failed: {error}; training continues")
         else:
             self.results.append(tested)
-            self._found(tested)
+            self._found(tested, weights)
 
 
 def _be_nice() -> None:

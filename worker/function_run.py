@@ -11,7 +11,7 @@ and a task that fails is retried alone.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import ps
 from ps import paths
 from ps.jobs import views_of
+from ps.logs import logger
 from ps.snapshots.object_store import open_store
 from ps.table_views import TableViews
 from ps.tables import tables_of
@@ -32,11 +33,19 @@ from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout
 from worker import spark
+from worker.callbacks import (
+    Callback,
+    Parameters,
+    WatchedRun,
+    check_callbacks,
+    settings_of,
+    watching,
+)
 from worker.context import FunctionTask, Train
 from worker.data.source import Source
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
-from worker.job_runner import Observer, Outcome, check_frame, run_job
+from worker.job_runner import Outcome, check_frame, run_job
 from worker.model import Batch
 from worker.option_fields import option
 from worker.options import (
@@ -47,12 +56,14 @@ from worker.options import (
     SnapshotPolicy,
     TrainOptions,
 )
-from worker.parameters_file import write_parameters
+from worker.parameters_file import read_parameters, write_parameters
 from worker.sources import open_source
 from worker.training_loop import Plan
 
 Floats = NDArray[np.float32]
 Figures = dict[str, float]
+
+_LOG = logger("worker", worker="driver")
 
 _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
 """The ends of the names of files that Spark reads, and the format."""
@@ -90,14 +101,22 @@ class RunOptions(FunctionOptions):
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
+    weights: str | Path | None = option("What to start from.", default=None, check=paths.place)
     resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
     snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
     logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
-    observer: Observer | None = None
+    callbacks: Sequence[Callback] = option(
+        "What watches the run, in order.", default=(), check=check_callbacks
+    )
 
     @classmethod
     def named(cls, name: str) -> str:
         return f"run: {name}"
+
+    def check(self) -> None:
+        super().check()
+        if self.weights is not None and self.resume is not None:
+            raise BadInput("run: weights: expected these or a snapshot to resume, got both")
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -105,7 +124,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
     `params` are the trained parameters, in the structure that was given; of several `tables`, a
     dict by their names. `evaluations` are the results of the tests, in order, that of the final
-    parameters last.
+    parameters last; `worker.KeepBest` has `params` be those of the best test.
     """
 
     params: Any
@@ -129,13 +148,15 @@ def run(
     present Spark session reads; or any other path that `worker.open_source` takes, such as a folder
     of images, of which each worker reads its part. `params` are the parameters to train, which are
     also their first values: a dict, a pytree, a `state_dict`, a `ps.Dense` with its rule, rate and
-    decay, or a `ps.Tables` of several. The function and `args` are sent to the tasks as Spark sends
-    any function, so they may not hold what does not pickle.
+    decay, or a `ps.Tables` of several. `weights`, a .safetensors file at a path or URI, replaces
+    the first values of the arrays that it has by name, for fine-tuning. The function and `args` are
+    sent to the tasks as Spark sends any function, so they may not hold what does not pickle.
 
     Each partition is one worker, unless `workers` gives the number to deal the rows to (required
     over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
-    is a function of the parameters, or a `worker.Evaluate`. `max_iter` ends `ctx.batches` after
-    that many steps of a worker. The other options have the names, values and defaults of `downpour
+    is a function of the parameters, or a `worker.Evaluate`. `callbacks` watch the run, as
+    `worker.EarlyStop` and `worker.TensorBoard`. `max_iter` ends `ctx.batches` after that many steps
+    of a worker. The other options have the names, values and defaults of `downpour
     train` (docs/reference/cli.md); `ctx.loop` follows the strategy, and a loop with `ctx.worker` of
     one's own is plain Downpour.
 
@@ -144,6 +165,8 @@ def run(
     caller can fix, GiveUp when a worker or a shard fails for good.
     """
     arguments.function("run: train", train, "a function of args and ctx")
+    if "observer" in options:
+        raise BadInput("run: observer is now callbacks=[...], of subclasses of worker.Callback")
     chosen = RunOptions(**options)
     tables = tables_of(chosen.params)
     evaluate = _evaluate(chosen.evaluate)
@@ -151,30 +174,39 @@ def run(
     df, source = read("run: data", data, chosen.workers, chosen.skip_images)
     workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
     views = views_of(tables)
-    outcome = run_job(
-        df,
-        function_job(train, args, tables, chosen, workers),
-        weights=first_values(tables),
-        resume=chosen.resume,
-        snapshots=chosen.snapshots,
-        logs=chosen.logs,
-        evaluation=None if evaluate is None else _plan(evaluate, views),
-        observer=chosen.observer,
-        even=chosen.workers is not None,
-        source=source,
-    )
-    params = views.build_all(outcome.weights)
-    evaluations = list(outcome.evaluations)
-    if evaluate is not None and not outcome.interrupted:
-        status = outcome.statuses[0]
-        evaluations.append(
-            Evaluation(
-                status.steps // workers, status.samples, outcome.seconds, evaluate.figures(params)
-            )
+
+    start = first_values(tables)
+    if chosen.weights is not None:
+        _LOG.info("%s", read_parameters(chosen.weights, tables, start))
+
+    def parameters(weights: Floats) -> Parameters:
+        return Parameters(
+            weights,
+            views.build_all,
+            lambda path, arena: write_parameters(path, tables, views.build_all(arena)),
         )
-        if chosen.observer is not None:
-            chosen.observer.evaluated(evaluations[-1])
-    return RunResult(params, outcome, tuple(evaluations), tables)
+
+    run = WatchedRun(workers, settings_of(chosen, args), tests=evaluate is not None)
+    with watching(chosen.callbacks, run, parameters) as watch:
+        outcome = run_job(
+            df,
+            function_job(train, args, tables, chosen, workers),
+            weights=None if chosen.resume is not None else start,
+            resume=chosen.resume,
+            snapshots=chosen.snapshots,
+            logs=chosen.logs,
+            evaluation=None if evaluate is None else _plan(evaluate, views),
+            observer=watch if chosen.callbacks else None,
+            even=chosen.workers is not None,
+            source=source,
+        )
+        last = []
+        if evaluate is not None and not outcome.interrupted:
+            last = [
+                outcome.last_evaluation(workers, evaluate.figures(views.build_all(outcome.weights)))
+            ]
+        found = watch.finish(outcome.weights, last)
+    return RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
 
 
 def read(

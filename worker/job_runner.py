@@ -61,12 +61,17 @@ class Observer(Protocol):
         """The shards hold their weights; `restored` are their versions in a resumed snapshot."""
         ...
 
-    def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
-        """The current counters, and the records since the last call, one array a shard."""
+    def progressed(
+        self, statuses: list[ShardStatus], records: list[NDArray[np.void]]
+    ) -> bool | None:
+        """The current counters, and the records since the last call, one array a shard.
+
+        True ends the training.
+        """
         ...
 
-    def evaluated(self, result: Evaluation) -> None:
-        """The result of a test of the weights, made while the job trains."""
+    def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
+        """The result of a test of weights, an arena to keep, made while the job trains."""
         ...
 
     def resharded(self, cluster: Cluster) -> None:
@@ -98,6 +103,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     evaluations: list[Evaluation] = []
     notices: tuple[str, ...] = ()
+
+    def last_evaluation(self, workers: int, figures: dict[str, float]) -> Evaluation:
+        """The result of a test of the final weights, of a job with this many workers."""
+        status = self.statuses[0]
+        return Evaluation(status.steps // workers, status.samples, self.seconds, figures)
 
 
 def run_job(
@@ -300,7 +310,7 @@ class _Run:
         self._last: list[ShardState] | None = None
         self._left: list[ShardStatus] = []
         self._snapshot: str | None = None  # of the final weights
-        self._stopped = False  # whether a worker's function has stopped the run
+        self._stopped = False  # whether a worker's function or the observer has ended the run
         self._request: ReshardRequest | None = None
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
@@ -451,7 +461,7 @@ class _Run:
         admin = self.job_shards.admin
         statuses, records = admin.status(), admin.records()
         if self.observer is not None:
-            self.observer.progressed(statuses, records)
+            self._stopped |= bool(self.observer.progressed(statuses, records))
         if (line := self._loss_line.line(statuses, records)) is not None:
             self._logger.info("%s", line)
         for status in statuses:
@@ -558,10 +568,10 @@ def _evaluator(
 
     log = logger(__name__, job=cluster.job)
 
-    def found(result: Evaluation) -> None:
+    def found(result: Evaluation, weights: NDArray[np.float32]) -> None:
         log.info("%s", result)
         if observer is not None:
-            observer.evaluated(result)
+            observer.evaluated(result, weights)
 
     return BackgroundEvaluator(
         plan, cluster, begins_at=begins_at, last=job.plan.steps, found=found, notify=notify

@@ -3,7 +3,7 @@
 `worker.Caffe` is one kind, `worker.CustomModel` another. A new kind is one file with one class.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,10 +15,10 @@ from ps import paths
 from shards import arguments
 from shards.tables import DenseTable
 from worker import spark
+from worker.callbacks import Callback, check_callbacks
 from worker.data.source import Source
 from worker.evaluation import EvaluationPlan
 from worker.job import Job
-from worker.job_runner import Observer
 from worker.option_fields import option
 from worker.options import MOST, TrainOptions
 
@@ -62,7 +62,9 @@ class TrainArguments(TrainOptions):
     resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
     snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
     logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
-    observer: Observer | None = None
+    callbacks: Sequence[Callback] = option(
+        "What watches the run, in order.", default=(), check=check_callbacks
+    )
 
     @classmethod
     def named(cls, name: str) -> str:

@@ -1,19 +1,23 @@
-"""Trained parameters as a .safetensors file: the arrays by name, at a path or in a store."""
+"""Parameters as a .safetensors file: the arrays by name, at a path or in a store."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 import ps
 from ps import paths
-from ps.snapshots.object_store import open_store
+from ps.snapshots.object_store import content_of, open_store
 from shards.errors import BadInput, GiveUp
+from shards.tables import Layout
 
 _SUFFIX = ".safetensors"
+_MOST_BYTES = 1 << 40
+_MOST_NAMED = 12
 
 
 def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
@@ -22,16 +26,69 @@ def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
     Each array is named as in its table; with several tables, as TABLE.NAME. Raises BadInput for
     another suffix, GiveUp where the file cannot be written.
     """
-    text = str(paths.place("save: path", place))
+    folder, name, text = _parts("save: path", place)
+    try:
+        open_store(folder).put(name, [save(dict(_arrays(tables, params)))])
+    except OSError as error:
+        raise GiveUp(f"{text}: cannot be written: {error.strerror or error}") from None
+
+
+def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.float32]) -> str:
+    """Copy the arrays of a file into an arena of the tables; returns what was copied, in words.
+
+    Names are those of `write_parameters`. An array that the file lacks keeps its value, as
+    fine-tuning needs, and one that the tables lack is not used. Raises BadInput for a file that
+    cannot be read or has no array of the tables, and for an array of another shape or type.
+    """
+    folder, name, text = _parts("weights", place)
+    try:
+        found = load(content_of(open_store(folder), name, _MOST_BYTES))
+    except (OSError, SafetensorError, KeyError, TypeError) as error:  # no float8 in NumPy
+        line = getattr(error, "strerror", None) or error
+        raise BadInput(f"weights {text}: cannot be read: {line}") from None
+    wanted = dict(_views(tables, arena))
+    copied = [each for each in wanted if each in found]
+    if not copied:
+        raise BadInput(
+            f"weights {text}: expected arrays among {_listed(wanted)}, got {_listed(found)}"
+        )
+    for each in copied:
+        if found[each].shape != wanted[each].shape or found[each].dtype != np.float32:
+            shape, got = wanted[each].shape, found[each]
+            raise BadInput(
+                f"weights {text}: {each}: expected float32 of shape {shape}, got {got.dtype} of"
+                f" {got.shape}: leave it out of the file, or rename it, to begin without it"
+            )
+        wanted[each][...] = found[each]
+    left = [each for each in wanted if each not in found]
+    unused = [each for each in found if each not in wanted]
+    return (
+        f"{text}: copied {_listed(copied)}; left at their first values: {_listed(left)}; not used:"
+        f" {_listed(unused)}"
+    )
+
+
+def _parts(what: str, place: str | Path) -> tuple[str, str, str]:
+    """The folder of a file, its name, and both together; raises BadInput for another suffix."""
+    text = str(paths.place(what, place))
     if not text.endswith(_SUFFIX):
         raise BadInput(f"{text}: expected {_SUFFIX}, got {Path(text).suffix!r}")
     folder, _, name = text.rpartition("/")
-    try:
-        open_store(folder or ("/" if text.startswith("/") else ".")).put(
-            name, [save(dict(_arrays(tables, params)))]
-        )
-    except OSError as error:
-        raise GiveUp(f"{text}: cannot be written: {error.strerror or error}") from None
+    return folder or ("/" if text.startswith("/") else "."), name, text
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = len(shown) - _MOST_NAMED
+    return (", ".join(shown[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")) or "none"
+
+
+def _views(tables: ps.Tables, arena: NDArray[np.float32]) -> Iterator[tuple[str, Any]]:
+    """The arrays of an arena by the names that they have in a file."""
+    layout = Layout(tuple(dense.table(name) for name, dense in tables.items()))
+    for table, views in layout.views(arena).items():
+        for name, view in views.items():
+            yield f"{table}.{name}" if len(tables) > 1 else name, view
 
 
 def _arrays(tables: ps.Tables, params: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -1,74 +1,80 @@
-"""Writes the course of a run as events that TensorBoard shows.
+"""`worker.TensorBoard`: a callback that writes the course of a run as TensorBoard's events.
 
-trained = worker.run(df, train, params=params, observer=worker.TensorBoard("runs/first"))
+trained = worker.run(df, train, params=params, callbacks=[worker.TensorBoard("runs/first")])
 """
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ps import paths
-from ps.cluster import Cluster
-from ps.logs import logger
+from shards import arguments
 from shards.errors import BadInput
-from shards.messages import ShardStatus
+from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
 
 
-class TensorBoard:
-    """An observer of `worker.run` and `worker.train` that writes events below `folder`.
+class TensorBoard(Callback):
+    """Writes events below `folder`; each run of the callback adds a file.
 
-    The scalars are `train/loss`, the mean of the pushes since the last event, `train/staleness` and
-    `train/rate`; and `test/NAME` for each figure of a test. The horizontal axis counts the samples
-    that the job has trained on. Events are on disk as soon as they are written. Raises BadInput
-    without the library tensorboardX.
+    The scalars are `train/loss`, the mean of the pushes since the last event, `train/staleness`,
+    `train/rate` and `train/samples_s`; and `test/NAME` for each figure of a test. The horizontal
+    axis counts the samples that the job has trained on. Events are on disk as soon as they are
+    written. Raises BadInput without the library tensorboardX.
     """
 
     def __init__(self, folder: str | Path) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise BadInput(
-                "TensorBoard: expected tensorboardX (pip install 'downpour-sgd[tensorboard]'), got"
-                " none"
-            ) from None
-        self._writer: Any = SummaryWriter(str(paths.path("TensorBoard: folder", folder)))
-        self._logger = logger("worker")
+            raise _missing("tensorboardX", "tensorboard") from None
+        self.folder = paths.path("TensorBoard: folder", folder)
+        self._open = SummaryWriter
+        self._writer: Any = None
 
-    def started(self, cluster: Cluster, restored: list[int] | None) -> None:
-        """The shards hold their weights."""
+    def serve(self, port: int = 0) -> str:
+        """Start TensorBoard's own server on this machine, and return its address.
 
-    def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
+        It listens on loopback, at `port` or any free one, and ends with this process. Raises
+        BadInput without TensorBoard, and for a port that is in use.
+        """
+        try:
+            from tensorboard import program
+        except ImportError:
+            raise _missing("TensorBoard", "tensorboard-server") from None
+        arguments.whole("serve: port", port, 0, 65535)
+        server = program.TensorBoard()
+        server.configure(logdir=str(self.folder), host="127.0.0.1", port=port, load_fast="false")
+        try:
+            return str(server.launch())
+        except program.TensorBoardServerException as error:
+            raise BadInput(f"serve: port {port}: {error.msg.splitlines()[0]}") from None
+
+    def started(self, run: WatchedRun) -> None:
+        """Begin a file."""
+        self._writer = self._open(str(self.folder))
+
+    def progressed(self, status: RunStatus) -> None:
         """Write the means of the pushes since the last call, if there are any."""
-        pushed = records[0][records[0]["dropped"] == 0]
-        if not len(pushed):
+        if not status.updates:
             return
-        samples = statuses[0].samples
-        losses = pushed["loss"][np.isfinite(pushed["loss"])]
-        if len(losses):
-            self._write("train/loss", float(losses.mean()), samples)
-        self._write("train/staleness", float(pushed["staleness"].mean()), samples)
-        self._write("train/rate", statuses[0].rate, samples)
+        for name in ("loss", "staleness", "rate", "samples_s"):
+            if (value := getattr(status, name)) is not None:
+                self._writer.add_scalar(f"train/{name}", value, status.samples)
         self._writer.flush()
 
-    def evaluated(self, result: Evaluation) -> None:
+    def evaluated(self, result: Evaluation, parameters: Parameters) -> None:
         """Write the figures of a test."""
         for name, value in result.figures.items():
-            self._write(f"test/{name}", value, result.samples)
+            self._writer.add_scalar(f"test/{name}", value, result.samples)
         self._writer.flush()
 
-    def resharded(self, cluster: Cluster) -> None:
-        """Later reports come from other shards."""
+    def ended(self, parameters: Parameters | None) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
 
-    def notice(self, text: str) -> None:
-        """Log a message for the operator."""
-        self._logger.warning("%s", text)
 
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._writer.close()
-
-    def _write(self, name: str, value: float, samples: int) -> None:
-        self._writer.add_scalar(name, value, samples)
+def _missing(library: str, extra: str) -> BadInput:
+    return BadInput(
+        f"TensorBoard: expected {library} (pip install 'downpour-sgd[{extra}]'), got none"
+    )

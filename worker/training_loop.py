@@ -139,6 +139,9 @@ class ClientDriver:
         )
 
     def _push(self, want: machine.PushContribution) -> None:
+        times, steps = self.client.times, self._steps
+        times.compute_s = max(times.compute_s, steps.compute_s)
+        times.data_s = max(times.data_s, steps.data_s)
         self.client.push(
             want.contribution,
             read_versions=want.versions,

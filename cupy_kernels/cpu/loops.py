@@ -33,40 +33,40 @@ def _add(source: Array, out: Array) -> None:
 
 @compiled
 def unroll(x: Array, first: int, rule: Rule, lines: tuple[int, int], columns: Array) -> None:
-    """Copy the windows of output lines [start, stop) of each image, 0 outside of the image.
+    """Copy the windows of output lines [start, stop) of each image, 0 left and right of the image.
 
-    `columns` is (n, lines, ow, kh, kw, each): the channels [first, first + each).
+    `columns` is (n, lines, ow, kh, kw, each): the channels [first, first + each). No window reaches
+    above or below the image.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = rule
     n, h, w, c = x.shape
     ow, each = columns.shape[2], columns.shape[5]
     source, out, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    long, step = -(-run // _VECTOR) * _VECTOR, kh * run
-    low = -(-pw // sw) if dw == 1 and each == c else ow
-    high = (w - kw + pw) // sw
-    for image in range(n):
-        for p in range(lines[0], lines[1]):
+    long, step, dense = -(-run // _VECTOR) * _VECTOR, kh * run, dw == 1 and each == c
+    wide, count = (w + 2 * pw) * c, (lines[1] - lines[0] - 1) * sh + (kh - 1) * dh + 1
+    padded = np.zeros(count * wide + _VECTOR if pw and kh else 0, np.float32)
+    for image in range(n if kh else 0):
+        start = (image * h + lines[0] * sh - ph) * w * c
+        seen = source[start:]
+        if pw:
+            for y in range(count):
+                to, off = y * wide + pw * c, start + y * w * c
+                _copy(source[off : off + w * c], padded[to : to + w * c])
+            seen = padded
+        for p in range(lines[1] - lines[0]):
             for i in range(kh):
-                y, at = p * sh - ph + i * dh, line + i * run
-                if y < 0 or y >= h:
-                    for q in range(ow):
-                        out[at + q * step : at + q * step + run] = 0
-                    continue
-                start = ((image * h + y) * w - pw) * c + first
+                at, tap = line + i * run, (p * sh + i * dh) * wide + first
                 # Whole vectors are faster; the window's next rows overwrite the excess.
-                fits = long <= (kh - i) * run and start + (pw + w) * c + long <= len(source)
+                fits = long <= (kh - i) * run and tap + (ow - 1) * sw * c + long <= len(seen)
                 length = long if fits else run
                 for q in range(ow):
-                    if low <= q <= high:
-                        spot, tap = at + q * step, start + q * sw * c
-                        _copy(source[tap : tap + length], out[spot : spot + length])
+                    spot, near = at + q * step, tap + q * sw * c
+                    if dense:
+                        _copy(seen[near : near + length], out[spot : spot + length])
                         continue
-                    for j in range(kw):
-                        spot, tap = at + q * step + j * each, start + (q * sw + j * dw) * c
-                        if 0 <= q * sw - pw + j * dw < w:
-                            _copy(source[tap : tap + each], out[spot : spot + each])
-                        else:
-                            out[spot : spot + each] = 0
+                    for _ in range(kw):
+                        _copy(seen[near : near + each], out[spot : spot + each])
+                        spot, near = spot + each, near + dw * c
             line += ow * step
 
 
@@ -77,26 +77,30 @@ def fold(columns: Array, first: int, rule: Rule, lines: tuple[int, int], x: Arra
     n, h, w, c = x.shape
     ow, each = columns.shape[2], columns.shape[5]
     into, source, line, run = x.reshape(-1), columns.reshape(-1), 0, kw * columns.shape[5]
-    step, low = kh * run, -(-pw // sw) if dw == 1 and each == c else ow
-    high = (w - kw + pw) // sw
-    for image in range(n):
-        for p in range(lines[0], lines[1]):
+    step, dense = kh * run, dw == 1 and each == c
+    wide, count = (w + 2 * pw) * c, (lines[1] - lines[0] - 1) * sh + (kh - 1) * dh + 1
+    padded = np.zeros(count * wide if pw and kh else 0, np.float32)
+    for image in range(n if kh else 0):
+        start = (image * h + lines[0] * sh - ph) * w * c
+        place = into[start:]
+        if pw:
+            padded[:], place = 0, padded
+        for p in range(lines[1] - lines[0]):
             for i in range(kh):
-                y, at = p * sh - ph + i * dh, line + i * run
-                if y < 0 or y >= h:
-                    continue
-                start = ((image * h + y) * w - pw) * c + first
+                at, tap = line + i * run, (p * sh + i * dh) * wide + first
                 for q in range(ow):
-                    if low <= q <= high:
-                        spot, tap = at + q * step, start + q * sw * c
-                        _add(source[spot : spot + run], into[tap : tap + run])
+                    spot, near = at + q * step, tap + q * sw * c
+                    if dense:
+                        _add(source[spot : spot + run], place[near : near + run])
                         continue
-                    for j in range(kw):
-                        if 0 <= q * sw - pw + j * dw < w:
-                            spot = at + q * step + j * each
-                            tap = start + (q * sw + j * dw) * c
-                            _add(source[spot : spot + each], into[tap : tap + each])
+                    for _ in range(kw):
+                        _add(source[spot : spot + each], place[near : near + each])
+                        spot, near = spot + each, near + dw * c
             line += ow * step
+        if pw:
+            for y in range(count):
+                off, to = y * wide + pw * c, start + y * w * c
+                _add(padded[off : off + w * c], into[to : to + w * c])
 
 
 @compiled

@@ -75,12 +75,33 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return drawn
 
 
+class WorkerKill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a worker at a virtual time, in seconds; without `back_s` it does not return.
+
+    What it sent before still arrives. It returns `back_s` later as its next incarnation, which
+    continues after its last push that the shards have applied. The shards wait for it until its
+    lease has run out.
+    """
+
+    at_s: float
+    worker: int
+    back_s: float | None = None
+
+    def __post_init__(self) -> None:
+        arguments.number("cluster: kill: at_s", self.at_s, least=0, expected="0 or more")
+        if self.back_s is not None:
+            arguments.number("cluster: kill: back_s", self.back_s, least=0, expected="0 or more")
+
+
 class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers, shards, their step times and links.
 
     A worker named in `stragglers`, as worker-3, takes that many times as long for every step.
-    `link` is a text as in `downpour train --link`, the same for every worker, or empty: then
-    messages take no time.
+    `link` is a text as in `downpour train --link`, or empty: then messages take no time. A worker
+    named in `links` has that one in its place. `joins` has the seconds at which workers join that
+    are not there from the start. A worker that is killed counts at the gate for `lease_s`. With
+    `delays` the weights that a step sees are not those of its pull but of 0 to `delays` pulls
+    earlier, each number equally likely, as Dai et al. 2018 delay updates.
     """
 
     workers: int = 8
@@ -88,30 +109,61 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     times: StepTimes = StepTimes()
     link: str = ""
     stragglers: dict[str, float] = {}
+    delays: int = 0
+    links: dict[str, str] = {}
+    joins: dict[str, float] = {}
+    kill: tuple[WorkerKill, ...] = ()
+    lease_s: float = 10.0
 
     def __post_init__(self) -> None:
         arguments.whole("cluster: workers", self.workers, 1, MOST_WORKERS)
         arguments.whole("cluster: shards", self.shards, 1, 64)
+        arguments.whole("cluster: delays", self.delays, 0, 1024)
         link_of(self.link or None)
+        for part in ("stragglers", "links", "joins"):
+            for name in getattr(self, part):
+                self._check_name(part, name)
         for name, factor in self.stragglers.items():
-            if name not in {worker_name(number) for number in range(self.workers)}:
-                raise BadInput(
-                    f"cluster: stragglers: expected worker-0 to worker-{self.workers - 1},"
-                    f" got {name!r}"
-                )
             expected = "a factor above 0"
             arguments.number(f"cluster: stragglers: {name}", factor, expected=expected)
             if not factor > 0:
                 raise arguments.wrong(f"cluster: stragglers: {name}", expected, factor)
+        for name, link in self.links.items():
+            try:
+                link_of(link or None)
+            except BadInput as error:
+                raise BadInput(f"cluster: links: {name}: {error}") from None
+        for name, at_s in self.joins.items():
+            arguments.number(f"cluster: joins: {name}", at_s, least=0, expected="0 or more")
+        for one in self.kill:
+            arguments.whole("cluster: kill: worker", one.worker, 0, self.workers - 1)
+        arguments.number("cluster: lease_s", self.lease_s, least=0.001, expected="0.001 or more")
+
+    def _check_name(self, part: str, name: str) -> None:
+        if name not in {worker_name(number) for number in range(self.workers)}:
+            raise BadInput(
+                f"cluster: {part}: expected worker-0 to worker-{self.workers - 1}, got {name!r}"
+            )
+
+    @property
+    def steady(self) -> bool:
+        """Whether all workers are there from start to end."""
+        return not self.joins and not self.kill
 
     def step_times(self, seed: int, worker: int) -> Iterator[float]:
         """The times of one worker's steps in seconds."""
         factor = self.stragglers.get(worker_name(worker), 1.0)
         return self.times.draws(seed, worker, factor)
 
+    def ages(self, seed: int, worker: int) -> Iterator[int]:
+        """How many pulls old the weights of each of one worker's steps are."""
+        dice = np.random.default_rng((seed, worker, 4))
+        while True:
+            yield from dice.integers(self.delays + 1, size=_BLOCK).tolist()
+
     def link_between(self, seed: int, worker: int, shard: int) -> "Link | None":
         """The link of a worker to a shard; None where messages take no time."""
-        model = link_of(self.link or None)
+        model = link_of(self.links.get(worker_name(worker), self.link) or None)
         return None if model is None else Link(model, f"{seed} {worker} {shard}")
 
 

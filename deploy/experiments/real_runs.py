@@ -26,9 +26,10 @@ from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.problem import Workload
+from deploy.experiments.training import TrainingSimulation, route_of
 from deploy.experiments.trials import Trial
-from deploy.experiments.workloads import Workload, workload_of
+from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster
@@ -102,11 +103,15 @@ def distance(first: NDArray[np.void], second: NDArray[np.void]) -> float:
 def run_real(trial: Trial, workload: Workload) -> RealRun:
     """Run a trial with a real shard, clients and threads; its gradients are shared out evenly.
 
-    Raises BadInput for more than one shard.
+    Raises BadInput for more than one shard, delays, joins and kills.
     """
     workers = trial.cluster.workers
     if trial.cluster.shards != 1:
         raise BadInput(f"a real run: expected 1 shard to replay, got {trial.cluster.shards}")
+    if trial.cluster.delays:
+        raise BadInput(f"a real run: expected no delays, got {trial.cluster.delays}")
+    if not trial.cluster.steady:
+        raise BadInput("a real run: expected a cluster without joins and kills, got some")
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     specs = job.specs(workload.table)
     with local_shards(specs, workload.start(job.seed)) as cluster:
@@ -133,7 +138,7 @@ class _Paced:
         self._batches = workload.batches(job.seed, number)
         self._overruns = 0
         # All workers register before the first one trains, as in the simulator.
-        link = job.cluster.link or None
+        link = job.cluster.links.get(worker_name(number), job.cluster.link) or None
         self._client = Client(cluster, worker=worker_name(number), link=link)
         self._machine = StepMachine(
             job.plan(), workload.table, worker=worker_name(number), bound=job.real_bound
@@ -175,7 +180,7 @@ def replayed(run: RealRun, workload: Workload) -> Floats:
 
     Raises BadInput for records that the job cannot have made.
     """
-    instant = structs.replace(run.job.cluster, link="")
+    instant = structs.replace(run.job.cluster, link="", links={})
     replay = _Replay(structs.replace(run.job, cluster=instant), workload)
     replay.follow(run.records)
     return replay.weights()
@@ -185,17 +190,17 @@ class _Replay(TrainingSimulation):
     """A simulation whose pulls and pushes wait for their recorded turn."""
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
-        self._held: dict[int, deque[Send]] = defaultdict(deque)
+        self._held: dict[bytes, deque[Send]] = defaultdict(deque)
         self._merge = job.strategy.server(job.cluster.workers).merge
         super().__init__(job, workload)
 
-    def carry(self, number: int, shard: int, sends: Sequence[Send], link: Link | None) -> None:
+    def carry(self, route: bytes, shard: int, sends: Sequence[Send], link: Link | None) -> None:
         """Hold pulls and pushes; registration has no turn."""
         for send in sends:
             if isinstance(send.message, Pull | Push):
-                self._held[number].append(send)
+                self._held[route].append(send)
             else:
-                self.arrive(number, shard, [send])
+                self.arrive(route, shard, [send])
 
     def follow(self, records: NDArray[np.void]) -> None:
         """Take the recorded turns."""
@@ -244,11 +249,11 @@ class _Replay(TrainingSimulation):
         while answered:
             answered = False
             for number, versions in reads.items():
-                held = self._held[number]
+                held = self._held[route_of(number)]
                 pulls = held and isinstance(held[0].message, Pull)
                 if pulls and versions and versions[0] == self.shards[0].version:
                     versions.popleft()
-                    self.arrive(number, 0, [held.popleft()])
+                    self.arrive(route_of(number), 0, [held.popleft()])
                     self._compute()
                     answered = True
 
@@ -256,12 +261,12 @@ class _Replay(TrainingSimulation):
         """Let a shard handle the pushes that it handled at one moment."""
         arrivals = []
         for number in numbers:
-            held = self._held[number]
+            held = self._held[route_of(number)]
             if not held or not isinstance(held[0].message, Push):
                 raise BadInput(f"{worker_name(number)}: the record has a turn that its job has not")
             send = held.popleft()
             message, frames = cast(Any, send.message), cast(Any, send.frames)
-            arrivals.append(Arrival(b"%d" % number, message, frames))
+            arrivals.append(Arrival(route_of(number), message, frames))
         self.answer(0, self.shards[0].handle_together(arrivals, self.clock.now))
         self._compute()
 

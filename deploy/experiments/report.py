@@ -13,7 +13,7 @@ import numpy as np
 
 from deploy.experiments import charts
 from deploy.experiments.charts import Series
-from deploy.experiments.runner import Folder
+from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome
 from deploy.experiments.statistics import mean_interval
 from deploy.experiments.sweeps import Point, Sweep, read_sweep
@@ -131,6 +131,9 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
             (_point_row(one) for one in points),
         ),
     ]
+    if sweep.expect:
+        rows = [(one.rule, one.measured, one.verdict) for one in judge_sweep(sweep, folder.path)]
+        parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
     drawn = [one for one in points if one.found][:_DRAWN]
     if drawn:
         left = len(points) - len(drawn)

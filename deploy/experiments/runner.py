@@ -27,6 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import structs
 
+from deploy.experiments.expectations import Judged, PointResults
+from deploy.experiments.limits import Limits
 from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training import Look
 from deploy.experiments.trials import Trial, TrialResult, run_trial
@@ -161,7 +163,9 @@ def run_sweep(
         done = len(sweep.trials) - len(left)
         if done:
             note(f"{done} of {len(sweep.trials)} trials are done already")
-        for number, (trial, failure, cpu_s) in enumerate(_run(folder, left, jobs), done + 1):
+        for number, (trial, failure, cpu_s) in enumerate(
+            _run(folder, sweep.limits, left, jobs), done + 1
+        ):
             folder.note_cost(trial, cpu_s)
             ended = f"failed: {failure}" if failure else f"done in {cpu_s:.1f} CPU s"
             note(f"{number} of {len(sweep.trials)}: {trial} {ended}")
@@ -184,9 +188,22 @@ def estimate_s(sweep: Sweep, path: Path) -> float:
     return per_gradient * sum(trial.gradients for trial in left)
 
 
-def _run(folder: Folder, left: list[Trial], jobs: int) -> Iterator[tuple[str, str, float]]:
+def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
+    """Judge the sweep's accept rules by the results in its folder."""
+    folder = Folder(path)
+    points = []
+    for point in sweep.points if sweep.expect else ():
+        found = [folder.load(trial) for trial in point.trials]
+        whole = [one for one in found if one is not None]
+        points.append(PointResults(point.values, whole if len(whole) == len(found) else []))
+    return [rule.judge(points) for rule in sweep.expect]
+
+
+def _run(
+    folder: Folder, limits: Limits, left: list[Trial], jobs: int
+) -> Iterator[tuple[str, str, float]]:
     """Run trials: their ids, why they failed if they did, and their CPU seconds."""
-    run = partial(run_and_save, folder.path)
+    run = partial(run_and_save, folder.path, limits)
     if jobs <= 1 or len(left) <= 1:
         yield from map(run, left)
         return
@@ -194,14 +211,16 @@ def _run(folder: Folder, left: list[Trial], jobs: int) -> Iterator[tuple[str, st
         yield from pool.imap_unordered(run, left)
 
 
-def run_and_save(path: Path, trial: Trial) -> tuple[str, str, float]:
+def run_and_save(path: Path, limits: Limits, trial: Trial) -> tuple[str, str, float]:
     """Run a trial and write its result; one that fails is run once more, then its reason is."""
     folder, began = Folder(path), time.process_time()
     reason = ""
     for _ in range(2):
         try:
-            folder.save(run_trial(trial))
-        except (DownpourError, MemoryError, FloatingPointError) as error:
+            with limits.hold():
+                result = run_trial(trial)
+            folder.save(result)
+        except (DownpourError, MemoryError, TimeoutError, FloatingPointError) as error:
             reason = f"{type(error).__name__}: {error}"
         else:
             folder.failure(trial.id).unlink(missing_ok=True)

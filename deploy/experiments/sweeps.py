@@ -8,24 +8,31 @@ as rate or cluster.workers, or a name of your own that a text refers to as {name
     strategy = "softsync:n={n}"
     [grid]
     n = [1, 15]
+
+`[[expect]]` tables are accept rules (expectations.py), and `[limits]` holds each trial to a time
+and a memory (limits.py). Neither is part of a trial's id.
 """
 
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.expectations import Expectation
+from deploy.experiments.limits import Limits
 from deploy.experiments.trials import Trial
 from shards.errors import BadInput
+
+Value = TypeVar("Value")
 
 MOST_TRIALS = 10_000
 """More trials than this need the user's consent."""
 
-_OWN = ("name", "seeds", "grid", "zip", "list")
+_OWN = ("name", "seeds", "grid", "zip", "list", "expect", "limits")
 _TEXTS = ("strategy", "rule", "workload", "cluster.link")
 _SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "cluster"}} | {
     f"cluster.{name}" for name in ClusterModel.__struct_fields__
@@ -44,11 +51,13 @@ class Point(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """A sweep's name, its points, and the text of its file."""
+    """A sweep's name, its points, the text of its file, its accept rules and limits."""
 
     name: str
     points: list[Point]
     text: str
+    expect: list[Expectation]
+    limits: Limits
 
     @property
     def trials(self) -> list[Trial]:
@@ -92,7 +101,23 @@ def _sweep(given: dict[str, Any], text: str, consent: bool) -> Sweep:
                     f" seed {trial.seed}, and {known[trial.id]}"
                 )
             known[trial.id] = f"{point.label}, seed {trial.seed}"
-    return Sweep(name, found, text)
+    expect = _converted("expect", given.get("expect", []), list[Expectation])
+    for number, rule in enumerate(expect):
+        try:
+            rule.check([point.values for point in found])
+        except BadInput as error:
+            raise BadInput(f"expect[{number}]: {error}") from None
+    limits = _converted("limits", given.get("limits", {}), Limits)
+    return Sweep(name, found, text, expect, limits)
+
+
+def _converted(what: str, given: object, kind: type[Value]) -> Value:
+    """A part of the file as a value of `kind`."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        raise BadInput(f"{what}{where.rstrip('`')}: {message[0].lower()}{message[1:]}") from None
 
 
 def _seeds(given: object) -> range:

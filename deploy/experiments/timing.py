@@ -95,9 +95,15 @@ class TimingSimulation:
         cluster, strategy = job.cluster, job.strategy
         if cluster.shards > 1:
             raise BadInput("timing: expected 1 shard, as all would see the same order of updates")
+        if cluster.delays:
+            raise BadInput(f"timing: expected a cluster without delays, got {cluster.delays}")
+        if not cluster.steady:
+            raise BadInput("timing: expected a cluster without joins and kills, got some")
         if strategy.warm_up:
             raise BadInput("timing: expected a strategy without a warm start")
-        if cancel and (cluster.link or strategy.windowed or strategy.fetch_period > 1):
+        if cancel and (
+            cluster.link or cluster.links or strategy.windowed or strategy.fetch_period > 1
+        ):
             raise BadInput("timing: cancel: expected no link, and a pull before every step")
         strategy.check(job.real_bound, prefetch=False)
         self.version = 0

@@ -12,19 +12,19 @@ pushes in flight.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.cluster import HEADER_BYTES, Link, worker_name
+from deploy.experiments.cluster import HEADER_BYTES, Link, WorkerKill, worker_name
 from deploy.experiments.jobs import SimulatedJob
-from deploy.experiments.workloads import Batch, Workload
+from deploy.experiments.problem import Batch, Workload
 from deploy.virtual_clock import Clock
 from ps.session.events import Pulled, Ready, Send
-from ps.session.session import Session
+from ps.session.session import PushTimes, Session
 from shards.envelopes import Outgoing
 from shards.errors import BadInput
 from shards.ledger import Ledger
@@ -71,6 +71,10 @@ class Course(NamedTuple):
         return next((look for look in self.looks if look.error <= error), None)
 
 
+class Deadlock(BadInput):
+    """Nothing will happen any more, and the gradients wanted are not computed."""
+
+
 class TrainingSimulation:
     """A job under way; `run` takes it to a number of gradients."""
 
@@ -90,8 +94,15 @@ class TrainingSimulation:
         self._records: list[NDArray[np.void]] = []
         self._collected = 0
         self.workers = [SimulatedTrainee(self, number) for number in range(job.cluster.workers)]
+        self._routes = {worker.route: worker for worker in self.workers}
         for worker in self.workers:
-            worker.greet()
+            joins_s = job.cluster.joins.get(worker.name)
+            if joins_s is None:
+                worker.greet()
+            else:
+                self.clock.at(joins_s, worker.greet)
+        for kill in job.cluster.kill:
+            self.clock.at(kill.at_s, self._kill, kill)
 
     def run(self, gradients: int, *, look_every: int = 0, until_error: float = -1.0) -> Course:
         """Train until this number of gradients has been computed, and measure the weights.
@@ -106,6 +117,8 @@ class TrainingSimulation:
             aim = min(gradients, self.gradients + (look_every or gradients))
             try:
                 self.advance(aim)
+            except Deadlock:
+                raise
             except BadInput:  # a shard refuses a gradient that is not finite
                 diverged_at = self.shards[0].version
             looks.append(self._look())
@@ -129,7 +142,7 @@ class TrainingSimulation:
         """Train until this number of gradients has been computed."""
         goes = self.clock.run(lambda: self.gradients < gradients, math.inf)
         if not goes:
-            raise BadInput("every worker waits for another; check the staleness bound")
+            raise Deadlock("every worker waits for another; check the staleness bound")
         if self.shards[0].journal.pushes - self._collected > _COLLECTED:
             self._collect()
 
@@ -144,58 +157,113 @@ class TrainingSimulation:
         updates = self.shards[0].version
         return Look(updates, self.gradients, self.clock.now, measured.loss, measured.error)
 
-    def carry(self, number: int, shard: int, sends: Sequence[Send], link: Link | None) -> None:
+    def carry(self, route: bytes, shard: int, sends: Sequence[Send], link: Link | None) -> None:
         """Carry what a worker sends to a shard, over its link if there is one."""
         if link is None:
-            self.arrive(number, shard, sends)
+            self.arrive(route, shard, sends)
         else:
             at = link.up(_bytes(sends), self.clock.now)
-            self.clock.at(at, self.arrive, number, shard, sends)
+            self.clock.at(at, self.arrive, route, shard, sends)
 
-    def arrive(self, number: int, shard: int, sends: Sequence[Send]) -> None:
+    def arrive(self, route: bytes, shard: int, sends: Sequence[Send]) -> None:
         """Let a shard handle what a worker has sent, and send its answers on their way."""
         now, host = self.clock.now, self.shards[shard]
         outs: list[Outgoing] = []
         for send in sends:
-            outs += host.handle(b"%d" % number, send.message, send.frames, now)  # type: ignore[arg-type]
+            outs += host.handle(route, send.message, send.frames, now)  # type: ignore[arg-type]
         self.answer(shard, outs)
 
     def answer(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Send a shard's answers on their way, those to one worker together."""
-        answers: dict[int, list[Outgoing]] = defaultdict(list)
+        answers: dict[bytes, list[Outgoing]] = defaultdict(list)
         for out in outs:
-            answers[int(out.to)].append(out)
+            answers[out.to].append(out)
         for receiver, together in answers.items():
-            self.workers[receiver].answered(shard, together)
+            if receiver in self._routes:  # a worker that was killed hears nothing any more
+                self._routes[receiver].answered(shard, together)
+
+    # --- kills and returns ------------------------------------------------------------------------
+
+    def _kill(self, kill: WorkerKill) -> None:
+        worker = self.workers[kill.worker]
+        if self._routes.pop(worker.route, None) is None:
+            return  # it is dead already
+        worker.alive = False
+        incarnation = worker.session.incarnation
+        self.clock.after(self.job.cluster.lease_s, self._expire, kill.worker, incarnation)
+        if kill.back_s is not None:
+            self.clock.after(kill.back_s, self._return, kill.worker)
+
+    def _expire(self, number: int, incarnation: int) -> None:
+        """End the lease of a worker that has not returned."""
+        worker = self.workers[number]
+        if not worker.alive and worker.session.incarnation == incarnation:
+            for shard, host in enumerate(self.shards):
+                self.answer(shard, host.expire([worker.name], self.clock.now))
+
+    def _return(self, number: int) -> None:
+        worker = self.workers[number] = SimulatedTrainee(self, number, self.workers[number])
+        self._routes[worker.route] = worker
+        worker.greet()
+
+
+class Streams(NamedTuple):
+    """What a worker draws from, over all its incarnations; a link for each shard."""
+
+    times: Iterator[float]
+    ages: Iterator[int]
+    batches: Iterator[Batch]
+    links: list[Link | None]
+
+    @classmethod
+    def of(cls, world: TrainingSimulation, number: int) -> "Streams":
+        cluster, seed = world.job.cluster, world.job.seed
+        return cls(
+            cluster.step_times(seed, number),
+            cluster.ages(seed, number),
+            world.workload.batches(seed, number),
+            [cluster.link_between(seed, number, shard) for shard in range(len(world.shards))],
+        )
 
 
 class SimulatedTrainee:
-    """One worker: its step machine, its session, its link to each shard, and what it waits for."""
+    """One worker: its step machine, its session, its link to each shard, and what it waits for.
 
-    def __init__(self, world: TrainingSimulation, number: int) -> None:
-        job, seed = world.job, world.job.seed
-        self._world, self._number = world, number
+    A worker that returns continues with the batches and step times of its `former` incarnation.
+    """
+
+    def __init__(
+        self, world: TrainingSimulation, number: int, former: "SimulatedTrainee | None" = None
+    ) -> None:
+        job = world.job
+        self._world = world
         spec = world.shards[0].spec
-        self.session = Session(
+        incarnation = 0 if former is None else former.session.incarnation + 1
+        self.name: str = worker_name(number)
+        self.route: bytes = route_of(number, incarnation)
+        self.alive = True
+        self.session: Session = Session(
             job=spec.job,
-            worker=worker_name(number),
-            incarnation=0,
+            worker=self.name,
+            incarnation=incarnation,
             layout=spec.layout,
             shard_map=spec.map,
         )
-        self.machine = StepMachine(
-            job.plan(), world.table, worker=worker_name(number), bound=job.real_bound
-        )
-        self._times = job.cluster.step_times(seed, number)
-        self._batches = world.workload.batches(seed, number)
+        self.machine = self._machine(0, 0)
+        self.streams: Streams = Streams.of(world, number) if former is None else former.streams
+        self._links = self.streams.links
+        self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batch: Batch | None = None
-        self._links = [
-            job.cluster.link_between(seed, number, shard) for shard in range(len(world.shards))
-        ]
         self._wants = self.machine.wants()
         self._asked: int | None = None  # the request whose weights the machine waits for
         self._outbox: list[Send] = []
         self._waited_s = 0.0  # at the gate, since the last push
+
+    def _machine(self, clock: int, step: int) -> StepMachine:
+        job, table = self._world.job, self._world.table
+        return StepMachine(
+            job.plan(), table, worker=self.name, clock=clock, step=step, bound=job.real_bound
+        )
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -211,7 +279,7 @@ class SimulatedTrainee:
         for send in sends:
             by_shard[send.shard].append(send)
         for shard, together in by_shard.items():
-            self._world.carry(self._number, shard, together, self._links[shard])
+            self._world.carry(self.route, shard, together, self._links[shard])
 
     def answered(self, shard: int, outs: Sequence[Outgoing]) -> None:
         """Carry a shard's answers to this worker."""
@@ -222,6 +290,8 @@ class SimulatedTrainee:
             clock.at(link.down(_bytes(outs), clock.now), self._receive, shard, outs)
 
     def _receive(self, shard: int, outs: Sequence[Outgoing]) -> None:
+        if not self.alive:
+            return
         now = self._world.clock.now
         for out in outs:
             message, frames = cast(Any, out.message), cast(Any, out.frames)
@@ -233,6 +303,9 @@ class SimulatedTrainee:
                     self._waited_s += event.waited_s
                     self._resume(self._pulled(event))
                 elif isinstance(event, Ready):
+                    if event.step:
+                        self.machine = self._machine(event.clock, event.step)
+                        self._wants = self.machine.wants()
                     self._resume(None)
         if self._outbox:
             self._send()
@@ -241,7 +314,10 @@ class SimulatedTrainee:
         arena = np.empty(self._world.table.size, np.float32)
         for shard, sent in enumerate(event.frames):
             self._world.map.fill(arena, shard, sent)
-        return machine.WeightsPulled(arena, event.versions)
+        self._kept.appendleft(machine.WeightsPulled(arena, event.versions))
+        if len(self._kept) == 1:
+            return self._kept[0]
+        return self._kept[min(next(self.streams.ages), len(self._kept) - 1)]
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -252,7 +328,7 @@ class SimulatedTrainee:
             want = send(answer)
             match want:
                 case machine.ReadBatches():
-                    self._batch = next(self._batches)
+                    self._batch = next(self.streams.batches)
                     answer = machine.BatchesRead(len(self._batch))
                 case machine.PullWeights():
                     now = self._world.clock.now
@@ -276,9 +352,11 @@ class SimulatedTrainee:
         gradient = np.empty(world.table.size, np.float32)
         loss = world.workload.gradient(want.weights, self._batch, gradient)
         computed = machine.GradientComputed(gradient, loss)
-        world.clock.after(next(self._times), self._computed, computed)
+        world.clock.after(next(self.streams.times), self._computed, computed)
 
     def _computed(self, computed: machine.GradientComputed) -> None:
+        if not self.alive:
+            return
         self._world.gradients += 1
         self._resume(computed)
         if self._outbox:
@@ -293,12 +371,16 @@ class SimulatedTrainee:
             steps=want.steps,
             samples=want.samples,
             loss=want.loss,
-            rtt_s=self.session.rtt_s,
-            wait_s=self._waited_s,
+            times=PushTimes(self.session.rtt_s, self._waited_s),
             now=self._world.clock.now,
         )
         self._waited_s = 0.0
         self._outbox += sends
+
+
+def route_of(number: int, incarnation: int = 0) -> bytes:
+    """Where the shards send a worker's answers."""
+    return b"%d.%d" % (number, incarnation)
 
 
 def _bytes(messages: Sequence[Send | Outgoing]) -> int:

@@ -1,7 +1,7 @@
 """Trials: single runs of an experiment, described by one value and run in processes of their own.
 
 A trial is the whole description: the same trial gives the same result, wherever it runs. Its id is
-the hash of that description and of the build.
+the hash of that description, of the data and of the build.
 """
 
 import hashlib
@@ -16,8 +16,9 @@ from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.logistic import Proximal
 from deploy.experiments.training import Look, TrainingSimulation
-from deploy.experiments.workloads import workload_of
+from deploy.experiments.workloads import data_digest, workload_of
 from ps.compatibility import build_id
 from shards import arguments
 from shards.errors import BadInput
@@ -72,8 +73,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def id(self) -> str:
-        """The hash of all settings and of the build, in 16 hexadecimal digits."""
-        written = msgspec.json.encode(self, order="deterministic") + build_id().encode()
+        """The hash of all settings, of the data and of the build, in 16 hexadecimal digits."""
+        settings = msgspec.json.encode(self, order="deterministic")
+        written = settings + data_digest(self.workload).encode() + build_id().encode()
         return hashlib.sha256(written).hexdigest()[:16]
 
 
@@ -157,16 +159,18 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
 def rule_named(text: str) -> Rule:
     """The update rule in a text: adam, or momentum:momentum=0.9. Raises BadInput."""
     name, _, options = arguments.text("rule", text, "a rule").partition(":")
-    if name not in RULES or not options:
+    kinds: dict[str, Any] = {**RULES, "proximal": Proximal}
+    if name not in kinds:
         return rule_of("rule", text)
     found: dict[str, Any] = {}
-    for option in options.split(","):
+    for option in options.split(",") if options else ():
         field, _, value = option.partition("=")
-        if field not in RULES[name].__struct_fields__:
-            known = ", ".join(RULES[name].__struct_fields__) or "none"
+        if field not in kinds[name].__struct_fields__:
+            known = ", ".join(kinds[name].__struct_fields__) or "none"
             raise BadInput(f"rule {name}: unknown option {field!r}; its options are {known}")
         found[field] = value
     try:
-        return msgspec.convert(found, RULES[name], strict=False)
+        rule: Rule = msgspec.convert(found, kinds[name], strict=False)
+        return rule
     except msgspec.ValidationError as error:
         raise BadInput(f"rule {name}: {error}") from None

@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from deploy.run_folder import SETTINGS as RUN_SETTINGS
 from deploy.run_folder import SUMMARY, lock_folder
@@ -28,6 +30,7 @@ from worker.signals import sigterm_too
 
 _LOOK_S = 0.25
 _SNAPSHOT_S = 120.0
+_RESHARD_S = 300.0
 STATUS = {End.SUCCEEDED: 0, End.FAILED: 1, End.STOPPED: 130, End.RETRY: 75}
 """The exit status of the process for each end; 75 is EX_TEMPFAIL."""
 
@@ -99,6 +102,7 @@ class _Attempt:
         self._identity = identity
         self._events = events
         self._settings = job_folder.load_settings(folder)
+        self._acts = {"snapshot": self._snapshot, "reshard": self._reshard}
 
     def run(self) -> AttemptOutcome:
         """Train, and say how that ended."""
@@ -182,8 +186,8 @@ class _Attempt:
                     continue
                 if order.kind == "stop":
                     self._stop(str(order.data.get("mode", "drain")))
-                elif order.kind == "snapshot":
-                    threading.Thread(target=self._snapshot, args=(order,), daemon=True).start()
+                elif (act := self._acts.get(order.kind)) is not None:
+                    threading.Thread(target=self._answer, args=(order, act), daemon=True).start()
 
     def _stop(self, mode: str) -> None:
         """The first SIGTERM ends the training with a snapshot, a second one ends it at once."""
@@ -193,19 +197,26 @@ class _Attempt:
             time.sleep(1.0)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _snapshot(self, order: Entry) -> None:
+    def _answer(self, order: Entry, act: Callable[[Entry], dict[str, Any]]) -> None:
+        """Carry out an order, and answer it by an event that says what came of it."""
+        try:
+            found = {"ok": True, **act(order)}
+        except (BadInput, GiveUp, OSError) as error:
+            found = {"ok": False, "text": str(error)}
+        wish = order.data.get("wish")
+        self._events.append("answer", self._identity.attempt, wish=wish, **found)
+
+    def _snapshot(self, _: Entry) -> dict[str, Any]:
         from deploy.snapshots import taken
 
-        wish = order.data.get("wish")
-        try:
-            name = taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)
-        except (BadInput, GiveUp, OSError) as error:
-            self._answer(wish, ok=False, text=str(error))
-        else:
-            self._answer(wish, ok=True, text=f"snapshot {name}")
+        return {"text": f"snapshot {taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"}
 
-    def _answer(self, wish: object, *, ok: bool, text: str) -> None:
-        self._events.append("answer", self._identity.attempt, wish=wish, ok=ok, text=text)
+    def _reshard(self, order: Entry) -> dict[str, Any]:
+        from deploy.reshard_requests import request_reshard
+
+        shards = int(order.data["shards"])
+        request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
+        return {"text": f"moved to {shards} shards", "shards": shards}
 
 
 def _has_logs(out: Path) -> bool:

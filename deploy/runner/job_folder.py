@@ -50,13 +50,15 @@ T = TypeVar("T")
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What a user submitted, besides the settings.
 
-    `origin` is a snapshot to start from; `request_key` the idempotency key of the request.
+    `owner` is the name of the token that submitted it; `origin` a snapshot to start from;
+    `request_key` the idempotency key of the request.
     """
 
     id: str
     name: str
     created: float
     project: str = "default"
+    owner: str = "local"
     labels: dict[str, str] = {}
     priority: int = 0
     origin: str | None = None

@@ -5,6 +5,7 @@ it has 4,000 points, every second point is dropped and the interval doubles, so 
 needs the same space, and its whole course can be drawn at any time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,12 +40,21 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None = None
 
 
+class WorkerTimes(msgspec.Struct):
+    """Where a worker's time went, in seconds, as its pushes say; the rest is its own loop."""
+
+    compute: float = 0.0
+    data: float = 0.0
+    wait: float = 0.0
+    network: float = 0.0
+
+
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """The newest figures of a job.
 
     `staleness[n]` counts the updates with staleness n; the last entry counts all from there on.
-    `waits_s` are the seconds that each worker has waited at the gate, `holds` how often each worker
-    was the slowest while others waited.
+    `times_s` are the times of each worker, `holds` how often each worker was the slowest while
+    others waited; `diverged` is whether the loss is not finite, which JSON cannot say.
     """
 
     time: float
@@ -52,8 +62,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     readings: Readings
     point: SeriesPoint
     staleness: list[int]
-    waits_s: dict[str, float]
+    times_s: dict[str, WorkerTimes]
     holds: dict[str, int]
+    diverged: bool = False
 
 
 class FigureTally:
@@ -61,7 +72,7 @@ class FigureTally:
 
     def __init__(self) -> None:
         self._staleness = np.zeros(LARGEST_STALENESS + 1, np.int64)
-        self._waits: dict[str, float] = {}
+        self._times: dict[str, WorkerTimes] = {}
         self._holds: Counter[str] = Counter()
         self._largest: int | None = None
         self._updated: set[int] = set()
@@ -77,7 +88,7 @@ class FigureTally:
             self._staleness += np.bincount(clipped, minlength=LARGEST_STALENESS + 1)
             self._largest = max(self._largest or 0, int(values.max()))
         if records:
-            self._add_waits(records[0])
+            self._add_times(records[0])
         if readings.waiting:
             running = [each for each in readings.workers if each.standing == "runs"]
             if running:
@@ -111,15 +122,17 @@ class FigureTally:
                 accuracy=accuracy,
             ),
             staleness=np.trim_zeros(self._staleness, "b").tolist(),
-            waits_s=dict(self._waits),
+            times_s=dict(self._times),
             holds=dict(self._holds),
+            diverged=readings.loss is not None and not math.isfinite(readings.loss),
         )
 
-    def _add_waits(self, rows: Rows) -> None:
+    def _add_times(self, rows: Rows) -> None:
         for name in np.unique(rows["worker"]):
-            worker = bytes(name).decode(errors="replace")
-            waited = float(rows["wait_s"][rows["worker"] == name].sum())
-            self._waits[worker] = self._waits.get(worker, 0.0) + waited
+            times = self._times.setdefault(bytes(name).decode(errors="replace"), WorkerTimes())
+            own = rows[rows["worker"] == name]
+            for part in WorkerTimes.__struct_fields__:
+                setattr(times, part, getattr(times, part) + float(own[f"{part}_s"].sum()))
 
     def _quantile(self, share: float) -> float | None:
         total = int(self._staleness.sum())

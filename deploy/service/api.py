@@ -5,7 +5,7 @@ import csv
 import hashlib
 import io
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,13 +14,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.runner import job_folder
-from deploy.runner.readings import SeriesPoint, read_newest, read_series
-from deploy.service import stream
+from deploy.runner.readings import SeriesPoint, read_newest
+from deploy.service import access_api, stream
+from deploy.service.access import Sender, note
+from deploy.service.access_store import AccessStore
+from deploy.service.comparison import curve
+from deploy.service.identities import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.submissions import Cloning, Submissions, Submitted
-from deploy.service.supervisor import Supervisor, checkpoints, delete_folder, evaluations
+from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.settings import TrainSettings
 
 MOST_LOG_BYTES = 16 << 20
@@ -56,6 +60,22 @@ class Cancellation(BaseModel):
     mode: Literal["drain", "now"] = "drain"
 
 
+class Resharding(BaseModel):
+    """The body of `:reshard`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    shards: int = Field(ge=1, le=1024)
+
+
+class Changes(BaseModel):
+    """The body of `:set`: options of `downpour train` that change, by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    settings: dict[str, Any] = Field(min_length=1)
+
+
 class Services(msgspec.Struct, frozen=True):
     """What the routes call."""
 
@@ -63,6 +83,7 @@ class Services(msgspec.Struct, frozen=True):
     supervisor: Supervisor
     admission: Submissions
     feed: stream.Feed
+    access: AccessStore
 
 
 def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
@@ -80,6 +101,7 @@ def routes(services: Services) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
+    access_api.add_routes(router, services.store, services.access)
     return router
 
 
@@ -89,6 +111,20 @@ def find(store: JobStore, job: str) -> JobRow:
         return store.get(job)
     except KeyError:
         raise not_found("job", job) from None
+
+
+def seen(store: JobStore, sender: Principal, jobs: Sequence[str]) -> list[JobRow]:
+    """These jobs; raises the problem 404 for one that the sender may not see."""
+    rows = [find(store, job) for job in jobs]
+    for row in rows:
+        if not sender.sees(row.project):
+            raise not_found("job", row.id)
+    return rows
+
+
+def own_key(sender: Principal, key: str | None) -> str | None:
+    """An idempotency key as it is stored: no sender gets the answer to another one's request."""
+    return key if key is None or sender == LOCAL else f"{sender.name} {key}"
 
 
 class _Once:
@@ -131,13 +167,20 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
     store, once = services.store, _Once(services.store)
 
     @router.post("/jobs", status_code=201)
-    def submit(body: Submitted, key: Key = None) -> Response:
+    def submit(request: Request, body: Submitted, sender: Sender, key: Key = None) -> Response:
         """Submit a job. It is on disk before this is answered."""
-        what = f"POST /jobs {body.model_dump_json()}"
-        return once(key, what, 201, lambda: shown(services.admission.submit(body, key)))
+        key = own_key(sender, key)
+
+        def act() -> dict[str, Any]:
+            row = services.admission.submit(body, key, sender)
+            note(request, job=row.id, project=row.project)
+            return shown(row)
+
+        return once(key, f"POST /jobs {body.model_dump_json()}", 201, act)
 
     @router.get("/jobs")
     def list_jobs(
+        sender: Sender,
         state: Annotated[list[JobState], Query(description="Repeatable.")] = [],  # noqa: B006
         project: str | None = None,
         label: Annotated[str | None, Query(description="NAME or NAME=VALUE.")] = None,
@@ -146,7 +189,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
         """Jobs, the newest first. `cursor` of an answer continues the list."""
-        wanted = JobFilter(state=state, project=project, label=label, q=q)
+        wanted = JobFilter(state=state, projects=sender.projects, project=project, label=label, q=q)
         page = store.page(wanted, limit, cursor)
         answer = {"jobs": [shown(row) for row in page.jobs], "cursor": page.cursor}
         return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -174,49 +217,70 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
 def _add_verbs(router: APIRouter, services: Services) -> None:
     store, once = services.store, _Once(services.store)
 
-    def ask(job: str, verb: Verb, key: str | None, **details: Any) -> JSONResponse:
+    def ask(
+        sender: Principal, job: str, verb: Verb, key: str | None, **details: Any
+    ) -> JSONResponse:
         def act() -> dict[str, Any]:
             wish, row = services.supervisor.ask(job, verb, **details)
             return {"wish": wish, "id": row.id, "state": row.state}
 
         find(store, job)
-        return once(key, f"POST /jobs/{job}:{verb} {details}", 202, act)
+        return once(own_key(sender, key), f"POST /jobs/{job}:{verb} {details}", 202, act)
 
     @router.post("/jobs/{job}:cancel", status_code=202)
     def cancel(
+        sender: Sender,
         job: JobId,
         body: Annotated[Cancellation, Body()] = Cancellation(),  # noqa: B008
         key: Key = None,
     ) -> Response:
         """Cancel a job; it ends as CANCELLED."""
-        return ask(job, Verb.CANCEL, key, mode=body.mode)
+        return ask(sender, job, Verb.CANCEL, key, mode=body.mode)
 
     @router.post("/jobs/{job}:pause", status_code=202)
-    def pause(job: JobId, key: Key = None) -> Response:
+    def pause(sender: Sender, job: JobId, key: Key = None) -> Response:
         """End the attempt with a snapshot and release the slots."""
-        return ask(job, Verb.PAUSE, key)
+        return ask(sender, job, Verb.PAUSE, key)
 
     @router.post("/jobs/{job}:resume", status_code=202)
-    def resume(job: JobId, key: Key = None) -> Response:
+    def resume(sender: Sender, job: JobId, key: Key = None) -> Response:
         """Queue a paused job again; it continues from its newest snapshot."""
-        return ask(job, Verb.RESUME, key)
+        return ask(sender, job, Verb.RESUME, key)
 
     @router.post("/jobs/{job}:snapshot", status_code=202)
-    def snapshot(job: JobId, key: Key = None) -> Response:
+    def snapshot(sender: Sender, job: JobId, key: Key = None) -> Response:
         """Take a snapshot. The event `answer` with the wish's id says which, or why not."""
-        return ask(job, Verb.SNAPSHOT, key)
+        return ask(sender, job, Verb.SNAPSHOT, key)
+
+    @router.post("/jobs/{job}:reshard", status_code=202)
+    def reshard(sender: Sender, job: JobId, body: Resharding, key: Key = None) -> Response:
+        """Move a job that trains to another number of shards; the event `answer` says how it went.
+
+        It keeps that number in later attempts.
+        """
+        return ask(sender, job, Verb.RESHARD, key, shards=body.shards)
+
+    @router.post("/jobs/{job}:set", status_code=202)
+    def change_settings(sender: Sender, job: JobId, body: Changes, key: Key = None) -> Response:
+        """Change options of a job. One that trains continues with them from a snapshot."""
+        row = find(store, job)
+        settings = services.admission.changed(row, body.settings)
+        return ask(sender, job, Verb.SET, key, settings=settings, changes=body.settings)
 
     @router.post("/jobs/{job}:clone", status_code=202)
     def clone(
+        request: Request,
+        sender: Sender,
         job: JobId,
         body: Annotated[Cloning, Body()] = Cloning(),  # noqa: B008
         key: Key = None,
     ) -> Response:
         """Submit a copy, with other settings, perhaps from a checkpoint."""
-        row = find(store, job)
+        row, key = find(store, job), own_key(sender, key)
 
         def act() -> dict[str, Any]:
-            made = services.admission.clone(row, body, key)
+            made = services.admission.clone(row, body, key, sender)
+            note(request, job=job, project=row.project, detail=f"made {made.id}")
             return {"wish": made.id, **shown(made)}
 
         return once(key, f"POST /jobs/{job}:clone {body.model_dump_json()}", 202, act)
@@ -238,12 +302,6 @@ def _add_details(router: APIRouter, services: Services) -> None:
     ) -> dict[str, Any]:
         """The events with an id above `after`, in order."""
         return {"events": store.events([find(store, job).id], after, limit)}
-
-    @router.get("/jobs/{job}/checkpoints")
-    def list_checkpoints(job: JobId) -> dict[str, Any]:
-        """The complete snapshots of the run, the oldest first."""
-        settings = TrainSettings.of_plain(find(store, job).settings)
-        return {"checkpoints": checkpoints(settings)}
 
     @router.get("/jobs/{job}/reading")
     def reading(job: JobId) -> dict[str, Any]:
@@ -267,11 +325,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
                 expected = ", ".join(SeriesPoint.__struct_fields__)
                 detail = f"names: expected {expected}, got {name[:80]}"
                 raise Problem(422, "bad_input", detail, field="names", got=name[:80])
-        found = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
-        found = found[:: max(1, -(-len(found) // points))]
-        start = found[0].time - found[0].seconds if found else 0.0
-        across = [each.time - start if x == "seconds" else getattr(each, x) for each in found]
-        columns = {name: [getattr(each, name) for each in found] for name in wanted}
+        across, columns = curve(store, row, wanted, x, points)
         if form == "csv":
             return _as_csv(x, across, columns)
         tests = evaluations(TrainSettings.of_plain(row.settings))
@@ -323,6 +377,7 @@ def _add_streams(router: APIRouter, services: Services) -> None:
     @router.get("/stream")
     async def follow(
         request: Request,
+        sender: Sender,
         jobs: Annotated[str, Query(description="Ids, by comma; default: all.")] = "",
         after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
@@ -331,10 +386,19 @@ def _add_streams(router: APIRouter, services: Services) -> None:
         since = int(last) if last.isdecimal() else after
         wanted = [job for job in jobs.split(",") if job]
         for job in wanted:
-            await asyncio.to_thread(find, services.store, job)
+            row = await asyncio.to_thread(find, services.store, job)
+            if not sender.sees(row.project):
+                raise not_found("job", job)
 
         async def body() -> AsyncIterator[bytes]:
-            async for each in stream.messages(services.store, services.feed, wanted, since):
+            async for each in stream.messages(
+                services.store,
+                services.feed,
+                wanted,
+                since,
+                sender.projects,
+                lambda: services.access.is_valid(sender),
+            ):
                 yield each
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -13,15 +13,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from deploy.service import api, page
-from deploy.service.access import LoopbackGuard
+from deploy.service import api, page, results_api, upkeep_api
+from deploy.service.access import AccessGuard, Exposure, FailedLogins
+from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_error
+from deploy.service.retention import ServiceLimits
 from deploy.service.stream import Feed
 from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
+from deploy.service.uploads import Uploads
+from deploy.service.webhooks import Courier, Hosts, Webhooks
 from ps import __version__
 from ps.logs import logger
 from shards.errors import DownpourError
@@ -30,12 +34,19 @@ LOOK_S = 0.25
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name."""
+    """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
+
+    `exposure` says whether requests need tokens.
+    """
 
     home: Path
     slots: int
     roots: Sequence[Path] = ()
     retry_s: float = 5.0
+    experiments: Path | None = None
+    limits: ServiceLimits = ServiceLimits()
+    webhook_hosts: Hosts = Hosts()
+    exposure: Exposure = Exposure()
 
 
 class Service:
@@ -45,14 +56,33 @@ class Service:
         self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
     ) -> None:
         self.feed = Feed()
+        self.exposure = options.exposure
+        self.access = AccessStore(engine)
         self.store = JobStore(options.home, engine, self.feed.changed)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
             slots=options.slots,
             retry_s=options.retry_s,
+            limits=self.access.limits,
+            reserve_bytes=options.limits.free_mb << 20,
         )
-        self.admission = Submissions(self.store, slots=options.slots, roots=options.roots)
+        self.options = options
+        self.uploads = Uploads(
+            options.home,
+            most_bytes=int(options.limits.upload_gb * 1e9),
+            reserve_bytes=options.limits.free_mb << 20,
+        )
+        self.admission = Submissions(
+            self.store,
+            self.uploads,
+            slots=options.slots,
+            roots=options.roots,
+            confined=options.exposure.tokens,
+            limits=self.access.limits,
+        )
+        self.webhooks = Webhooks(self.store, engine, options.webhook_hosts)
+        self._courier = Courier(self.webhooks)
         self.looked_at = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -60,10 +90,12 @@ class Service:
     def start(self) -> None:
         self.store.catch_up()
         self._thread.start()
+        self._courier.start()
 
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+        self._courier.stop()
 
     @property
     def ready(self) -> bool:
@@ -102,11 +134,26 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    app.add_middleware(LoopbackGuard)
+    failures = FailedLogins()
+    app.add_middleware(
+        AccessGuard,
+        exposure=service.exposure,
+        access=service.access,
+        store=service.store,
+        failures=failures,
+    )
     _add_errors(app)
-    parts = api.Services(service.store, service.supervisor, service.admission, service.feed)
+    parts = api.Services(
+        service.store, service.supervisor, service.admission, service.feed, service.access
+    )
+    options = service.options
+    experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
-    app.include_router(page.routes(service.store))
+    app.include_router(results_api.routes(service.store, experiments))
+    app.include_router(
+        upkeep_api.routes(parts, service.uploads, service.webhooks, options.home, options.limits)
+    )
+    app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed)
 
     @app.get("/healthz", include_in_schema=False)

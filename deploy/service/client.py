@@ -1,13 +1,18 @@
 """The client of the service that the command line uses. It outlasts a restart of the service."""
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from deploy.service import sending
+from deploy.service.artefacts import sha256_of
 from deploy.service.states import TERMINAL, JobState
+from ps.transport.addresses import on_this_host
 from shards.errors import BadInput, GiveUp
 
 PATIENCE_S = 60.0
@@ -17,20 +22,34 @@ _RETRY_S = 0.5
 
 
 class ServiceClient:
-    """A connection to the service at a URL; a context manager."""
+    """A connection to the service at a URL; a context manager.
+
+    `token` names the user, where the service asks for one; `ca_file` is a PEM file with the
+    certificates to trust, instead of the system's.
+    """
 
     def __init__(
         self,
         url: str,
         *,
+        token: str | None = None,
+        ca_file: Path | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise BadInput(f"--server: expected a URL such as http://127.0.0.1:8600, got {url}")
         self._url = url.rstrip("/")
+        host = urlsplit(url).hostname or ""
+        if token is not None and url.startswith("http://") and not on_this_host(host):
+            raise BadInput(f"--server: expected https:// where a token is sent, got {url}")
         self._http = httpx.Client(
-            base_url=f"{self._url}/api/v1", timeout=30.0, transport=transport, trust_env=False
+            base_url=f"{self._url}/api/v1",
+            headers={"Authorization": f"Bearer {token}"} if token is not None else {},
+            verify=_trusted(ca_file),
+            timeout=30.0,
+            transport=transport,
+            trust_env=False,
         )
         self._sleep = sleep
 
@@ -67,6 +86,45 @@ class ServiceClient:
         headers = {"Idempotency-Key": key} if key is not None else {}
         found: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
         return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is on this machine, and can read its files."""
+        return on_this_host(urlsplit(self._url).hostname or "")
+
+    def uploaded(self, settings: dict[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
+        """Send the files that settings name; returns these settings as the service has them."""
+        return sending.upload(self, settings, note)
+
+    def send_chunk(self, upload: str, path: str, offset: int, chunk: bytes) -> None:
+        """Send a part of a file. A chunk that has arrived although its answer was lost is fine."""
+        try:
+            self.call(
+                "PUT", f"/uploads/{upload}/files", patience_s=PATIENCE_S, content=chunk,
+                params={"path": path, "offset": offset},
+            )  # fmt: skip
+        except BadInput:
+            files = self.get(f"/uploads/{upload}")["files"]
+            (found,) = [file for file in files if file["path"] == path]
+            if found["received"] != offset + len(chunk):
+                raise
+
+    def download(
+        self, path: str, target: Path, sha256: str | None = None, **parameters: Any
+    ) -> int:
+        """Write the content of a GET to a new file; returns its bytes.
+
+        Raises GiveUp if it does not have the digest that is expected.
+        """
+        with self._http.stream("GET", path, params=parameters) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise _refusal(answer)
+            with target.open("xb") as file:
+                size = sum(file.write(chunk) for chunk in answer.iter_bytes())
+        if sha256 is not None and sha256_of(target) != sha256:
+            raise GiveUp(f"{target}: expected the SHA-256 {sha256}, got another; download it again")
+        return size
 
     def wait(self, job: str, timeout_s: float | None = None) -> dict[str, Any]:
         """The job once it is in a terminal state; raises GiveUp after `timeout_s` seconds."""
@@ -126,6 +184,14 @@ class ServiceClient:
 def absolute(path: Path) -> str:
     """A path as the service, in another working directory, understands it."""
     return str(path.absolute())
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or str(error)
+        raise BadInput(f"--ca-file {ca_file}: expected certificates in PEM, got: {why}") from None
 
 
 def _refusal(answer: httpx.Response) -> BadInput | GiveUp:

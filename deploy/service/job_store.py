@@ -9,7 +9,7 @@ the journal. A transition compares (attempt, state_seq) with what its caller has
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.service import tables
+from deploy.service.access_store import ProjectLimits
 from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
@@ -29,6 +30,7 @@ from shards.errors import DownpourError, GiveUp
 JOBS = "jobs"
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
+_HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     project: str
+    owner: str
     labels: dict[str, str]
     priority: int
     slots: int
@@ -56,6 +59,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     updated: float
     head: dict[str, Any]
+    alerts: list[str] = []
+    pinned: list[str] = []
     settings: dict[str, Any] = {}
 
 
@@ -75,16 +80,20 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list: all conditions hold. `label` is NAME or NAME=VALUE."""
+    """Which jobs to list: all conditions hold. `label` is NAME or NAME=VALUE.
+
+    `projects` are those that the user may see; None: all.
+    """
 
     state: Sequence[str] = ()
+    projects: Collection[str] | None = None
     project: str | None = None
     label: str | None = None
     q: str | None = None
 
 
 _LISTED = [column for column in tables.job.c if column.name != "settings"]
-_SUBMITTED = ("id", "name", "project", "labels", "priority", "request_key", "created")
+_SUBMITTED = ("id", "name", "project", "owner", "labels", "priority", "request_key", "created")
 _FRESH: dict[str, Any] = {
     "state": JobState.QUEUED,
     "state_seq": 0,
@@ -99,6 +108,8 @@ _FRESH: dict[str, Any] = {
     "snapshot": None,
     "events_read": 0,
     "head": {},
+    "alerts": [],
+    "pinned": [],
 }
 
 
@@ -122,8 +133,11 @@ class JobStore:
         """An id. Ids sort by time."""
         return f"{int(time.time() * 1000):011x}{secrets.token_hex(3)}"
 
-    def create(self, submission: Submission, settings: TrainSettings) -> JobRow:
-        """Store a new job. When this returns, the job survives the loss of this process."""
+    def create(self, submission: Submission, settings: TrainSettings, **columns: Any) -> JobRow:
+        """Store a new job. When this returns, the job survives the loss of this process.
+
+        `columns` of its row differ from those of a job that waits in the queue.
+        """
         folder = self.folder(submission.id)
         with self._lock:
             folder.mkdir(mode=0o700)
@@ -132,7 +146,7 @@ class JobStore:
             content = checked_json.encode(settings.plain())
             write_whole(folder / job_folder.SETTINGS, content, private=True)
             job_folder.save(folder / job_folder.JOB, submission)
-            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED})
+            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
             self._index(folder)
         self._changed()
         return self.get(submission.id)
@@ -147,6 +161,16 @@ class JobStore:
             raise KeyError(job)
         return _row(row)
 
+    def standing(self, job: str) -> tuple[str, str]:
+        """The project and the owner of a job; raises KeyError for an unknown id."""
+        table = tables.job
+        query = sa.select(table.c.project, table.c.owner).where(table.c.id == job)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            raise KeyError(job)
+        return row.project, row.owner
+
     def with_key(self, key: str) -> JobRow | None:
         """The job that was submitted with this idempotency key; None if there is none."""
         with self._engine.connect() as connection:
@@ -155,10 +179,20 @@ class JobStore:
             ).first()
         return _row(row) if row is not None else None
 
+    def with_run(self, run: Path) -> str | None:
+        """The id of the job whose run folder this is; None if there is none."""
+        out = tables.job.c.settings["out"].as_string()
+        with self._engine.connect() as connection:
+            found: str | None = connection.execute(
+                sa.select(tables.job.c.id).where(out == str(run)).limit(1)
+            ).scalar()
+        return found
+
     def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
         table = tables.job
         query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
+        query = query.where(_seen(wanted.projects))
         if wanted.state:
             query = query.where(table.c.state.in_(wanted.state))
         if wanted.project is not None:
@@ -183,12 +217,15 @@ class JobStore:
         with self._engine.connect() as connection:
             return [_row(row) for row in connection.execute(query)]
 
-    def heads(self, jobs: Sequence[str] = ()) -> list[JobRow]:
+    def heads(
+        self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
+    ) -> list[JobRow]:
         """Rows with the newest figures: of these jobs, or of all that are unfinished."""
         table = tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
+        query = sa.select(*_LISTED).where(which, _seen(projects)).limit(200)
         with self._engine.connect() as connection:
-            rows = connection.execute(sa.select(*_LISTED).where(which).limit(200))
+            rows = connection.execute(query)
             return [_row(row) for row in rows]
 
     def counts(self) -> dict[JobState, int]:
@@ -206,6 +243,22 @@ class JobStore:
         with self._engine.connect() as connection:
             return connection.execute(query).scalar() or 0
 
+    def usage(self, project: str) -> ProjectLimits:
+        """What a project uses now, in the terms of its limits."""
+        table = tables.job
+        columns = (table.c.state, sa.func.count(), sa.func.sum(table.c.slots))
+        query = sa.select(*columns).where(table.c.project == project).group_by(table.c.state)
+        with self._engine.connect() as connection:
+            rows = [
+                (JobState(state), jobs, slots) for state, jobs, slots in connection.execute(query)
+            ]
+        held = [(jobs, slots) for state, jobs, slots in rows if state in HOLDING]
+        return ProjectLimits(
+            running=sum(jobs for jobs, _ in held),
+            queued=sum(jobs for state, jobs, _ in rows if state not in HOLDING | TERMINAL),
+            workers=sum(slots for _, slots in held),
+        )
+
     def attempts(self, job: str) -> list[dict[str, Any]]:
         """The attempts of a job in order."""
         table = tables.attempt
@@ -214,11 +267,17 @@ class JobStore:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def events(
-        self, jobs: Sequence[str] = (), after: int = 0, limit: int = 200
+        self,
+        jobs: Sequence[str] = (),
+        after: int = 0,
+        limit: int = 200,
+        projects: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Events with an id above `after`, in order; of all jobs if none is named."""
         table = tables.event
         query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
+        if projects is not None:
+            query = query.where(table.c.job.in_(sa.select(tables.job.c.id).where(_seen(projects))))
         if jobs:
             query = query.where(table.c.job.in_(jobs))
         with self._engine.connect() as connection:
@@ -253,14 +312,21 @@ class JobStore:
         self._changed()
         return entry
 
+    def write_settings(self, row: JobRow) -> None:
+        """Bring `settings.json` up to the row, which a user may have changed since."""
+        path = self.folder(row.id) / job_folder.SETTINGS
+        content = checked_json.encode(row.settings)
+        if TrainSettings.load(path).plain() != row.settings:
+            write_whole(path, content, private=True)
+
     def ingest(self, seen: JobRow, entries: Iterable[Entry]) -> None:
         """Add a runner's events; those that are already there are left out."""
         entries = [entry for entry in entries if entry.number > seen.events_read]
         if not entries:
             return
         with self._lock, self._engine.begin() as connection:
-            for entry in entries:
-                _add_event(connection, seen.id, _RUNNER, entry)
+            rows = [_event_values(seen.id, _RUNNER, entry) for entry in entries]
+            connection.execute(sa.insert(tables.event), rows)
             _update(connection, seen.id, {"events_read": entries[-1].number})
         self._changed()
 
@@ -317,7 +383,10 @@ class JobStore:
         return mended
 
     def rebuild(self) -> int:
-        """Index every job folder into an empty database; returns the number of jobs."""
+        """Index every job folder; returns the number of jobs. What is no index stays."""
+        with self._lock, self._engine.begin() as connection:
+            for table in (tables.job, tables.attempt, tables.event, tables.idempotency):
+                connection.execute(sa.delete(table))
         return sum(self._index(folder) for folder in self._folders())
 
     def _folders(self) -> list[Path]:
@@ -380,10 +449,14 @@ class JobStore:
                 table = tables.attempt
                 which = (table.c.job == job, table.c.number == entry.attempt)
                 connection.execute(sa.update(table).where(*which).values(**end))
-            hidden = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled"}
-            shown = {name: value for name, value in entry.data.items() if name not in hidden}
+            shown = {name: value for name, value in entry.data.items() if name not in _HIDDEN}
             _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
             _update(connection, job, {**columns, "updated": entry.time})
+
+
+def _seen(projects: Collection[str] | None) -> sa.ColumnElement[bool]:
+    """That a job is in one of these projects; None: in any."""
+    return tables.job.c.project.in_(projects) if projects is not None else sa.true()
 
 
 def _row(row: sa.Row[Any]) -> JobRow:
@@ -396,5 +469,8 @@ def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> N
 
 
 def _add_event(connection: sa.Connection, job: str, source: str, entry: Entry) -> None:
-    values = msgspec.to_builtins(entry)
-    connection.execute(sa.insert(tables.event).values(job=job, source=source, **values))
+    connection.execute(sa.insert(tables.event), [_event_values(job, source, entry)])
+
+
+def _event_values(job: str, source: str, entry: Entry) -> dict[str, Any]:
+    return {"job": job, "source": source, **msgspec.to_builtins(entry)}

@@ -18,6 +18,8 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity
 from shards.errors import BadInput
 
+CLIENT_VARIABLES = {"DOWNPOUR_TOKEN", "DOWNPOUR_TOKEN_FILE"}
+"""What a job does not inherit: the token with which its user speaks to a service."""
 _RUNNER = (sys.executable, "-m", "deploy.runner")
 
 
@@ -39,7 +41,8 @@ class LocalLauncher:
     def launch(self, folder: Path, attempt: int, nonce: str) -> None:
         """Start an attempt of the job in `folder`; raises OSError if that fails."""
         log = job_folder.driver_log(folder, attempt)
-        environ = os.environ | {
+        inherited = {n: v for n, v in os.environ.items() if n not in CLIENT_VARIABLES}
+        environ = inherited | {
             job_folder.JOB_VARIABLE: folder.name,
             job_folder.ATTEMPT_VARIABLE: nonce,
         }

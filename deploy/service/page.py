@@ -4,20 +4,31 @@ All text is escaped by the templates. The scripts and the style sheet come from 
 so the page works without any other network.
 """
 
+import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from deploy.service.api import find
+from deploy.disk_space import free_bytes
+from deploy.service.access import Exposure, FailedLogins, Sender, address_of, note
+from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
+from deploy.service.alerts import ALERTS
+from deploy.service.api import Services, find, seen
+from deploy.service.comparison import MOST_JOBS, compare
+from deploy.service.experiments import experiments
+from deploy.service.identities import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
 from deploy.service.states import JobState, Verb, states_for
+from ps import __version__
 
 _HERE = Path(__file__).parent
 _STATIC = {path.name: path for path in sorted((_HERE / "static").iterdir())}
@@ -29,40 +40,46 @@ _SHAPES = {
 }  # fmt: skip
 _PER_PAGE = 50
 
+Render = Callable[..., str]
+"""Renders a template by its name, for a sender, with the values that it names."""
 
-def routes(store: JobStore) -> APIRouter:
-    """The routes of the page."""
+
+def routes(
+    services: Services, exposure: Exposure, failures: FailedLogins, folder: Path
+) -> APIRouter:
+    """The routes of the page; `folder` holds the experiments."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    render = _renderer()
+    store, access, render = services.store, services.access, _renderer()
+    _add_jobs(router, store, render)
+    _add_results(router, store, folder, render)
+    _add_signing(router, access, exposure, failures, render)
 
-    def listed(state: list[JobState], q: str, cursor: str | None) -> dict[str, Any]:
-        found = store.page(JobFilter(state=state, q=q or None), _PER_PAGE, cursor)
-        return {"jobs": found.jobs, "cursor": found.cursor, "q": q, "chosen": state}
-
-    @router.get("/")
-    def jobs(
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
-        q: Annotated[str, Query(max_length=200)] = "",
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
-    ) -> str:
-        """The list of jobs."""
-        return render("jobs.html", last_event=store.last_event(), **listed(state, q, cursor))
-
-    @router.get("/parts/jobs")
-    def rows(
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
-        q: Annotated[str, Query(max_length=200)] = "",
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
-    ) -> str:
-        """The table of the list, for a page that is open."""
-        return render("job_table.html", **listed(state, q, cursor))
-
-    @router.get("/jobs/{job}")
-    def job(job: str) -> str:
-        """One job."""
-        row = find(store, job)
-        verbs = {verb.value: states_for(verb) for verb in Verb}
-        return render("job.html", job=row, verbs=verbs, last_event=store.last_event())
+    @router.get("/service")
+    def service(sender: Sender) -> str:
+        """The service: its projects, and for an administrator its tokens and the audit."""
+        limits = access.limits()
+        names = sorted({*limits, *(sender.projects if sender.projects is not None else ())})
+        projects = [
+            (name, limits.get(name, ProjectLimits()), store.usage(name))
+            for name in names
+            if sender.sees(name)
+        ]
+        may = sender.role is TokenRole.ADMINISTRATOR
+        return render(
+            "service.html",
+            sender,
+            projects=projects,
+            tokens=access.tokens() if may else None,
+            audit=access.audit(100) if may else None,
+            roles=list(TokenRole),
+            now=time.time(),
+            version=__version__,
+            slots=services.supervisor.slots,
+            held=store.slots_held(),
+            halted=services.supervisor.halted,
+            free=free_bytes(store.folder("")),
+            alerts=ALERTS,
+        )
 
     @router.get("/static/{name}")
     def static(name: str) -> Response:
@@ -77,7 +94,118 @@ def routes(store: JobStore) -> APIRouter:
     return router
 
 
-def _renderer() -> Callable[..., str]:
+def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
+    def listed(
+        sender: Principal, state: list[JobState], q: str, cursor: str | None
+    ) -> dict[str, Any]:
+        wanted = JobFilter(state=state, projects=sender.projects, q=q or None)
+        found = store.page(wanted, _PER_PAGE, cursor)
+        return {"jobs": found.jobs, "cursor": found.cursor, "q": q, "chosen": state}
+
+    @router.get("/")
+    def jobs(
+        sender: Sender,
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        q: Annotated[str, Query(max_length=200)] = "",
+        cursor: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> str:
+        """The list of jobs."""
+        return render(
+            "jobs.html", sender, last_event=store.last_event(), **listed(sender, state, q, cursor)
+        )
+
+    @router.get("/parts/jobs")
+    def rows(
+        sender: Sender,
+        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        q: Annotated[str, Query(max_length=200)] = "",
+        cursor: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> str:
+        """The table of the list, for a page that is open."""
+        return render("job_table.html", sender, **listed(sender, state, q, cursor))
+
+    @router.get("/jobs/{job}")
+    def job(sender: Sender, job: str) -> str:
+        """One job."""
+        row = find(store, job)
+        verbs = {verb.value: states_for(verb) for verb in Verb}
+        return render("job.html", sender, job=row, verbs=verbs, last_event=store.last_event())
+
+
+def _add_results(router: APIRouter, store: JobStore, folder: Path, render: Render) -> None:
+    @router.get("/compare")
+    def compare_jobs(
+        sender: Sender,
+        jobs: Annotated[list[str], Query(max_length=MOST_JOBS)] = [],  # noqa: B006
+    ) -> str:
+        """Jobs next to each other."""
+        ids = list(dict.fromkeys(job for each in jobs for job in each.split(",") if job))
+        rows = seen(store, sender, ids[:MOST_JOBS])
+        return render("compare.html", sender, found=compare(store, rows, "loss", "updates", 2))
+
+    @router.get("/experiments")
+    def show_experiments(sender: Sender) -> str:
+        """The experiments with their reports."""
+        return render("experiments.html", sender, found=experiments(folder), folder=folder)
+
+
+def _add_signing(
+    router: APIRouter,
+    access: AccessStore,
+    exposure: Exposure,
+    failures: FailedLogins,
+    render: Render,
+) -> None:
+    @router.get("/sign-in")
+    def ask(
+        sender: Sender, target: Annotated[str, Query(alias="next", max_length=2000)] = "/"
+    ) -> str:
+        """The form for signing in."""
+        return render("sign_in.html", sender, target=_own(target), failure="")
+
+    @router.post("/sign-in")
+    async def sign_in(request: Request) -> Response:
+        """Begin a session in this browser, with the token of the form."""
+        form = parse_qs((await request.body()).decode("latin-1"))
+        token, target = form.get("token", [""])[0].strip(), _own(form.get("next", ["/"])[0])
+        principal = await asyncio.to_thread(access.of_token, token)
+        if principal is None:
+            failures.count(address_of(request.scope))
+            note(request, token=token_id(token) or "")
+            failure = "No live token is this one. It may have expired, or have been revoked."
+            page = render("sign_in.html", request.state.principal, target=target, failure=failure)
+            return HTMLResponse(page, 401)
+        note(request, actor=principal.name, token=principal.token)
+        secret = await asyncio.to_thread(access.sign_in, principal)
+        answer = RedirectResponse(target, 303)
+        answer.set_cookie(
+            exposure.cookie,
+            secret,
+            max_age=int(SESSION_S),
+            secure=exposure.https,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    @router.post("/sign-out")
+    def sign_out(sender: Sender) -> Response:
+        """End the session of this browser."""
+        if sender.session:
+            access.sign_out(sender.session)
+        answer = Response(status_code=204)
+        answer.delete_cookie(
+            exposure.cookie, secure=exposure.https, httponly=True, samesite="strict"
+        )
+        return answer
+
+
+def _own(target: str) -> str:
+    """A path of this service to go to after signing in; for anything else, the list of jobs."""
+    return target if re.fullmatch(r"/(?![/\\])[^\\\x00-\x20\x7f]*", target) else "/"
+
+
+def _renderer() -> Render:
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -96,8 +224,10 @@ def _renderer() -> Callable[..., str]:
     }
     environment.filters |= {"number": _number, "utc": _utc}
 
-    def render(name: str, **values: Any) -> str:
-        return str(environment.get_template(name).render(**values))
+    def render(name: str, sender: Principal, **values: Any) -> str:
+        csrf = csrf_of(sender.session) if sender.session else ""
+        shown = sender if sender != LOCAL else None
+        return str(environment.get_template(name).render(sender=shown, csrf=csrf, **values))
 
     return render
 

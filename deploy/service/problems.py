@@ -1,6 +1,7 @@
 """Errors as RFC 9457 problem details: what is wrong, what was expected, what to do."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -15,15 +16,24 @@ _EXPECTED = re.compile(r"(?:--)?([\w-]+)[^:]*: expected (.+?),? (?:and )?got (.*
 class Problem(Exception):
     """An error to answer with: `code` is for programs, `detail` for people."""
 
-    def __init__(self, status: int, code: str, detail: str, **more: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
+        self.headers = headers
         self.more = {name: value for name, value in more.items() if value is not None}
 
     def response(self) -> JSONResponse:
         body = {"status": self.status, "code": self.code, "detail": str(self), **self.more}
-        return JSONResponse(body, self.status, media_type=MEDIA_TYPE)
+        return JSONResponse(body, self.status, headers=self.headers, media_type=MEDIA_TYPE)
 
 
 def not_found(what: str, name: str) -> Problem:

@@ -4,18 +4,20 @@ import fcntl
 import os
 import socket
 import sqlite3
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import uvicorn
 
 from deploy.run_folder import lock_folder
-from deploy.service.access import check_loopback
+from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.job_store import JOBS, JobStore
-from deploy.service.tables import DATABASE, open_database
+from deploy.service.tables import DATABASE, is_database, open_database
 from shards.errors import BadInput
 
 HOME_VARIABLE = "DOWNPOUR_HOME"
@@ -26,41 +28,92 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".downpour").absolute()
 
 
+class Listen(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a service listens. `certificate` and `key` are PEM files, both or neither."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self) -> None:
+        """Raise BadInput for files that TLS cannot use, or a key that everybody can read."""
+        if self.certificate is None and self.key is None:
+            return
+        if self.certificate is None or self.key is None:
+            raise BadInput("--tls-cert: expected both --tls-cert and --tls-key, got one of them")
+        try:
+            if self.key.stat().st_mode & 0o007:
+                raise BadInput(
+                    f"--tls-key {self.key}: expected a file that other users cannot read;"
+                    f" chmod 600 {self.key}"
+                )
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:  # ssl.SSLError is one
+            why = error.strerror or str(error)
+            raise BadInput(f"--tls-cert {self.certificate}, --tls-key {self.key}: {why}") from None
+
+
 def serve(
-    options: ServeOptions,
-    host: str,
-    port: int,
-    announce: Callable[[str], object] = lambda _: None,
+    options: ServeOptions, listen: Listen, announce: Callable[[str], object] = lambda _: None
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; raises BadInput for an address or a home that cannot be used.
 
     `announce` receives a line once the service can be reached. Jobs are not affected by its end.
     """
-    check_loopback(host)
+    listen.check()
+    host, port = listen.host, listen.port
     with _opened(options.home) as path, _listening(host, port) as listener:
         if not path.exists() and _has_jobs(options.home):
             raise BadInput(
                 f"{path}: expected the database of the jobs in {options.home}, got none;"
                 " rebuild it with: downpour service reindex"
             )
-        service = Service(options, open_database(path))
+        engine = open_database(path)
+        if options.exposure.tokens and not AccessStore(engine).any_token():
+            raise BadInput(
+                f"{path}: expected a token, as this address asks for them, got none; create one"
+                " with: downpour service token create --name YOU --role administrator"
+            )
+        service = Service(options, engine)
         config = uvicorn.Config(
             application(service),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=3,
             server_header=False,
+            proxy_headers=options.exposure.origin is not None,
+            ssl_certfile=listen.certificate,
+            ssl_keyfile=listen.key,
         )
-        announce(f"serving http://{host}:{port} from {options.home}")
+        scheme = "https" if listen.certificate is not None else "http"
+        announce(f"serving {scheme}://{host}:{port} from {options.home}")
         _Server(config, service).run([listener])
 
 
 def reindex(folder: Path) -> int:
-    """Rebuild the database from the job folders; returns the number of jobs."""
+    """Rebuild the index of jobs from their folders; returns the number of jobs.
+
+    Tokens, limits and the audit stay. They are lost with a file that is no database.
+    """
     with _opened(folder) as path:
-        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-            path.with_name(name).unlink(missing_ok=True)
+        if not is_database(path):
+            for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+                path.with_name(name).unlink(missing_ok=True)
         return JobStore(folder, open_database(path)).rebuild()
+
+
+@contextmanager
+def access_of(folder: Path) -> Iterator[AccessStore]:
+    """The tokens, limits and audit of a home, also while a service runs."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    engine = open_database(folder / DATABASE)
+    try:
+        yield AccessStore(engine)
+    finally:
+        engine.dispose()
 
 
 def backup(folder: Path, target: Path) -> None:

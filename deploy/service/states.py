@@ -7,7 +7,10 @@ This module is pure: it has no clock, no files and no database. Three rules keep
 - An attempt counts as ended only if its process is gone: silence is no evidence.
 """
 
+import math
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from deploy.runner.job_folder import AttemptOutcome, End
@@ -37,6 +40,8 @@ class Verb(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     SNAPSHOT = "snapshot"
+    RESHARD = "reshard"
+    SET = "set"
     CLONE = "clone"
 
 
@@ -69,6 +74,9 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.STOPPING: TERMINAL,
     **dict.fromkeys(TERMINAL, frozenset[JobState]()),
 }
+
+_BETWEEN = frozenset({JobState.QUEUED, JobState.PAUSED, JobState.RECOVERING})
+"""States in which a job has no attempt, and will have another one."""
 
 _ON_EVENT = {
     (JobState.CHECKING, "starting"): JobState.STARTING,
@@ -118,8 +126,10 @@ def states_for(verb: Verb) -> list[JobState]:
     """The states in which a verb applies, in the order of the table."""
     if verb is Verb.CLONE:
         return list(JobState)
-    if verb is Verb.SNAPSHOT:
+    if verb in {Verb.SNAPSHOT, Verb.RESHARD}:
         return [state for state in JobState if state in TRAINING]
+    if verb is Verb.SET:
+        return [state for state in JobState if state in TRAINING | _BETWEEN]
     return [state for state in JobState if state in _ON_VERB[verb]]
 
 
@@ -170,18 +180,33 @@ class QueuedJob(NamedTuple):
     id: str
     slots: int
     priority: int
+    project: str = ""
 
 
-def schedule(queued: list[QueuedJob], free: int) -> list[str]:
+class Quota(NamedTuple):
+    """What a project may still start: jobs, and workers of them together."""
+
+    jobs: float = math.inf
+    workers: float = math.inf
+
+
+def schedule(
+    queued: list[QueuedJob], free: int, quotas: Mapping[str, Quota] = MappingProxyType({})
+) -> list[str]:
     """The ids of the jobs to start, of `queued` in order of age, when `free` slots are left.
 
     Higher priority first, then age. A job that does not fit is waited for: smaller jobs behind it
-    may not starve it.
+    may not starve it. A job that its project's quota keeps back holds up that project only.
     """
-    chosen = []
+    chosen, quotas = [], dict(quotas)
     for job in sorted(queued, key=lambda job: -job.priority):
+        quota = quotas.get(job.project, Quota())
+        if quota.jobs < 1 or quota.workers < job.slots:
+            quotas[job.project] = Quota(0, 0)
+            continue
         if job.slots > free:
             break
         free -= job.slots
+        quotas[job.project] = Quota(quota.jobs - 1, quota.workers - job.slots)
         chosen.append(job.id)
     return chosen

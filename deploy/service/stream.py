@@ -6,7 +6,7 @@ counts, and no event. A client that reconnects sends the last id, and nothing is
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -60,22 +60,30 @@ class Feed:
 
 
 async def messages(
-    store: JobStore, feed: Feed, jobs: Sequence[str], after: int | None
+    store: JobStore,
+    feed: Feed,
+    jobs: Sequence[str],
+    after: int | None,
+    projects: Collection[str] | None = None,
+    is_valid: Callable[[], bool] = lambda: True,
 ) -> AsyncGenerator[bytes, None]:
-    """The stream of some jobs, or of all: events with an id above `after`, then new ones."""
+    """The stream of some jobs, or of all: events with an id above `after`, then new ones.
+
+    It shows `projects`, None: all, and ends once `is_valid` says that the viewer may not look.
+    """
     last = after if after is not None else await asyncio.to_thread(store.last_event)
     shown: dict[str, object] = {}
     feed.clients += 1
     try:
         yield b"retry: 1000\n\n"
-        while not feed.closed:
-            events = await asyncio.to_thread(store.events, jobs, last, BATCH)
+        while not feed.closed and await asyncio.to_thread(is_valid):
+            events = await asyncio.to_thread(store.events, jobs, last, BATCH, projects)
             for each in events:
                 last = each["id"]
                 yield message("event", each, last)
             if len(events) == BATCH:
                 continue
-            for reading in await asyncio.to_thread(_readings, store, jobs, shown):
+            for reading in await asyncio.to_thread(_readings, store, jobs, projects, shown):
                 yield message("reading", reading)
             if await feed.wait():
                 await asyncio.sleep(_PAUSE_S)
@@ -92,11 +100,14 @@ def message(kind: str, data: Any, number: int | None = None) -> bytes:
 
 
 def _readings(
-    store: JobStore, jobs: Sequence[str], shown: dict[str, object]
+    store: JobStore,
+    jobs: Sequence[str],
+    projects: Collection[str] | None,
+    shown: dict[str, object],
 ) -> list[dict[str, Any]]:
     """The readings that `shown` lacks: details for a single job, else the figures of the list."""
     found: list[dict[str, Any]] = []
-    for row in store.heads(jobs):
+    for row in store.heads(jobs, projects):
         mark = (row.head.get("time"), row.contact, row.state)
         if shown.get(row.id) == mark or (row.id not in shown and row.state in TERMINAL):
             continue

@@ -1,15 +1,26 @@
 """Checks what a user submits, as far as that can be known without reading data."""
 
 import re
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deploy.run_folder import SETTINGS, SUMMARY, writer_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
+from deploy.service.access import check_project
+from deploy.service.access_store import ProjectLimits, left
+from deploy.service.checkpoints import checkpoints
+from deploy.service.identities import LOCAL, Principal
 from deploy.service.job_store import JobRow, JobStore
+from deploy.service.states import JobState
+from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import origin_of
 from ps.snapshots.object_store import without_secrets
@@ -21,6 +32,16 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _MOST_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
 _PATHS = (*_INPUTS, "out", "logs")
+CHANGEABLE = frozenset(
+    {
+        "staleness", "strategy", "on_stale", "n_push", "n_fetch", "max_iter", "prefetch",
+        "compress", "compress_pull", "snapshot_every", "snapshot_aligned", "snapshot_keep",
+        "snapshot_keep_for", "lease_s", "updates_every_s",
+    }
+)  # fmt: skip
+"""Options that `:set` may change: the others decide what the job is, or what it holds."""
+_ADOPTION_S = 120.0
+_ADDRESSES = ("snapshots", "spark", "ray")
 
 
 class Submitted(BaseModel):
@@ -52,43 +73,70 @@ class Cloning(BaseModel):
 
 
 class Submissions:
-    """Admits submissions. `roots` are the folders below which all paths must be; none: anywhere."""
+    """Admits submissions of one service.
 
-    def __init__(self, store: JobStore, *, slots: int, roots: Sequence[Path] = ()) -> None:
+    `roots` are the folders below which all paths must be. Without one, paths are confined to the
+    folders of jobs if `confined`, else they may be anywhere but in the service's own files.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        uploads: Uploads,
+        *,
+        slots: int,
+        roots: Sequence[Path] = (),
+        confined: bool = False,
+        limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
+    ) -> None:
         self._store = store
+        self._uploads = uploads
         self._slots = slots
         self._roots = [root.resolve() for root in roots]
+        self._confined = confined or bool(roots)
+        self._limits = limits
+        self._lock = threading.Lock()  # two submissions may not take the same last place
 
-    def submit(self, request: Submitted, key: str | None = None) -> JobRow:
+    def submit(
+        self, request: Submitted, key: str | None = None, sender: Principal = LOCAL
+    ) -> JobRow:
         """Store the job; raises BadInput that names the field. A `key` belongs to one job."""
         if key is not None and (earlier := self._store.with_key(key)) is not None:
             return earlier
+        check_project(sender, request.project)
         job = self._store.new_id()
         plain = dict(request.settings)
+        for name in _INPUTS:
+            if isinstance(plain.get(name), str):
+                plain[name] = self._uploads.resolved(plain[name])
         if "strategy" in plain and "staleness" not in plain:
             plain["staleness"] = strategy_named(plain["strategy"]).usual_bound
         if "solver" not in plain:
             raise BadInput("--solver: expected a Caffe solver, got none")
         plain.setdefault("out", str(self._store.folder(job) / job_folder.RUN))
         settings = TrainSettings.of_plain(plain)
-        self._check_paths(settings)
-        self._check_size(settings)
+        _check_secrets(settings)
+        self._check_paths(settings, job, sender)
         if request.resume is not None:
-            self._within("resume", Path(request.resume))
-            origin_of(request.resume)
+            self._check_resume(request.resume, sender)
         submission = Submission(
             id=job,
             name=_name(request.name or settings.solver.stem),
             created=int(job[:11], 16) / 1000,
-            project=_named("project", request.project),
+            project=checked_project(request.project),
+            owner=sender.name,
             labels=_labels(request.labels),
             priority=request.priority,
             origin=request.resume,
             request_key=key,
         )
-        return self._store.create(submission, settings)
+        with self._lock:
+            self._check_size(settings, submission.project)
+            return self._store.create(submission, settings)
 
-    def clone(self, row: JobRow, changes: Cloning, key: str | None = None) -> JobRow:
+    def clone(
+        self, row: JobRow, changes: Cloning, key: str | None = None, sender: Principal = LOCAL
+    ) -> JobRow:
         """Submit a copy of a job, with other settings, perhaps from one of its snapshots."""
         own = str(self._store.folder(row.id) / job_folder.RUN)
         kept = {
@@ -116,7 +164,56 @@ class Submissions:
                 resume=resume,
             ),
             key,
+            sender,
         )
+
+    def changed(self, row: JobRow, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a job with these changes; raises BadInput for one that cannot change."""
+        for name in changes:
+            if name not in CHANGEABLE:
+                expected = ", ".join(sorted(CHANGEABLE))
+                raise BadInput(f"{name[:80]}: expected one of {expected}; got another option")
+        settings = TrainSettings.of_plain(row.settings | dict(changes))
+        _check_secrets(settings)
+        return settings.plain()
+
+    def adopt(self, run: Path, name: str | None, project: str, sender: Principal = LOCAL) -> JobRow:
+        """List a run that `downpour train` has made, and that no process writes now.
+
+        It is SUCCEEDED if it has a summary, PAUSED if it can be resumed, else CANCELLED.
+        """
+        check_project(sender, project)
+        self._within("run", run, sender)
+        run = run.absolute()
+        if not (run / SETTINGS).is_file():
+            raise BadInput(f"run: expected a run folder, got {run}")
+        if writer_of(run) is not None:
+            raise BadInput(f"run: expected a run that has ended, got {run}, which is under way")
+        if (known := self._store.with_run(run)) is not None:
+            raise BadInput(f"run: expected a run without a job, got that of job {known}")
+        settings = TrainSettings.load(run / SETTINGS).replace(out=run)
+        found = checkpoints(settings)
+        state = JobState.CANCELLED
+        if (run / SUMMARY).is_file():
+            state = JobState.SUCCEEDED
+        elif found:
+            state = JobState.PAUSED
+        job = self._store.new_id()
+        submission = Submission(
+            id=job,
+            name=_name(name or run.name),
+            created=int(job[:11], 16) / 1000,
+            project=checked_project(project),
+            owner=sender.name,
+        )
+        snapshot = found[-1]["name"] if found else None
+        reason = f"adopted from {run}"
+        row = self._store.create(
+            submission, settings, state=state, reason=reason, snapshot=snapshot, attempt=1
+        )
+        command = [sys.executable, "-m", "deploy.runner.adoption", str(self._store.folder(job))]
+        subprocess.run(command, capture_output=True, check=False, timeout=_ADOPTION_S)
+        return row
 
     def checked(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The changes of a job's name, labels and priority, checked; raises BadInput."""
@@ -127,39 +224,94 @@ class Submissions:
             found["labels"] = _labels(found["labels"])
         return found
 
-    def _check_paths(self, settings: TrainSettings) -> None:
+    def _check_paths(self, settings: TrainSettings, job: str, sender: Principal) -> None:
         for name in _PATHS:
             path = getattr(settings, name)
             if path is None:
                 continue
             option = f"--{name.replace('_', '-')}"
-            self._within(option, path)
+            self._within(option, path, sender, "" if name in _INPUTS else job)
             if name in _INPUTS and not path.exists():
                 raise BadInput(f"{option}: expected a file or folder, got {path}; it is missing")
-        place = settings.snapshots
-        if place is None:
+        place = _local(settings.snapshots) if settings.snapshots is not None else None
+        if place is not None:
+            self._within("--snapshots", place, sender, job)
+
+    def _check_resume(self, text: str, sender: Principal) -> None:
+        """Raise BadInput unless `text` is a snapshot, of a run and at a place for the sender."""
+        run, separator, number = text.rpartition("@")
+        place = _local(run if separator and number.isdecimal() else text)
+        if place is not None:
+            self._within("resume", place, sender)
+        shelf = _local(origin_of(text).shelf)
+        if shelf is not None:
+            self._within("resume", shelf, sender)
+
+    def _within(self, what: str, path: Path, sender: Principal, job: str = "") -> None:
+        """Raise BadInput for a path that the sender may not name, symbolic links resolved.
+
+        `job` is set for what is written: of all folders of jobs only its own is good for that.
+        """
+        target, jobs = path.resolve(), self._store.folder("").resolve()
+        if target.is_relative_to(jobs):
+            if self._may_use(target.relative_to(jobs).parts[:1], sender, job):
+                return
+        elif target.is_relative_to(self._uploads.folder.resolve()) and not job:
+            return  # who knows the digest of its content may use an upload
+        elif not target.is_relative_to(jobs.parent) and (
+            not self._confined or any(target.is_relative_to(root) for root in self._roots)
+        ):
             return
-        if without_secrets(place) != place:
-            raise BadInput(
-                "--snapshots: expected a place without a key in it, got one with;"
-                " give the service the key in its environment"
-            )
-        if "://" not in place:
-            self._within("--snapshots", Path(place))
+        roots = ", ".join(map(str, self._roots)) or "a --root of the service"
+        raise BadInput(f"{what}: expected a path below {roots}, got {path}")
 
-    def _within(self, what: str, path: Path) -> None:
-        """Raise BadInput for a path outside the roots, symbolic links resolved."""
-        target = path.resolve()
-        inside = [*self._roots, self._store.folder("").resolve()]
-        if self._roots and not any(target.is_relative_to(root) for root in inside):
-            roots = ", ".join(map(str, self._roots))
-            raise BadInput(f"{what}: expected a path below {roots}, got {path}")
+    def _may_use(self, folder: tuple[str, ...], sender: Principal, job: str) -> bool:
+        """Whether the sender may name a path in this folder of a job, for reading or for `job`."""
+        if job or not folder:
+            return folder == (job,)
+        try:
+            return sender.sees(self._store.standing(folder[0])[0])
+        except KeyError:
+            return False
 
-    def _check_size(self, settings: TrainSettings) -> None:
+    def _check_size(self, settings: TrainSettings, project: str) -> None:
+        """Raise BadInput for a job that the slots or its project have no place for."""
         if settings.workers > self._slots:
             raise BadInput(
                 f"--workers: expected at most {self._slots}, the slots of the service,"
                 f" got {settings.workers}; start it with a larger downpour serve --slots"
+            )
+        limits = self._limits().get(project)
+        if limits is None:
+            return
+        if settings.workers > left(limits.workers, 0):
+            raise BadInput(
+                f"--workers: expected at most {limits.workers}, the limit of project {project},"
+                f" got {settings.workers}; ask an administrator for more"
+            )
+        queued = self._store.usage(project).queued
+        if left(limits.queued, queued) < 1:
+            raise BadInput(
+                f"project: expected at most {limits.queued} queued jobs in {project},"
+                f" got {queued} and this one; submit again once one has started"
+            )
+
+
+def _local(place: str) -> Path | None:
+    """The path that a place of snapshots names; None for an object store."""
+    if place.startswith("file:"):
+        return Path(unquote(urlsplit(place).path))
+    return None if "://" in place else Path(place)
+
+
+def _check_secrets(settings: TrainSettings) -> None:
+    """Raise BadInput for an address with a key in it: settings are shown to all of a project."""
+    for name in _ADDRESSES:
+        place = getattr(settings, name)
+        if place is not None and (without_secrets(place) != place.rstrip("/") or ";" in place):
+            raise BadInput(
+                f"--{name}: expected an address without a key in it, got one with;"
+                " give the service the key in its environment"
             )
 
 
@@ -167,6 +319,11 @@ def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise BadInput(f"name: expected 1 to 200 printable characters, got {text[:80]!r}")
     return text
+
+
+def checked_project(text: str) -> str:
+    """A name of a project; raises BadInput."""
+    return _named("project", text)
 
 
 def _named(what: str, text: str) -> str:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,15 @@ import msgspec
 from deploy.evaluations import read_evaluations
 from deploy.run_folder import EVALUATIONS
 from deploy.runner import job_folder
-from deploy.runner.job_folder import AttemptOutcome
+from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
 from deploy.runner.readings import read_newest, read_series
+from deploy.service.access_store import ProjectLimits, left
+from deploy.service.alerts import RESERVE_BYTES, DiskWatch, Watch
+from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore, StateChanged
 from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
     TERMINAL,
@@ -33,6 +37,7 @@ from deploy.service.states import (
     Ending,
     JobState,
     QueuedJob,
+    Quota,
     Verb,
     after_end,
     after_event,
@@ -43,10 +48,8 @@ from deploy.service.states import (
     states_for,
 )
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import shelf_of
 from ps.logs import logger
-from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
-from shards.errors import BadInput, DownpourError
+from shards.errors import BadInput
 
 SILENT_S = 30.0
 """Seconds without a sign of life after which contact counts as lost. The state stays."""
@@ -67,18 +70,25 @@ class Supervisor:
         *,
         slots: int,
         retry_s: float,
+        reserve_bytes: int = RESERVE_BYTES,
+        limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.slots = slots
         self._store = store
         self._launcher = launcher
         self._retry_s = retry_s
+        self._limits = limits
         self._clock = clock
         self._lock = threading.RLock()  # a user's verb and a look never act at the same time
         self._events: dict[str, JournalReader] = {}
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
+        self._watch = Watch()
+        self._disk = DiskWatch(reserve_bytes)
+        self.halted = ""
+        """Why no queued job is started at present; empty if jobs are started."""
         self._log = logger("service")
 
     def look(self) -> None:
@@ -104,10 +114,12 @@ class Supervisor:
         with self._lock:
             row = self._store.get(job)
             wish = secrets.token_hex(6)
-            if verb is Verb.SNAPSHOT:
-                self._expect(row, verb, applies=row.state in TRAINING)
-                self._store.note(row, "snapshot", wish=wish)
-                return wish, row
+            if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
+                self._expect(row, verb, applies=row.state in states_for(verb))
+                self._store.note(row, verb.value, wish=wish, **details)
+                if verb is Verb.SET:
+                    self._restart(row, wish)
+                return wish, self._store.get(job)
             if verb is Verb.CANCEL and row.state is JobState.STOPPING and not row.cancelled:
                 self._store.note(row, "stop", wish=wish, cancelled=True, mode=details["mode"])
                 return wish, self._store.get(job)
@@ -124,6 +136,13 @@ class Supervisor:
                 changes |= {"fruitless": 0, "code": "", "reason": ""}
             return wish, self._store.move(row, to, **changes)
 
+    def _restart(self, row: JobRow, wish: str) -> None:
+        """Let the next attempt begin with changed settings, from a snapshot of the present one."""
+        if row.state in TRAINING:
+            self._store.note(row, "stop", wish=wish, mode="drain")
+        text = "the next attempt has these settings"
+        self._store.note(row, "answer", wish=wish, ok=True, text=text)
+
     def _expect(self, row: JobRow, verb: Verb, *, applies: bool) -> None:
         if not applies:
             states = ", ".join(states_for(verb))
@@ -135,14 +154,28 @@ class Supervisor:
     def _start_queued(self) -> None:
         """Start the queued jobs that fit into the free slots."""
         queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
-        if not queued:
+        self.halted = self._disk.halts_queue(self._store.folder(""))
+        if not queued or self.halted:
             return
         free = self.slots - self._store.slots_held()
         rows = {row.id: row for row in queued}
-        waiting = [QueuedJob(row.id, min(row.slots, self.slots), row.priority) for row in queued]
-        for job in schedule(waiting, free):
+        waiting = [
+            QueuedJob(row.id, min(row.slots, self.slots), row.priority, row.project)
+            for row in queued
+        ]
+        for job in schedule(waiting, free, self._quotas()):
             with suppress(StateChanged):
                 self._start(rows[job], JobState.CHECKING)
+
+    def _quotas(self) -> dict[str, Quota]:
+        """What each project with limits may still start."""
+        found = {}
+        for project, limits in self._limits().items():
+            used = self._store.usage(project)
+            found[project] = Quota(
+                left(limits.running, used.running), left(limits.workers, used.workers)
+            )
+        return found
 
     def _start(self, row: JobRow, to: JobState) -> None:
         """Start the next attempt. The order is on disk before the process exists."""
@@ -150,6 +183,7 @@ class Supervisor:
         row = self._store.move(
             row, to, kind="start", attempt=attempt, nonce=nonce, contact="", not_before=0.0
         )
+        self._store.write_settings(row)
         try:
             self._launcher.launch(self._store.folder(row.id), attempt, nonce)
         except OSError as error:
@@ -168,7 +202,11 @@ class Supervisor:
         row = self._follow(row, folder)
         if row.state not in ATTEMPTED:
             return
-        self._show(row, folder, life)
+        row = self._show(row, folder, life)
+        if row.state in TRAINING and (full := self._disk.pauses(Path(row.settings["out"]))):
+            row = self._store.move(
+                row, JobState.PAUSING, kind="stop", mode="drain", code="disk", reason=full
+            )
         outcome = self._outcome(row, folder)
         if life is Life.GONE:
             self._end(row, folder, outcome)
@@ -190,10 +228,13 @@ class Supervisor:
             if to is not None and entry.attempt == row.attempt:
                 reason = str(entry.data.get("text", ""))
                 row = self._store.move(row, to, code="", reason=reason)
+            if entry.kind == "answer" and "shards" in entry.data:
+                settings = row.settings | {"shards": entry.data["shards"]}
+                self._store.note(row, "resharded", settings=settings)
         return self._store.get(row.id) if entries else row
 
-    def _show(self, row: JobRow, folder: Path, life: Life) -> None:
-        """Show the newest figures, and whether there is a sign of life."""
+    def _show(self, row: JobRow, folder: Path, life: Life) -> JobRow:
+        """Show the newest figures, whether there is a sign of life, and what is alarming."""
         readings = folder / job_folder.READINGS
         reading = read_newest(readings)
         if reading is not None and self._shown.get(row.id) != reading.time:
@@ -215,6 +256,11 @@ class Supervisor:
                 contact = f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
+            row = self._store.get(row.id)
+        for change in self._watch.look(row, reading, self._clock()):
+            self._store.note(row, "alert", **msgspec.to_builtins(change))
+            row = self._store.get(row.id)
+        return row
 
     def _outcome(self, row: JobRow, folder: Path) -> AttemptOutcome | None:
         """The outcome of the present attempt; None if it has not written one."""
@@ -237,7 +283,10 @@ class Supervisor:
         via = next_state(ending, fruitless)
         if via.to is JobState.FAILED and row.state not in {JobState.CHECKING, JobState.STOPPING}:
             row = self._store.move(row, JobState.RECOVERING, code=ending.code, reason=ending.reason)
-        delay = retry_delay_s(fruitless, random.random(), self._retry_s)
+        asked = outcome is not None and outcome.end is End.STOPPED  # for other settings
+        delay = 0.0 if asked else retry_delay_s(fruitless, random.random(), self._retry_s)
+        if row.state is JobState.PAUSING and row.code:
+            via = via._replace(code=row.code, reason=row.reason)
         self._store.move(
             row,
             via.to,
@@ -251,6 +300,7 @@ class Supervisor:
         )
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
+        self._watch.forget(row.id)
         for kept in (self._events, self._shown, self._killed):
             kept.pop(row.id, None)
 
@@ -325,26 +375,6 @@ def _thinned(values: list[float | None]) -> list[float | None]:
     return [values[round(n * step)] for n in range(_LINE_POINTS)]
 
 
-def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
-    """The complete snapshots of a run, the oldest first."""
-    try:
-        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
-    except (DownpourError, OSError):
-        return []
-    return [
-        {
-            "name": entry.name,
-            "state": str(entry.state),
-            "steps": entry.manifest.steps,
-            "bytes": entry.manifest.bytes,
-            "taken_at": entry.manifest.taken_at,
-            "aligned": entry.manifest.aligned,
-        }
-        for entry in entries
-        if entry.manifest is not None and entry.state is not SnapshotStatus.INCOMPLETE
-    ]
-
-
 def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:
     """The tests of a run's weights so far, in order."""
     try:
@@ -359,6 +389,9 @@ def delete_folder(store: JobStore, row: JobRow) -> None:
     if row.state not in TERMINAL:
         states = ", ".join(state for state in JobState if state in TERMINAL)
         raise StateChanged(f"delete: expected {states}; {row.id} is {row.state}", row.state)
+    if needed := needed_by(store, row):
+        text = f"delete: expected no job that begins with a checkpoint of {row.id}, got {needed[0]}"
+        raise StateChanged(text, row.state)
     folder = store.folder(row.id)
     grave = folder.with_name(f".deleted-{folder.name}")
     folder.rename(grave)

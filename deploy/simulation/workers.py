@@ -268,8 +268,6 @@ class SimulatedWorker(SimulatedProcess):
             steps=1,
             samples=1,
             loss=0.0,
-            rtt_s=0.0,
-            wait_s=0.0,
             now=self.now,
         )
         self._send(sends)

@@ -121,14 +121,13 @@ class ShardEndpoint:
                 together = messages[start : start + wire_format.MAX_TOGETHER]
                 parts, loan = self.sharing.seal(to, together)
                 # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer will ask again.
-                cut = self._cutter.cut(parts, len(stripes))
-                requests = [message.request for message, _ in together]
+                cut = [parts] if len(stripes) == 1 else self._cutter.cut(parts, len(stripes))
                 each = []
                 for address, part in zip(stripes, cut, strict=True):
                     socket, name = self._sockets.to(address)
                     each.append((socket, [name, *part]))
                 try:
-                    self._hand_over(each, to, requests)
+                    self._hand_over(each, to, together)
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
@@ -162,17 +161,17 @@ class ShardEndpoint:
         self,
         each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         to: bytes,
-        requests: Sequence[int],
+        messages: Sequence[tuple[Message, Frames]],
     ) -> None:
-        """Send the parts of an answer; raises what the socket raises."""
+        """Send the parts of an envelope; raises what the socket raises."""
         try:
-            self._leaving.send(each, to, requests)
+            self._leaving.send(each, to, messages)
         except zmq.Again:
             # ZeroMQ checks only now and then whether its own thread has made room; reading the
             # events of a socket makes it check at once.
             for socket, _ in each:
                 socket.getsockopt(zmq.EVENTS)
-            self._leaving.send(each, to, requests)
+            self._leaving.send(each, to, messages)
 
     def _read(
         self,
@@ -196,7 +195,7 @@ class ShardEndpoint:
             return
         if not parts:
             raise BadMessage("expected a header, got an empty message")
-        leaving, vouched = bool(self._leaving), False
+        leaving, vouched = self._leaving.sent, False
         for header, own in wire_format.disclose(parts[0], parts[1:]):
             message = wire_format.decode_asked(header)
             if not vouched and message.job == shard.spec.job:

@@ -130,4 +130,8 @@ class ShardServer(ServerThread):
     def _take_turn(self) -> None:
         """Pass what has come to the shard, and send its answers."""
         arrivals = self._shard_endpoint.arrivals(self.shard)
-        self._shard_endpoint.send(self._acts.handle_together(arrivals, time.monotonic()))
+        now = time.monotonic()
+        answers = self._acts.handle_together(arrivals, now)
+        journal = self.shard.journal
+        journal.queue, journal.busy_s = len(arrivals), journal.busy_s + time.monotonic() - now
+        self._shard_endpoint.send(answers)

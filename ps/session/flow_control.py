@@ -107,11 +107,16 @@ class WindowEstimator:
 
 
 class Times(msgspec.Struct):
-    """How a client has spent its time since it connected, in seconds."""
+    """How a client has spent its time since it connected, in seconds.
+
+    `compute_s` and `data_s` are its caller's, which adds to them, or leaves them at 0.
+    """
 
     waited_s: float = 0.0
     network_s: float = 0.0
     serialise_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
 
 
 class FlowControl:
@@ -193,6 +198,12 @@ class PrefetchTable:
 
     def __contains__(self, wanted: Wanted) -> bool:
         """Whether these weights have been requested and not taken yet."""
+        return wanted in self._asked
+
+    def holds_next(self, wanted: Wanted) -> bool:
+        """Whether these weights, the next ones, have been requested; cancels those before."""
+        if len(self._asked) > (wanted in self._asked):
+            self.drop_before(wanted[0])
         return wanted in self._asked
 
     def record_request(self, wanted: Wanted, request: int) -> None:

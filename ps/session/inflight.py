@@ -1,7 +1,8 @@
 """The requests in flight: one message to each shard, complete when every shard has answered."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -10,10 +11,14 @@ from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
 from shards.errors import BadMessage
-from shards.messages import Ack, FromWorker, Kind, Left, Pull, Push, Reply, Weights
+from shards.messages import Ack, FromWorker, Leave, Left, Pull, Push, Reply, Weights
 from shards.wire_format import Buffer
 
-Answer = TypeVar("Answer", bound=Reply)
+_ANSWERS: dict[type[FromWorker], type[Reply]] = {Pull: Weights, Push: Ack, Leave: Left}
+
+# No comprehensions: until Python 3.12 each is a call, and these are needed at every answer.
+_DROPPED, _DUPLICATE, _SCALE = attrgetter("dropped"), attrgetter("duplicate"), attrgetter("scale")
+_STALENESS, _VERSION, _WAITED_S = map(attrgetter, ("staleness", "version", "waited_s"))
 
 
 class InflightRequest(msgspec.Struct):
@@ -32,7 +37,9 @@ class InflightRequest(msgspec.Struct):
 
 
 class InflightRequests:
-    """The incomplete requests of one session."""
+    """The incomplete requests of one session; `pushes` are those that not every shard has
+    acknowledged.
+    """
 
     def __init__(
         self,
@@ -45,7 +52,8 @@ class InflightRequests:
         self._registration = registration
         self._cargo = cargo
         self._shards = range(shards)
-        self._asked: dict[int, InflightRequest] = {}
+        self.pushes: dict[int, InflightRequest] = {}
+        self._others: dict[int, InflightRequest] = {}
 
     def begin(
         self, kind: type[FromWorker], now: float, clock: int, tables: tuple[str, ...] = ()
@@ -53,7 +61,8 @@ class InflightRequests:
         """Open a request and return its number."""
         assert self._registration.ready is not None, "the driver waits for Ready first"
         request = self._outstanding.count()
-        self._asked[request] = InflightRequest(kind, now, clock, tables, {})
+        of_kind = self.pushes if kind is Push else self._others
+        of_kind[request] = InflightRequest(kind, now, clock, tables, {})
         return request
 
     def record_answer(
@@ -63,85 +72,56 @@ class InflightRequests:
 
         Raises BadMessage for an answer of the wrong type.
         """
-        asked = self._asked.get(request)
+        asked = self.pushes.get(request) or self._others.get(request)
         if asked is None:
             return []
+        expected = _ANSWERS[asked.kind]
+        if type(reply) is not expected:
+            got = type(reply).__name__
+            raise BadMessage(f"expected {expected.__name__} from each shard, got {got}")
         asked.answers[shard] = (reply, frames)
         if len(asked.answers) < len(self._shards):
             return []
-        del self._asked[request]
-        replies, payloads = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
-        if asked.kind is Pull:
-            own = self._registration
-            own.reached = max(own.reached, asked.clock + own.ahead + 1)
-            weights, kinds = _all(Weights, replies), self._cargo.arrives
-            return [_pulled(request, weights, payloads, asked.tables, kinds)]
+        found: Any = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
+        replies, payloads = found
         if asked.kind is Push:
+            del self.pushes[request]
             took_s = now - asked.since
             self._outstanding.record_push_time(took_s)
-            return [_pushed(request, _all(Ack, replies), took_s)]
-        _all(Left, replies)
-        return [Departed()]
+            return [_pushed(request, replies, took_s)]
+        del self._others[request]
+        if asked.kind is Leave:
+            return [Departed()]
+        own = self._registration
+        own.reached = max(own.reached, asked.clock + own.ahead + 1)
+        versions, waited_s = tuple(map(_VERSION, replies)), max(map(_WAITED_S, replies))
+        frames_of = tuple(map(tuple, payloads))
+        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._cargo.arrives)]
 
     def mark_damaged(self, request: int, part: Frames) -> bool:
         """A shard refused its part of `request`; returns whether this is the first part to be
         refused.
         """
-        asked = self._asked[request]
+        asked = self.pushes[request]
         asked.spoilt += (part,)
         return len(asked.spoilt) == 1
 
     def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...]]]:
         """Discard the answers of every pull; returns the number, clock and tables of each."""
-        pulls = [(number, asked) for number, asked in self._asked.items() if asked.kind is Pull]
+        pulls = [(number, asked) for number, asked in self._others.items() if asked.kind is Pull]
         for _, asked in pulls:
             asked.answers.clear()
         return [(number, asked.clock, asked.tables) for number, asked in pulls]
-
-    @property
-    def unacknowledged(self) -> int:
-        """The number of pushes that not every shard has acknowledged."""
-        pushes = 0
-        for asked in self._asked.values():
-            pushes += asked.kind is Push
-        return pushes
-
-
-def _pulled(
-    request: int,
-    weights: Sequence[Weights],
-    frames: Sequence[Sequence[Buffer]],
-    tables: tuple[str, ...],
-    kinds: Mapping[str, Kind],
-) -> Pulled:
-    return Pulled(
-        request,
-        tuple([reply.version for reply in weights]),
-        tuple([tuple(of_shard) for of_shard in frames]),
-        max([reply.waited_s for reply in weights]),
-        tables,
-        kinds,
-    )
 
 
 def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
     return Pushed(
         request,
         acks[0].seq,
-        max([ack.staleness for ack in acks]),
-        sum([ack.duplicate for ack in acks]),
+        max(map(_STALENESS, acks)),
+        sum(map(_DUPLICATE, acks)),
         took_s,
-        tuple([ack.version for ack in acks]),
-        min([ack.scale for ack in acks]),
-        sum([ack.dropped for ack in acks]),
+        tuple(map(_VERSION, acks)),
+        min(map(_SCALE, acks)),
+        sum(map(_DROPPED, acks)),
     )
-
-
-def _all(kind: type[Answer], replies: Sequence[Reply]) -> Sequence[Answer]:
-    """The replies, checked to be of this kind; raises BadMessage."""
-    for reply in replies:
-        if not isinstance(reply, kind):
-            names = sorted({type(reply).__name__ for reply in replies})
-            raise BadMessage(f"expected {kind.__name__} from each shard, got {', '.join(names)}")
-    found: Any = replies
-    return found  # type: ignore[no-any-return]  # checked above

@@ -55,7 +55,7 @@ class Membership:
         self.joined: set[int] = set()
         self.acknowledged: dict[int, Push] = {}
         self.reached = self.ahead = 0
-        self._follows = False  # whether the job was resharded and this continues another session
+        self.follows = False  # whether the job was resharded and this continues another session
         self._admission: int | None = None  # the largest clock at which a shard has admitted it
         self._welcomes: dict[int, Welcome] = {}
         self._reported: dict[int, AppliedAtShard] = {}
@@ -204,7 +204,7 @@ class Membership:
         assert self.ready is not None, "the driver waits for Ready first"
         overtaken = max(0, self.ready.clock - former.reached)
         self.ahead = former.ahead + overtaken
-        self._follows = True
+        self.follows = True
         clock = former._counted_to(self.ready.seq) + overtaken
         if clock <= self.ready.clock:
             return []
@@ -212,12 +212,12 @@ class Membership:
         return [self._join(shard, clock, now) for shard in range(self._shards)]
 
     def reads_at(self, clock: int) -> None:
-        """The driver requests weights at `clock`, which is its own count.
+        """The driver of a session that `follows` another requests weights at `clock`, its own count.
 
         After a reshard the driver may request weights again that it had received and dropped. The
         shards count it further by then, so that read has to be a later one.
         """
-        if self._follows and self._admission is not None:
+        if self._admission is not None:
             self.ahead = max(self.ahead, self._admission - clock)
 
     def _counted_to(self, seq: int) -> int:

@@ -113,6 +113,8 @@ class PayloadEncoder:
             [_section(one.table, one.keys, compression[one.table]) for one in layout.sections(keys)]
             for keys in shard_map.ranges
         ]
+        self._all = layout.names
+        self._asks = [[one.ask for one in sections] for sections in self._sections]
         self._keys = [{one.table: one.keys for one in sections} for sections in self._sections]
 
     def tables(self, gradient: Floats | Gradients) -> Gradients:
@@ -220,6 +222,8 @@ class PayloadEncoder:
 
     def asks(self, shard: int, tables: Sequence[str]) -> list[AskedPart]:
         """The parts of a pull of these tables from a shard."""
+        if tables == self._all and not self._views_are_kept:
+            return self._asks[shard]
         asks = []
         for one in self._sections[shard]:
             if one.table in tables:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.session.events import Frames, Send
-from ps.session.session import Session
+from ps.session.session import PushTimes, Session
 from shards import payloads
 from shards.messages import Push
 from shards.tables import KeyRange
@@ -63,8 +63,9 @@ def _repeated(push: CarriedPush, ahead: int, session: Session, now: float) -> As
         steps=message.steps,
         samples=message.samples,
         loss=message.loss,
-        rtt_s=message.rtt_s,
-        wait_s=message.wait_s,
+        times=PushTimes(
+            message.rtt_s, message.wait_s, message.compute_s, message.data_s, message.network_s
+        ),
         now=now,
         plain=True,
     )

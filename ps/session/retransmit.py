@@ -34,12 +34,19 @@ class UnansweredMessage(msgspec.Struct):
 
 
 class RetransmitTable:
-    """The messages of one session. All times are the driver's, in seconds."""
+    """The messages of one session. All times are the driver's, in seconds.
+
+    `next_deadline` is when to ask which messages are `due`; None while nothing is outstanding. None
+    is due earlier; perhaps none is due then either, because an answer does not put it off: that
+    would cost a scan at each. `first_s` is the wait for a first answer.
+    """
 
     def __init__(self, worker: str, retry_s: float, patience_s: float) -> None:
         self.retry_s = min(retry_s, patience_s / _TRIES)
         self.patience_s = patience_s
+        self.next_deadline: float | None = None
         self.rtt_s = 0.0
+        self.first_s = self.retry_s
         self._worker = worker
         self._number = 0
         self._pending: defaultdict[int, dict[int, UnansweredMessage]] = defaultdict(dict)
@@ -53,11 +60,13 @@ class RetransmitTable:
 
     def add(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
         """Record a message that is sent now, or as soon as the shard accepts it."""
-        owed = self._pending[shard]
+        owed, wait_s = self._pending[shard], self.first_s
         if not owed:
             self._heard[shard] = now  # nothing was outstanding, so its silence begins here
-        wait_s = self.first_s
-        owed[message.request] = UnansweredMessage(message, frames, asked, now + wait_s, wait_s)
+        resend_at = now + wait_s
+        owed[message.request] = UnansweredMessage(message, frames, asked, resend_at, wait_s)
+        if self.next_deadline is None or resend_at < self.next_deadline:  # as `_schedule`
+            self.next_deadline = resend_at
         return Send(shard, message, frames)
 
     def record_answer(self, shard: int, request: int, now: float) -> UnansweredMessage | None:
@@ -77,7 +86,10 @@ class RetransmitTable:
 
     def remove(self, shard: int, request: int) -> None:
         """Message `request` to `shard` has been answered."""
-        del self._pending[shard][request]
+        owed = self._pending[shard]
+        del owed[request]
+        if not owed and not any(self._pending.values()):
+            self.next_deadline = None
 
     def to(self, shard: int) -> list[UnansweredMessage]:
         """The messages that `shard` has not answered, in the order asked."""
@@ -98,7 +110,7 @@ class RetransmitTable:
         assert isinstance(pending.message, Push), "only a push carries values"
         pending.message = msgspec.structs.replace(pending.message, parts=[])
         pending.frames = ()
-        pending.resend_at = now
+        pending.resend_at = self.next_deadline = now
 
     # --- sending again ----------------------------------------------------------------------------
 
@@ -108,7 +120,9 @@ class RetransmitTable:
         Raises Unreachable when a shard stays silent, NotReady when it defers the worker for as
         long. A message that may not be sent yet is rescheduled all the same.
         """
-        deadline = self.next_deadline
+        if self.next_deadline is None or self.next_deadline > now:
+            return []
+        deadline = self._reschedule()
         if deadline is None or deadline > now:
             return []
         if now - deadline > self.retry_s:
@@ -124,11 +138,11 @@ class RetransmitTable:
             if pending.resend_at > now:
                 continue
             self._check_patience(shard, pending, now)
-            pending.wait_s = min(2 * pending.wait_s, self._longest_s)
-            pending.resend_at = now + pending.wait_s
+            self._schedule(pending, min(2 * pending.wait_s, self._longest_s), now)
             pending.repeated = True
             if may_send(shard, pending.message):
                 sends.append(Send(shard, pending.message, pending.frames))
+        self._reschedule()
         return sends
 
     def repeated(self, shard: int, since: int, now: float) -> list[Send]:
@@ -159,25 +173,20 @@ class RetransmitTable:
             if isinstance(pending.message, Hello | Join):
                 del owed[request]
 
-    @property
-    def next_deadline(self) -> float | None:
-        """When the next message is `due`; None while nothing is outstanding."""
-        earliest = None
-        for owed in self._pending.values():
-            for one in owed.values():
-                if earliest is None or one.resend_at < earliest:
-                    earliest = one.resend_at
-        return earliest
+    def hasten(self, shard: int, request: int, most_s: float, now: float) -> None:
+        """Wait for the answer to message `request` for `most_s` seconds at most."""
+        pending = self._pending[shard][request]
+        self._schedule(pending, min(most_s, pending.wait_s), now)
 
     def record_push_time(self, push_s: float) -> None:
         """A push was answered after `push_s`, which measures the link."""
         # It at most doubles, or one outage would make every later message wait as long.
-        self.rtt_s = min(push_s, max(self.retry_s, 2 * self.rtt_s))
+        self.expect(min(push_s, max(self.retry_s, 2 * self.rtt_s)))
 
-    @property
-    def first_s(self) -> float:
-        """The wait for the first answer, in seconds."""
-        return min(max(self.retry_s, 2 * self.rtt_s), self.patience_s / _TRIES)
+    def expect(self, rtt_s: float) -> None:
+        """Wait for first answers as a link needs on which a push takes `rtt_s`."""
+        self.rtt_s = rtt_s
+        self.first_s = min(max(self.retry_s, 2 * rtt_s), self.patience_s / _TRIES)
 
     @property
     def _longest_s(self) -> float:
@@ -186,9 +195,19 @@ class RetransmitTable:
 
     def _again(self, shard: int, pending: UnansweredMessage, now: float) -> Send:
         pending.repeated = True
-        pending.wait_s = self.first_s
-        pending.resend_at = now + pending.wait_s
+        self._schedule(pending, self.first_s, now)
         return Send(shard, pending.message, pending.frames)
+
+    def _schedule(self, pending: UnansweredMessage, wait_s: float, now: float) -> None:
+        """Make a message `due` after `wait_s`."""
+        pending.wait_s, pending.resend_at = wait_s, now + wait_s
+        if self.next_deadline is None or pending.resend_at < self.next_deadline:
+            self.next_deadline = pending.resend_at
+
+    def _reschedule(self) -> float | None:
+        """Find the next deadline by a look at all messages."""
+        self.next_deadline = min((one.resend_at for _, one in self), default=None)
+        return self.next_deadline
 
     def _check_put_off(self, now: float) -> None:
         if any(now - since > self.patience_s for since, _ in self._put_off.values()):

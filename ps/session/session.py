@@ -66,6 +66,19 @@ from shards.wire_format import Buffer
 _NEW_COPY_S = 0.1  # the wait for the first answer of a copy that has just taken over
 
 
+class PushTimes(msgspec.Struct, frozen=True):
+    """What a worker reports of its times with a push, in seconds (update_records.py)."""
+
+    rtt_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    network_s: float = 0.0
+
+
+_NO_TIMES = PushTimes()
+
+
 class Session:
     """One life of one worker, talking to every shard of one job."""
 
@@ -133,7 +146,8 @@ class Session:
 
         Several pulls may be in flight; each is answered under its own request number.
         """
-        self._registration.reads_at(clock)
+        if self._registration.follows:
+            self._registration.reads_at(clock)
         wanted = self._tables if tables is None else tables
         request = self._requests.begin(Pull, now, clock, wanted)
         return request, self._ask_weights(request, clock, wanted, now)
@@ -148,8 +162,7 @@ class Session:
         steps: int,
         samples: int,
         loss: float,
-        rtt_s: float,
-        wait_s: float,
+        times: PushTimes = _NO_TIMES,
         now: float,
         plain: bool = False,
     ) -> tuple[int, list[Send]]:
@@ -169,7 +182,7 @@ class Session:
                 f"push: expected {len(self._shards)} read versions, one a shard,"
                 f" got {len(read_versions)}"
             )
-        seq, acknowledged = self.seq + 1, self.seq - self.unacknowledged
+        seq, acknowledged = self.seq + 1, self.seq - len(self._requests.pushes)
         try:
             written = self.cargo.write(gradients, seq, plain=plain)
         except BadInput as error:
@@ -180,8 +193,9 @@ class Session:
         wire_clock = clock + own.ahead
         own.reached = max(own.reached, wire_clock)
         request = self._requests.begin(Push, now, clock)
-        messages = [
-            Push(
+        sends: list[Send] = []
+        for shard, (parts, frames) in enumerate(written):
+            message = Push(
                 request,
                 self.job,
                 self.worker,
@@ -194,15 +208,19 @@ class Session:
                 steps,
                 samples,
                 read_versions[shard],
-                written[shard][0],
+                parts,
                 loss,
-                rtt_s,
-                wait_s,
+                times.rtt_s,
+                times.wait_s,
                 max(0, acknowledged),
+                times.compute_s,
+                times.data_s,
+                times.network_s,
             )
-            for shard in self._shards
-        ]
-        return request, self._to_all(request, messages, now, [frames for _, frames in written])
+            send = self._outstanding.add(shard, request, message, frames, now)
+            if shard in own.joined:
+                sends.append(send)
+        return request, sends
 
     def outstanding(self) -> Iterator[tuple[int, FromWorker, Frames]]:
         """The unanswered messages: shard, message, frames."""
@@ -221,7 +239,7 @@ class Session:
         # about to be repeated, and must keep its number to be recognised.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
-        self._outstanding.rtt_s = former.rtt_s
+        self._outstanding.expect(former.rtt_s)
         return sends
 
     @property
@@ -247,12 +265,13 @@ class Session:
     def leave(self, now: float) -> list[Send]:
         """Ask every shard to stop waiting for this worker; `Departed` follows."""
         self._leaving = True
-        request = self._requests.begin(Leave, now, 0)
-        messages = [
-            Leave(request, self.job, self.worker, self.incarnation, self._registration.boots[shard])
-            for shard in self._shards
-        ]
-        return self._to_all(request, messages, now)
+        request, own, sends = self._requests.begin(Leave, now, 0), self._registration, []
+        for shard in self._shards:
+            message = Leave(request, self.job, self.worker, self.incarnation, own.boots[shard])
+            send = self._outstanding.add(shard, request, message, (), now)
+            if shard in own.joined:
+                sends.append(send)
+        return sends
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -329,10 +348,8 @@ class Session:
         self._outstanding.welcomed(shard)
         # The silence so far was the former copy's. The new one may not serve yet, or the link to it
         # may not be open, so its first wait is short.
-        pending = self._outstanding.record_answer(shard, hello.message.request, now)
-        assert pending is not None, "it has just been sent"
-        pending.wait_s = min(_NEW_COPY_S, pending.wait_s)
-        pending.resend_at = now + pending.wait_s
+        self._outstanding.record_answer(shard, hello.message.request, now)
+        self._outstanding.hasten(shard, hello.message.request, _NEW_COPY_S, now)
         return [hello]
 
     def renewed(self, shard: int, now: float) -> list[Send]:
@@ -356,7 +373,7 @@ class Session:
     @property
     def unacknowledged(self) -> int:
         """The number of pushes that not every shard has acknowledged."""
-        return self._requests.unacknowledged
+        return len(self._requests.pushes)
 
     @property
     def boots(self) -> tuple[int, ...]:
@@ -494,9 +511,9 @@ class Session:
         self, asked: int, clock: int, tables: tuple[str, ...], now: float
     ) -> list[Send]:
         """Request the weights of pull `asked` from every shard, under a fresh request number."""
-        request, own = self._outstanding.count(), self._registration
-        messages = [
-            Pull(
+        request, own, sends = self._outstanding.count(), self._registration, []
+        for shard in self._shards:
+            message = Pull(
                 request,
                 self.job,
                 self.worker,
@@ -506,23 +523,8 @@ class Session:
                 clock + own.ahead,
                 self.cargo.asks(shard, tables),
             )
-            for shard in self._shards
-        ]
-        return self._to_all(asked, messages, now)
-
-    def _to_all(
-        self,
-        asked: int,
-        messages: Sequence[FromWorker],
-        now: float,
-        frames: Sequence[Frames] = (),
-    ) -> list[Send]:
-        """Send each shard its entry of `messages`, followed by its entry of `frames`."""
-        sends = []
-        for shard in self._shards:
-            own = frames[shard] if frames else ()
-            send = self._outstanding.add(shard, asked, messages[shard], own, now)
-            if shard in self._registration.joined:
+            send = self._outstanding.add(shard, asked, message, (), now)
+            if shard in own.joined:
                 sends.append(send)
         return sends
 

@@ -142,7 +142,7 @@ class ClusterConnection:
         if timeout is None:
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
         timeout = min(timeout, _LOOK_S)
-        for shard, reply, frames in self.links.receive(timeout):
+        for shard, reply, frames in self.links.receive(timeout, at_once=1):
             now = time.monotonic()
             self.torn = True
             try:
@@ -161,15 +161,19 @@ class ClusterConnection:
             raise self._faults.pop(0)
         if self.successors is not None:
             return
-        self.torn = True  # until the shards that the links now lead to have been greeted
-        for shard in self.links.moved():
-            self.send(self.session.moved(shard, time.monotonic()))
-        for shard in self.links.renewed():
-            self.send(self.session.renewed(shard, time.monotonic()))
+        if self.links.changed:
+            self.torn = True  # until the shards that the links now lead to have been greeted
+            moved, renewed = self.links.changes()
+            for shard in moved:
+                self.send(self.session.moved(shard, time.monotonic()))
+            for shard in renewed:
+                self.send(self.session.renewed(shard, time.monotonic()))
+            self.torn = False
         while self._renewal is not None and self._renewal.refusals:
+            self.torn = True
             shard, refusal = self._renewal.refusals.popleft()
             self.send(self.session.receive(shard, refusal, (), time.monotonic())[0])
-        self.torn = False
+            self.torn = False
         if deadline is not None and deadline <= time.monotonic():
             self._tick()
 

@@ -3,10 +3,9 @@
 The workers' client and the admin client build on this. `ZMQ_IMMEDIATE` keeps a message from being
 queued for a shard that is down and then delivered to its next life. Where several sockets lead to a
 shard, each message travels in parts (striping.py). Links to replicated shards follow the primary
-(primary_resolver.py); their owner asks which have `moved`. Where shards require keys, a worker
-enrols with each process that it is directed to before its links go there. Links that were cut are
-closed and opened again as soon as possible (link_monitor.py); their owner asks which were
-`renewed`.
+(primary_resolver.py). Where shards require keys, a worker enrols with each process that it is
+directed to before its links go there. Links that were cut are closed and opened again as soon as
+possible (link_monitor.py). The owner of links asks for either kind of `changes`.
 """
 
 import math
@@ -69,6 +68,8 @@ class Links:
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._shard_of: dict[zmq.Socket[bytes], int] = {}
+        self._inboxes: dict[zmq.Socket[bytes], multipart.Inbox] = {}
+        self.changed = False  # whether `changes` returns any
         self._moved: set[int] = set()
         self._watches: dict[int, LinkMonitor] = {}
         self._monitors: set[zmq.Socket[bytes]] = set()
@@ -119,6 +120,7 @@ class Links:
         self._poller.register(socket, zmq.POLLIN)
         self._sockets.append(socket)
         self._shard_of[socket] = shard
+        self._inboxes[socket] = multipart.Inbox(socket)
         return socket
 
     def _watch(self, shard: int, socket: zmq.Socket[bytes], plain: str) -> None:
@@ -187,6 +189,7 @@ class Links:
     def _redirect(self, shard: int, endpoint: str, stripes: int) -> list[zmq.Socket[bytes]]:
         if endpoint != self.endpoints[shard]:
             self._moved.add(shard)
+            self.changed = True
         self.endpoints = (*self.endpoints[:shard], endpoint, *self.endpoints[shard + 1 :])
         return self._begin(shard, stripes)
 
@@ -216,7 +219,7 @@ class Links:
         for socket in self._stripes[shard]:
             self._poller.unregister(socket)
             self._sockets.remove(socket)
-            del self._shard_of[socket]
+            del self._shard_of[socket], self._inboxes[socket]
             socket.close(linger=0)
         self._stripes[shard] = []
         self._leaving.forget(shard)
@@ -239,18 +242,13 @@ class Links:
         else:
             watch.unwatch()
 
-    def moved(self) -> set[int]:
-        """The shards with links that were directed elsewhere since the last call."""
-        moved, self._moved = self._moved, set()
-        return moved
-
-    def renewed(self) -> set[int]:
-        """The shards with links that were cut and restored since the last call.
-
-        What was in flight on them is lost, or late.
+    def changes(self) -> tuple[set[int], set[int]]:
+        """The shards with links that were directed elsewhere since the last call, and those with
+        links that were cut and restored: what was in flight on these is lost, or late.
         """
-        renewed, self._renewed = self._renewed, set()
-        return renewed
+        changes = self._moved, self._renewed
+        self._moved, self._renewed, self.changed = set(), set(), False
+        return changes
 
     def stripe(self, shard: int, stripes: int, answer_bytes: int) -> None:
         """Spread messages to `shard` over `stripes` connections; never fewer than there are.
@@ -346,7 +344,7 @@ class Links:
         A large message that is still leaving since it was last sent is not sent again.
         """
         fresh = messages
-        if self._leaving:
+        if self._leaving.sent:
             fresh = [
                 one for one in messages if not self._leaving.in_progress(shard, one[0].request)
             ]
@@ -357,16 +355,19 @@ class Links:
             stripes = self._stripes[shard]
             if not stripes:
                 return  # the shard has not accepted our enrolment yet
-            requests = [message.request for message, _ in together]
-            cut = self._cutter.cut(parts, len(stripes))
+            each = [(stripes[0], parts)]
+            if len(stripes) > 1:
+                each = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(zip(stripes, cut, strict=True), shard, requests)
+                self._leaving.send(each, shard, together)
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
-    def receive(self, timeout_s: float) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
+    def receive(
+        self, timeout_s: float, at_once: int = _AT_ONCE
+    ) -> Iterator[tuple[int, Reply, Sequence[Buffer]]]:
         """What arrives within `timeout_s`: waits for at least one message, then takes all that
-        wait.
+        wait, up to `at_once` of each connection.
 
         It may return early with nothing, because a link has moved.
         """
@@ -382,18 +383,22 @@ class Links:
             shard = self._shard_of.get(socket)
             if shard is None:  # the resolver, a monitor, or a link that has just been redirected
                 continue
-            for came in multipart.arrived(socket, _AT_ONCE):
+            for came in self._inboxes[socket].arrived(at_once):
                 self._surplus.received(sum(map(len, came)))
                 for reply, own in self._read(shard, multipart.views(came)):
                     yield shard, reply, own
 
     def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
         """The sockets that can be read within `timeout_s`; perhaps none, if a link was renewed."""
+        polled = self._poller.sockets  # without the poller's own `poll`, which is one call more
+        if not self._watches:
+            return zmq.zmq_poll(polled, _ms(timeout_s))
         until = time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
-            ready = self._poller.poll(_ms(min(left_s, LOOK_S) if self._watches else left_s))
-            noted = sum([socket in self._monitors for socket, _ in ready]) if self._monitors else 0
+            ready, noted = zmq.zmq_poll(polled, _ms(min(left_s, LOOK_S))), 0
+            for socket, _ in ready:
+                noted += socket in self._monitors
             now = time.monotonic()
             renewed = (noted or now >= self._look_at) and self._look(now)
             if renewed or left_s <= 0 or len(ready) > noted:
@@ -411,6 +416,7 @@ class Links:
         there = {one for one in self._renewing if not self._unreached(self._stripes[one], 0.0)}
         self._renewing -= there
         self._renewed |= there
+        self.changed = self.changed or bool(there)
         return bool(there)
 
     @property
@@ -425,20 +431,20 @@ class Links:
 
     def _read(self, shard: int, came: list[Buffer]) -> list[tuple[Reply, Sequence[Buffer]]]:
         """The messages that are complete with what came; raises BadMessage naming the sender."""
+        found: list[tuple[Reply, Sequence[Buffer]]] = []
         try:
-            parts = self._opened(shard, came)
-            messages = wire_format.disclose(parts[0], parts[1:]) if parts else []
-            return [(wire_format.decode_reply(header), own) for header, own in messages]
+            whole = self._gatherer.take(b"", came)
+            if whole is None:
+                return found  # parts of it are missing
+            parts: list[Buffer] | None = whole[1]
+            if self._sharing is not None and parts is not None:
+                parts = self._sharing.open(shard, parts)
+            if parts:
+                for header, own in wire_format.disclose(parts[0], parts[1:]):
+                    found.append((wire_format.decode_reply(header), own))  # noqa: PERF401  # a call
         except BadMessage as error:
             raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
-
-    def _opened(self, shard: int, came: list[Buffer]) -> list[Buffer] | None:
-        """The envelope that `came` is, or completes; None if parts of it are missing."""
-        whole = self._gatherer.take(b"", came)
-        if whole is None:
-            return None
-        _, parts = whole
-        return parts if self._sharing is None else self._sharing.open(shard, parts)
+        return found
 
     def close(self, linger_s: float = 0.0) -> None:
         """Drop the connections, after giving outgoing messages up to `linger_s` seconds to leave.

@@ -3,7 +3,8 @@
 pyzmq's own `send_multipart` and `recv_multipart` check every frame's type, do arithmetic on enums,
 and ask the socket after each frame whether another follows, which the frame knows. For a large
 message none of that matters; for a small one it costs as much as ZeroMQ does. An exception that
-says "no more" costs as much again, so the socket is asked first.
+says "no more" costs as much again, so the socket is asked first. Its `send`, too, is a layer above
+the one that does the work.
 
 Frames are copied only where sharing them would cost more than a copy: below 64 KB, which is pyzmq's
 `copy_threshold`.
@@ -22,6 +23,7 @@ _RCVMORE = int(zmq.RCVMORE)
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
+_send: Any = zmq.backend.Socket.send
 _view: Any = memoryview  # pyzmq's types do not declare that a Frame is a buffer
 
 
@@ -38,48 +40,62 @@ def send(
     tracker reports when the last frame has left.
     """
     for frame in frames[:-1]:
-        socket.send(frame, _MORE, copy=copy, track=track)
-    return socket.send(frames[-1], _LAST, copy=copy, track=track)
+        _send(socket, frame, _MORE, copy, track)
+    return _send(socket, frames[-1], _LAST, copy, track)  # type: ignore[no-any-return]
 
 
-def arrived(
-    socket: "zmq.Socket[bytes]",
-    most: int,
-    most_frames: int = MOST_FRAMES,
-    refused: Callable[[zmq.Frame], None] = lambda _: None,
-) -> list[list[zmq.Frame]]:
-    """Up to `most` waiting messages, as their frames; call it when a poller reports some.
+class Inbox:
+    """The incoming messages of one socket."""
 
-    A message of more than `most_frames` is dropped: `refused` gets one of its frames, and the
-    others are not kept. If there are very many, the next call continues to drop them.
-    """
-    came: list[list[zmq.Frame]] = []
-    if socket.getsockopt(_RCVMORE) and not _dropped(socket):
-        return came
-    for _ in range(most):
-        try:
-            frame = socket.recv(_LAST, copy=False)
-        except zmq.Again:
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        most_frames: int = MOST_FRAMES,
+        refused: Callable[[zmq.Frame], None] = lambda _: None,
+    ) -> None:
+        """A message of more than `most_frames` is dropped, and `refused` gets one of its frames."""
+        self._socket, self._most_frames, self._refused = socket, most_frames, refused
+        self._receive: Any = socket.recv
+        # Whether the next frame surely begins a message: not after Ctrl-C within the one before.
+        self._whole = True
+
+    def arrived(self, most: int) -> list[list[zmq.Frame]]:
+        """Up to `most` waiting messages, as their frames; call it when a poller reports some.
+
+        The frames of a dropped message are not kept. If there are very many, the next call
+        continues to drop them.
+        """
+        came: list[list[zmq.Frame]] = []
+        if not self._whole and not self._drop_rest():
             return came
-        frames = [frame]
-        while frame.more and len(frames) < most_frames:
-            frame = socket.recv(_LAST, copy=False)
-            frames.append(frame)
-        if not frame.more:
-            came.append(frames)
-        else:
-            frames.clear()
-            refused(frame)
-            if not _dropped(socket):
+        while True:
+            self._whole = False
+            try:
+                frame = self._receive(_LAST, False)
+            except zmq.Again:
+                self._whole = True
                 return came
-        if not zmq.zmq_poll([(socket, _READABLE)], 0):
-            return came
-    return came
+            frames = [frame]
+            while frame.more and len(frames) < self._most_frames:
+                frame = self._receive(_LAST, False)
+                frames.append(frame)
+            if not frame.more:
+                self._whole = True
+                came.append(frames)
+            else:
+                frames.clear()
+                self._refused(frame)
+                if not self._drop_rest():
+                    return came
+            if len(came) == most or not zmq.zmq_poll([(self._socket, _READABLE)], 0):
+                return came
 
-
-def _dropped(socket: "zmq.Socket[bytes]") -> bool:
-    """Drop the rest of a message, for a few milliseconds at most; whether it is gone."""
-    return any(not socket.recv(_LAST, copy=False).more for _ in range(_DROPPED_A_TURN))
+    def _drop_rest(self) -> bool:
+        """Drop the rest of a message, for a few milliseconds at most; whether it is gone."""
+        self._whole = not self._socket.getsockopt(_RCVMORE) or any(
+            not self._socket.recv(_LAST, copy=False).more for _ in range(_DROPPED_A_TURN)
+        )
+        return self._whole
 
 
 def views(frames: Iterable[zmq.Frame]) -> list[Buffer]:

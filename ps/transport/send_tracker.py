@@ -9,10 +9,12 @@ peer and request number; small ones are not tracked.
 
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import zmq
 
 from ps.transport import multipart
+from shards.messages import Message
 from shards.wire_format import Buffer
 
 LARGE_BYTES = 1 << 20
@@ -39,33 +41,28 @@ class _Sent:
 
 
 class SendTracker:
-    """The large messages of one owner of sockets, by peer and request."""
+    """The large messages of one owner of sockets that may still be leaving: `sent`, by peer and
+    request.
+    """
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[Hashable, int], _Sent] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any message may still be leaving."""
-        return bool(self._sent)
+        self.sent: dict[tuple[Hashable, int], _Sent] = {}
 
     def in_progress(self, peer: Hashable, request: int) -> bool:
         """Whether a message of this request to this peer is still leaving."""
-        if not self._sent:
-            return False
-        sent = self._sent.get((peer, request))
+        sent = self.sent.get((peer, request))
         return sent is not None and sent.leaving
 
     def send(
         self,
-        parts: Iterable[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        given: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         peer: Hashable,
-        requests: Iterable[int],
+        messages: Iterable[tuple[Message, Any]],
     ) -> None:
-        """Send a message's parts, each by its socket, without waiting.
+        """Send the parts of an envelope of `messages`, each by its socket, without waiting.
 
         Large frames are not copied, and must not change. Raises what a socket raises.
         """
-        given = list(parts)
         total = 0
         for _, part in given:
             for one in part:
@@ -75,10 +72,10 @@ class SendTracker:
         for socket, part in given:
             trackers.append(multipart.send(socket, part, copy=copied, track=large))
         if large:
-            self._sent = {key: sent for key, sent in self._sent.items() if sent.leaving}
+            self.sent = {key: sent for key, sent in self.sent.items() if sent.leaving}
             sent = _Sent([tracker for tracker in trackers if tracker is not None])
-            self._sent.update(((peer, request), sent) for request in requests)
+            self.sent.update(((peer, message.request), sent) for message, _ in messages)
 
     def forget(self, peer: Hashable) -> None:
         """Drop the messages to this peer: its sockets were closed, so they will not arrive."""
-        self._sent = {key: sent for key, sent in self._sent.items() if key[0] != peer}
+        self.sent = {key: sent for key, sent in self.sent.items() if key[0] != peer}

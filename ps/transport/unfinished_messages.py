@@ -76,7 +76,8 @@ class Accepted:
         most_frames: int = multipart.MOST_FRAMES,
     ) -> None:
         """Messages hold arrays of up to `arrays_bytes`; each of `peers` may send one at a time."""
-        self._socket, self._most_frames = socket, most_frames
+        self._socket = socket
+        self._inbox = multipart.Inbox(socket, most_frames, self._drop_sender)
         self._most_bytes = arrays_bytes + _SPARE_BYTES
         self._most_together = arrays_bytes * peers + 2 * _SPARE_BYTES
         self._connections: dict[int, _Connection] = {}
@@ -95,7 +96,7 @@ class Accepted:
 
     def arrived(self, most: int) -> list[list[zmq.Frame]]:
         """Up to `most` waiting messages, as their frames; each marks its connection as heard."""
-        came = multipart.arrived(self._socket, most, self._most_frames, self._drop_sender)
+        came = self._inbox.arrived(most)
         for message in came:
             self._heard[message[0].bytes] = message[0]
         if len(came) < most and time.monotonic() >= self._look_at:

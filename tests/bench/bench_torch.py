@@ -11,10 +11,6 @@ and so does a plain loop with the same steps in all; the figures are shares of t
 
 import argparse
 import random
-import statistics
-import time
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +22,7 @@ import worker
 import worker.torch
 from deploy.examples import mnist_spark_torch as cnn
 from deploy.java import java_environment
+from tests.bench.loops import Step, StepTime, in_turn, rows_for
 from tests.bench.report import Goal, goals, save
 from worker.spark import start_session
 
@@ -41,7 +38,7 @@ def mlp() -> Sequential:
     )
 
 
-def looped(model: Any, opt: Any, rows: int) -> Callable[[], None]:
+def looped(model: Any, opt: Any, rows: int) -> Step:
     """A step of an ordinary loop."""
     images, labels = torch.rand(rows, 1, 28, 28), torch.randint(10, (rows,))
 
@@ -53,31 +50,17 @@ def looped(model: Any, opt: Any, rows: int) -> Callable[[], None]:
     return step
 
 
-def step_ms(step: Callable[[], None], steps: int) -> tuple[float, float]:
-    """Milliseconds of wall time and of CPU time of this process."""
-    started, used = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        step()
-    took = time.perf_counter() - started, time.process_time() - used
-    return 1e3 * took[0] / steps, 1e3 * took[1] / steps
+def plain_step(rows: int) -> Step:
+    """A step of the plain loop."""
+    model = mlp()
+    return looped(model, torch.optim.SGD(model.parameters(), lr=1e-3), rows)
 
 
-def rows_for(milliseconds: float) -> int:
-    """The rows of which a plain step takes about so long."""
-    model, rows = mlp(), 256
-    step = looped(model, torch.optim.SGD(model.parameters(), lr=1e-3), rows)
-    step_ms(step, 10)
-    return max(
-        1, round(rows * milliseconds / statistics.median(step_ms(step, 5)[1] for _ in range(5)))
-    )
-
-
-def overhead(steps: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds of a step, wall and CPU: of the plain loop, and of a worker in each case."""
-    rows, plain = rows_for(STEP_MS), mlp()
-    usual = torch.optim.SGD(plain.parameters(), lr=1e-3)
+def overhead(steps: int, rounds: int) -> dict[str, StepTime]:
+    """What a step of the plain loop takes, and of a worker in each case."""
+    rows = rows_for(STEP_MS, plain_step)
     with ExitStack() as stack:
-        cases = {"plain": looped(plain, usual, rows)}
+        cases = {"plain": plain_step(rows)}
         for case in CASES:
             strategy, ahead = case.removesuffix(", prefetch"), case.endswith("prefetch")
             model = mlp()
@@ -85,18 +68,7 @@ def overhead(steps: int, rounds: int) -> dict[str, tuple[float, float]]:
             job = stack.enter_context(worker.start(table, strategy=strategy))
             joined = worker.torch.join(job, "w0", model, strategy=strategy, prefetch=ahead)
             cases[case] = looped(model, stack.enter_context(joined), rows)
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        dice = random.Random(7)
-        for step in cases.values():
-            step_ms(step, 10)  # warm
-        for _ in range(rounds):
-            for name in dice.sample(list(cases), len(cases)):
-                found[name].append(step_ms(cases[name], steps))
-    return {
-        name: (statistics.median(wall), statistics.median(cpu))
-        for name in cases
-        for wall, cpu in [zip(*found[name], strict=True)]
-    }
+        return in_turn(cases, steps, rounds)
 
 
 def train(args: dict[str, Any], ctx: worker.Context) -> None:

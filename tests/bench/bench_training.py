@@ -41,7 +41,7 @@ class _Times:
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> None:
         self._rows.append(records[0])
 
-    def evaluated(self, result: Evaluation) -> None:
+    def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
         pass
 
     def resharded(self, cluster: Cluster) -> None:

@@ -134,7 +134,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
 def test_updates_go_into_the_folder(tmp_path: Path) -> None:
     """The folder opens `updates.parquet` under its own name."""
     with RunFolder.create(tmp_path, SETTINGS) as folder:
-        with folder.open_updates(job="j", seed=1) as updates:
+        with folder.open_updates(job="j", seed=1, part_s=60.0) as updates:
             updates.write([records(3)])
         assert folder.updates.name == "updates.parquet"
-        assert folder.updates.is_file()
+        assert (folder.updates / "part-000000.parquet").is_file()

@@ -16,7 +16,7 @@ from deploy.run_folder import RunFolder
 from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
 from deploy.summary import RunTally
-from deploy.updates import SCHEMA, UpdatesWriter, read_updates
+from deploy.updates import SCHEMA, UpdatesWriter, parts_of, read_updates
 from ps import DenseTable, TensorSpec
 from ps.job_spec import make_cluster, shard_specs
 from shards.errors import BadInput, GiveUp
@@ -67,6 +67,32 @@ def test_a_float_that_does_not_exist_is_null(tmp_path: Path) -> None:
     assert table["wait_s"].to_pylist() == [0.0, 0.0]
 
 
+def test_parts_can_be_read_while_the_run_continues(tmp_path: Path) -> None:
+    """A part is closed when its time is over; a run that is killed loses the open one alone, and
+    the next writer removes what is left of it."""
+    path, times = tmp_path / "updates.parquet", [100.0, 159.9, 160.0, 161.0]
+    writer = UpdatesWriter(path, job="j", seed=0, part_s=60.0, clock=lambda: times[0])
+    for first in (0, 2, 4, 6):
+        writer.write([records(first + 2)[first:]])
+        times.pop(0)
+    assert [part.name for part in parts_of(path)] == ["part-000000.parquet"]
+    assert seqs(path) == [1, 2, 3, 4, 5, 6]
+    writer._part.write(pa.Table.from_batches(writer._waiting, SCHEMA))
+    assert pd.read_parquet(path).seq.tolist() == [1, 2, 3, 4, 5, 6], "readers see no open part"
+    with UpdatesWriter(path, job="j", seed=0, restored=[5]) as later:
+        later.write([records(7)[5:]])
+    assert seqs(path) == [1, 2, 3, 4, 5, 6, 7]
+    assert [part.name for part in sorted(path.iterdir())] == [
+        "part-000000.parquet",
+        "part-000001.parquet",
+    ]
+
+
+def seqs(path: Path) -> list[int]:
+    """The numbers of all pushes in the order of the rows."""
+    return [seq for batch in read_updates(path) for seq in batch.column("seq").to_pylist()]
+
+
 def test_memory_is_bounded_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written as soon as a group is full, in order and without loss."""
     monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
@@ -77,7 +103,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path: Path, monkeypatch: pytest.Mon
             writer.write([records(first + 30)[first:]])
             held.append(writer._waiting_rows)
     assert max(held) < 100
-    assert pq.ParquetFile(path).metadata.num_row_groups == 9
+    assert pq.ParquetFile(path / "part-000000.parquet").metadata.num_row_groups == 9
     assert pq.read_table(path)["seq"].to_pylist() == list(range(1, 1021))
 
 
@@ -88,13 +114,13 @@ def test_an_interrupted_run_leaves_a_readable_file(tmp_path: Path) -> None:
     def run() -> None:
         with UpdatesWriter(path, job="j", seed=0) as writer:
             writer.write([records(5)])
-            assert not path.exists()
+            assert parts_of(path) == []
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run()
     assert pq.read_table(path).num_rows == 5
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.iterdir()) == parts_of(path)
 
 
 def test_a_run_without_updates_leaves_an_empty_table(tmp_path: Path) -> None:
@@ -171,26 +197,38 @@ def test_a_run_that_moved_is_resumed(
 def test_a_resumed_run_needs_no_earlier_updates(tmp_path: Path) -> None:
     """A run that was killed has left a snapshot and no updates: the file starts empty."""
     path = tmp_path / "updates.parquet"
-    (tmp_path / ".updates.parquet.partial").write_bytes(b"what a killed run had written")
+    path.mkdir()
+    (path / ".part-000000.parquet.partial").write_bytes(b"what a killed run had written")
     write(path, (8, 9), restored=[7, 7])
     assert pq.read_table(path)["apply_version"].to_pylist() == [8, 9, 8, 9]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other"])
-def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, damage: str) -> None:
-    """A file that cannot be continued is refused in one line, and stays unchanged."""
+def test_a_damaged_part_is_named_and_left_alone(tmp_path: Path, damage: str) -> None:
+    """A record that cannot be continued is refused in one line, and stays unchanged."""
     path = tmp_path / "updates.parquet"
     write(path, (1, 3))
+    write(path, (4, 6), restored=[3, 3])
+    first, bad = parts_of(path)
     if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:-10])
+        bad.write_bytes(bad.read_bytes()[:-10])
     elif damage == "other":
-        pq.write_table(pa.table({"shard": [1]}), path)
-    before = path.read_bytes()
-    with pytest.raises(BadInput, match=r"updates\.parquet") as caught:
-        UpdatesWriter(path, job="j", seed=0, restored=[3, 3])
+        pq.write_table(pa.table({"shard": [1]}), bad)
+    before = [part.read_bytes() for part in (first, bad)]
+    with pytest.raises(BadInput, match=r"updates\.parquet/part-000001") as caught:
+        UpdatesWriter(path, job="j", seed=0, restored=[2, 2])
     assert "\n" not in str(caught.value)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert [part.read_bytes() for part in path.iterdir()] in (before, before[::-1])
+
+
+def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    """A single file is refused with the place that it belongs to."""
+    path = tmp_path / "updates.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(BadInput, match=r"expected a folder of parts.*part-000000\.parquet"):
+        UpdatesWriter(path, job="j", seed=0, restored=[1])
+    with pytest.raises(BadInput, match="expected a folder of updates"):
+        list(read_updates(path))
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
@@ -199,14 +237,14 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
         UpdatesWriter(tmp_path / "gone" / "updates.parquet", job="j", seed=0)
 
 
-def test_a_disk_that_is_full_costs_the_file_alone(
+def test_a_disk_that_is_full_costs_a_part_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is reported once; later updates are still counted, and the earlier run's file stays."""
+    """It is reported once; its updates are still counted, and the other parts stay."""
     monkeypatch.setattr(updates, "_GROUP_ROWS", 100)
     path = tmp_path / "updates.parquet"
     write(path, (1, 4))
-    before, many = path.read_bytes(), records(10_000, loss=np.random.default_rng(5).random(10_000))
+    many = records(10_000, loss=np.random.default_rng(5).random(10_000))
     writer = UpdatesWriter(path, job="j", seed=0, restored=[4, 4])
     with full_disk(), pytest.raises(GiveUp, match=r"updates\.parquet: .* File too large"):
         writer.write([many, many])
@@ -215,8 +253,8 @@ def test_a_disk_that_is_full_costs_the_file_alone(
     assert writer.lost
     assert writer.fresh.rows == 2 * (10_000 + 7)
     assert writer.fresh_samples == 64 * (10_000 + 7)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert len(seqs(path)) == 2 * (4 + 7)
+    assert sorted(path.iterdir()) == parts_of(path)
 
 
 def test_a_run_goes_on_without_its_record_of_updates(
@@ -240,7 +278,7 @@ def test_a_run_goes_on_without_its_record_of_updates(
     told = [line for line in out.getvalue().splitlines() if "updates.parquet" in line]
     assert len(told) == 1
     assert told[0].endswith("File too large; the run continues without it")
-    assert not (run / "updates.parquet").exists()
+    assert len(seqs(run / "updates.parquet")) == 5
 
 
 def test_a_reader_chooses_columns_and_a_shard(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from deploy.run_folder import write_whole
 from deploy.settings import TrainSettings
 from deploy.simulation.disk import DeferredTask
 from deploy.summary import Rows
-from deploy.updates import SCHEMA, UpdatesWriter, read_updates
+from deploy.updates import SCHEMA, UpdatesWriter, parts_of, read_updates
 from ps.cluster import Access
 from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup
@@ -331,14 +331,14 @@ def _small(folder: Path) -> list[Kind]:
 
 
 def _updates(path: Path) -> Kind:
-    with UpdatesWriter(path, job="job", seed=1) as writer:
+    with UpdatesWriter(path, job="job", seed=1, part_s=0.0) as writer:
         for start in (0, 40):
             writer.write([_rows(start, 40), _rows(start, 30)])
 
     def read() -> object:
         return pa.Table.from_batches(read_updates(path), SCHEMA)
 
-    return Kind("updates", [path], read)
+    return Kind("updates", parts_of(path), read)
 
 
 def _rows(start: int, count: int) -> Rows:
@@ -347,6 +347,16 @@ def _rows(start: int, count: int) -> Rows:
     rows["worker"] = dice.choice([b"w0", b"w1"], count)
     for name in ("seq", "read_version", "apply_version", "staleness", "clock"):
         rows[name] = np.arange(start, start + count)
-    for name in ("wall_age_s", "wait_s", "rtt_s", "gradient_norm", "loss", "time"):
+    for name in (
+        "wall_age_s",
+        "wait_s",
+        "compute_s",
+        "data_s",
+        "network_s",
+        "rtt_s",
+        "gradient_norm",
+        "loss",
+        "time",
+    ):
         rows[name] = dice.random(count)
     return rows

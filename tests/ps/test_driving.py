@@ -20,7 +20,7 @@ from ps.resharding import reshard
 from ps.server.server import ShardServer
 from ps.session import reshard_client
 from ps.session.flow_control import PrefetchTable
-from ps.session.inflight import InflightRequests, _pulled, _pushed
+from ps.session.inflight import InflightRequests, _pushed
 from ps.session.membership import Membership
 from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
@@ -101,7 +101,7 @@ NOTING = [
     step.__code__
     for step in (
         *(Client._turn, ClusterConnection.turn, Client._note, Client.pull, Client.flush),
-        *(Session.receive, InflightRequests.record_answer, _pulled, _pushed, PayloadEncoder.read),
+        *(Session.receive, InflightRequests.record_answer, _pushed, PayloadEncoder.read),
         *(
             RetransmitTable.record_answer,
             RetransmitTable.remove,

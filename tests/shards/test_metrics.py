@@ -47,7 +47,8 @@ def test_what_a_record_says() -> None:
     talk.say(pull("a", 0))
     talk.say(push("b", 1), gradient(1))
     talk.now = 5.0
-    talk.say(push("a", 1, steps=2, clock=2, rtt_s=0.25, wait_s=0.125), gradient(3))
+    times = {"rtt_s": 0.25, "wait_s": 0.125, "compute_s": 0.5, "data_s": 0.75, "network_s": 1.0}
+    talk.say(push("a", 1, steps=2, clock=2, **times), gradient(3))
     talk.say(AskRecords(1, "job", 1))
     (row,) = np.frombuffer(as_bytes(talk.frames)[0], RECORD)
     expected = {
@@ -62,9 +63,8 @@ def test_what_a_record_says() -> None:
         "staleness": 1,
         "wall_age_s": 3.0,
         "clock_gap": 1,
-        "wait_s": 0.125,
         "bytes": 4 * SIZE,
-        "rtt_s": 0.25,
+        **times,
         "rate": 0.5,
         "gradient_norm": np.sqrt(9.0 * len(REAL)),
         "loss": 0.5,
@@ -115,6 +115,7 @@ def test_the_status() -> None:
             WorkerStatus("a", Standing.ACTIVE, 0, 0, 1, 1, 1, True, 0.75),
             WorkerStatus("b", Standing.ACTIVE, 0, 0, 0, 0, 0, False, 0.0),
         ),
+        waiting=1,
     )
 
 

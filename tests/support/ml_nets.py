@@ -32,7 +32,7 @@ class Line:
 
 
 class Difference:
-    """The difference of two inputs, each with a factor that is learned; its layers are the terms."""
+    """The difference of two inputs, each with a learned factor; its layers are the terms."""
 
     def params(self, seed: int) -> dict[str, Floats]:
         return {"factors": np.zeros(2, np.float32)}

@@ -123,8 +123,6 @@ class PureWorker:
             steps=want.steps,
             samples=want.samples,
             loss=want.loss,
-            rtt_s=0.0,
-            wait_s=0.0,
             now=0.0,
         )
         self.cluster.deliver(self.number, sends)

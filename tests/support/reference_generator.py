@@ -345,7 +345,8 @@ def _section(name: str, value: Any) -> str:
     elif isinstance(value, ModuleType):
         parts.append(_prose(value.__doc__))
     elif callable(value):
-        if not getattr(value, "_is_protocol", False):
+        own_init = getattr(value, "__init__", None) is not object.__init__
+        if own_init and not getattr(value, "_is_protocol", False):
             parts.append(signature(name, value))
         parts.append(_prose(inspect.getdoc(value)))
     elif isinstance(value, dict):
@@ -403,19 +404,26 @@ def service_routes() -> str:
     """Every route of the service, from its description for programs."""
     from fastapi import FastAPI
 
-    from deploy.service import api
+    from deploy.service import api, results_api, upkeep_api
+    from deploy.service.rules import RULES
 
     absent: Any = None  # describing the routes calls none of them
+    services = api.Services(absent, absent, absent, absent, absent)
     service = FastAPI()
-    service.include_router(api.routes(api.Services(absent, absent, absent, absent)))
+    service.include_router(api.routes(services))
+    service.include_router(results_api.routes(absent, absent))
+    service.include_router(upkeep_api.routes(services, absent, absent, absent, absent))
     rows = []
     for path, methods in service.openapi()["paths"].items():
         for method, each in methods.items():
             query = [p["name"] for p in each.get("parameters", ()) if p["in"] == "query"]
             meaning = " ".join(each["description"].split())
             shown = ", ".join(f"`{name}`" for name in query)
-            rows.append((f"`{method.upper()} {path.removeprefix('/api/v1')}`", shown, meaning))
-    return table(["route", "query", "meaning"], rows)
+            rule = RULES[f"{method.upper()} {path}"]
+            role = str(rule.role) if rule.own is None else f"{rule.role}; {rule.own} for its own"
+            name = f"`{method.upper()} {path.removeprefix('/api/v1')}`"
+            rows.append((name, shown, role, meaning))
+    return table(["route", "query", "role", "meaning"], rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {

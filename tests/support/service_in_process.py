@@ -64,6 +64,7 @@ def listening(running: Running) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(running.http.app, lifespan="off", log_level="error"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # before the server runs: the first request must find it
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -105,8 +105,6 @@ def send_push(
         steps=1,
         samples=64,
         loss=0.5,
-        rtt_s=0.0,
-        wait_s=0.0,
         now=now,
     )
     return sends

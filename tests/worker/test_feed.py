@@ -57,5 +57,7 @@ def test_a_feed_that_was_ended_gives_no_rows() -> None:
     feed.next_batch(3)
     feed.terminate()
     assert feed.should_stop()
-    with pytest.raises(BadInput, match=r"rows: expected a call only while should_stop\(\) is false"):
+    with pytest.raises(
+        BadInput, match=r"rows: expected a call only while should_stop\(\) is false"
+    ):
         feed.next_batch(1)

@@ -56,7 +56,7 @@ class Notes:
 
     def started(self, cluster: ps.Cluster, restored: list[int] | None) -> None: ...
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
-    def evaluated(self, result: Evaluation) -> None: ...
+    def evaluated(self, result: Evaluation, weights: Any) -> None: ...
     def resharded(self, cluster: ps.Cluster) -> None: ...
 
     def notice(self, text: str) -> None:
@@ -71,7 +71,8 @@ class Evaluations(Notes):
         self.found: list[Evaluation] = []
         self._came = threading.Condition()
 
-    def evaluated(self, result: Evaluation) -> None:
+    def evaluated(self, result: Evaluation, weights: Any) -> None:
+        assert weights.min() == result.figures["least"]
         with self._came:
             self.found.append(result)
             self._came.notify_all()

@@ -88,7 +88,7 @@ def test_a_regression_continues_in_the_middle_of_a_stream(
 
 
 def ids(args: Any, ctx: worker.Context) -> None:
-    """Push the sum of the ids in two epochs; die once in a task, fail once for good, as is wanted."""
+    """Push the sum of the ids in two epochs; be killed once, fail once for good, as is wanted."""
     for number, batch in enumerate(ctx.batches(5, epochs=2, columns=["id"])):
         once = Path(args["folder"]) / "killed"
         if ctx.batch == 1 and ctx.chief and number == 3 and not once.exists():

@@ -49,6 +49,22 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
             )
 
 
+def split_rows(df: DataFrame, indicator: str) -> tuple[DataFrame, DataFrame | None]:
+    """The rows to train on, and those that the column `indicator` marks as tests; "" marks none."""
+    if not indicator:
+        return df, None
+    if indicator not in df.columns:
+        raise BadInput(f"{_WHERE}: expected a column {indicator}, got {', '.join(df.columns)}")
+    kind = df.schema[indicator].dataType
+    if not isinstance(kind, BooleanType):
+        raise BadInput(
+            f"{_WHERE}, column {indicator}: expected booleans, true for the rows to test on, got"
+            f" {kind.simpleString()}"
+        )
+    tests = F.coalesce(F.col(_quoted(indicator)), F.lit(False))
+    return df.filter(~tests), df.filter(tests)
+
+
 def check_free(df: DataFrame, outputs: Sequence[str]) -> None:
     """Raise BadInput for a column that the model would write over, or write twice."""
     for place, name in enumerate(outputs):

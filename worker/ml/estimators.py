@@ -1,7 +1,7 @@
 """Estimators of Spark ML that train a network on parameter servers."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from pyspark import keyword_only
@@ -15,15 +15,20 @@ from worker import spark
 from worker.caffe.net_data import data_of
 from worker.caffe.solver import Solver
 from worker.caffe.training import Caffe, fitted_solver
+from worker.callbacks import Callback, check_callbacks
+from worker.evaluation import Evaluation
+from worker.function_run import Evaluate
 from worker.ml.columns import (
     Facts,
     as_floats,
     as_label,
     check_columns,
     check_free,
+    split_rows,
     survey_rows,
 )
 from worker.ml.models import FittedNet, NetClassifierModel, NetModel, NetRegressorModel
+from worker.ml.net_test import NetTest
 from worker.ml.nets import (
     LABEL,
     FitSettings,
@@ -32,6 +37,7 @@ from worker.ml.nets import (
     NetSpec,
     build,
     build_imported,
+    by_name,
     caffe_spec,
     train_net,
 )
@@ -39,7 +45,10 @@ from worker.ml.params import ClassParams, PredictionParams, TrainingParams
 from worker.ml.saved import StageReader, StageWriter
 
 _CAFFE = ".prototxt"
-_OF_SOLVER = ("batchSize", "epochs", "modelArgs", "rule", "stepSize")
+_OF_SOLVER = ("batchSize", "epochs", "modelArgs", "rule", "stepSize", "testEvery")
+
+FitResult = tuple[NetSpec, Mapping[str, Floats], tuple[Evaluation, ...]]
+"""The network, its tensors by name, and the tests during training."""
 
 
 class NetEstimator(
@@ -48,6 +57,12 @@ class NetEstimator(
     """What the estimators share: fitting, saving, loading."""
 
     classifies = False
+    _callbacks: tuple[Callback, ...] = ()
+
+    def setCallbacks(self, callbacks: Sequence[Callback]) -> Self:
+        """Have each fit watched by `worker.Callback`s; they are not saved with the estimator."""
+        self._callbacks = check_callbacks("setCallbacks", callbacks)
+        return self
 
     def write(self) -> StageWriter:
         """What saves this estimator."""
@@ -65,20 +80,34 @@ class NetEstimator(
         check_columns(dataset, list(inputs), label=label)
         check_free(dataset, self._added_columns())
         path = self.getOrDefault(self.model)
-        options = self._options_of_run()
+        options = self._options_of_run() | {"callbacks": self._callbacks}
         if not self.isSet(self.workers):
             options["workers"] = spark.partition_count(dataset)
+        marked = self.isDefined(self.validationIndicatorCol)
+        rows = split_rows(dataset, self.getValidationIndicatorCol() if marked else "")
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
-        net, weights = fit(dataset, path, facts, options)
-        return self._copyValues(self._made(FittedNet(net, weights, facts.outputs > 0)))
+        net, weights, evaluations = fit(*rows, path, facts, options)
+        model = self._copyValues(self._made(FittedNet(net, weights, facts.outputs > 0)))
+        model.evaluations = evaluations
+        return model
+
+    @property
+    def _weights(self) -> str | None:
+        """The file to start from, if there is one."""
+        return self.getOrDefault(self.weights) if self.isSet(self.weights) else None
 
     def _made(self, fitted: FittedNet) -> NetModel:
         raise NotImplementedError
 
     def _fit_imported(
-        self, df: DataFrame, path: str, facts: Facts, options: dict[str, Any]
-    ) -> tuple[NetSpec, Mapping[str, Floats]]:
+        self,
+        df: DataFrame,
+        tests: DataFrame | None,
+        path: str,
+        facts: Facts,
+        options: dict[str, Any],
+    ) -> FitResult:
         spec = NetSpec(path, self.getOrDefault(self.modelArgs))
         net = build_imported(spec, self.getSeed())
         inputs = self._input_columns()
@@ -88,47 +117,64 @@ class NetEstimator(
         self._check_outputs(net, zeros, path, facts)
         rate, rule = self.getStepSize(), self.getOrDefault(self.rule)
         dense = net.params({"rate": rate, "rule": rule})
-        rows = df.select(
-            *(as_floats(df, column).alias(name) for column, name in inputs.items()),
-            as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
-        )
+
+        def read(df: DataFrame) -> DataFrame:
+            return df.select(
+                *(as_floats(df, column).alias(name) for column, name in inputs.items()),
+                as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
+            )
+
+        if tests is not None:
+            test = NetTest(spec, dense, read(tests).toArrow(), classifies=self.classifies)
+            options["evaluate"] = Evaluate(test.figures, self.getOrDefault(self.testEvery))
         settings = FitSettings(
             classifies=self.classifies,
             batch_size=self.getOrDefault(self.batchSize),
             epochs=self.getOrDefault(self.epochs),
             seed=self.getSeed(),
         )
-        trained = worker.run(rows, train_net, (spec, settings), params=dense, **options)
+        trained = worker.run(
+            read(df), train_net, (spec, settings), params=dense, weights=self._weights, **options
+        )
         if trained.outcome.interrupted:
             raise KeyboardInterrupt
-        table = dense.table("net")
-        views = table.views(table.empty())
-        dense.structure.write(trained.params, views)
-        return spec, views
+        return spec, by_name(dense, trained.params), trained.evaluations
 
     def _fit_caffe(
-        self, df: DataFrame, path: str, facts: Facts, options: dict[str, Any]
-    ) -> tuple[NetSpec, Mapping[str, Floats]]:
+        self,
+        df: DataFrame,
+        tests: DataFrame | None,
+        path: str,
+        facts: Facts,
+        options: dict[str, Any],
+    ) -> FitResult:
         if given := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
             raise BadInput(f"{given[0]}: expected it in the solver {path}")
         if len(self._input_columns()) != 1:
             raise BadInput(f"inputMapping: expected one column for the net of {path}")
         (column,) = self._input_columns()
-        kind = Caffe(path)
-        assert isinstance(kind.solver, Solver), "read when it was made"
-        wanted = data_of(kind.solver.train).wanted
+        kind = Caffe(path, weights=self._weights)
+        solver = kind.solver
+        assert isinstance(solver, Solver), "read when it was made"
+        wanted = data_of(solver.train).wanted
         name = wanted.tops[0] if wanted.tops else "data"
-        rows = df.select(
-            as_floats(df, column).alias(name),
-            as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
-        )
-        spec = caffe_spec(path, fitted_solver(kind.solver, rows))
+
+        def read(df: DataFrame) -> DataFrame:
+            return df.select(
+                as_floats(df, column).alias(name),
+                as_label(df, self.getLabelCol(), classifies=self.classifies).alias(LABEL),
+            )
+
+        rows = read(df)
+        if tests is not None:
+            kind = Caffe(path, weights=self._weights, test_data=read(tests))
+        spec = caffe_spec(path, fitted_solver(solver, rows))
         zeros = {name: np.zeros((2, facts.widths[column]), np.float32)}
         self._check_outputs(build(spec), zeros, path, facts)
         trained = worker.train(rows, model=kind, **options)
         if trained.outcome.interrupted:
             raise KeyboardInterrupt
-        return spec, trained.params
+        return spec, trained.params, trained.evaluations
 
     def _check_outputs(
         self, net: LoadedNet, zeros: Mapping[str, Any], path: str, facts: Facts

@@ -12,6 +12,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
+from worker.evaluation import Evaluation
 from worker.ml.columns import as_floats, check_columns, check_free
 from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
@@ -31,12 +32,16 @@ class FittedNet(msgspec.Struct, frozen=True):
 
 
 class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
-    """A network that adds predictions to the rows of a DataFrame."""
+    """A network that adds predictions to the rows of a DataFrame.
+
+    `evaluations` are the results of the tests while it was trained; a loaded model has none.
+    """
 
     def __init__(self, fitted: FittedNet | None = None) -> None:
         """Made by the estimator and by `load`, which give the network."""
         super().__init__()
         self._fitted = fitted
+        self.evaluations: tuple[Evaluation, ...] = ()
         self._key = secrets.token_hex(8)
 
     @property

@@ -109,6 +109,14 @@ def train_net(task: tuple[NetSpec, FitSettings], ctx: Context) -> None:
     build_imported(spec, fit.seed).train(fit, ctx)
 
 
+def by_name(dense: ps.Dense, params: Any) -> dict[str, Floats]:
+    """The arrays of parameters in their structure, by the names of a table."""
+    table = dense.table("net")
+    views = table.views(table.empty())
+    dense.structure.write(params, views)
+    return views
+
+
 class NumpyNet:
     """An object with three methods, over arrays of NumPy or what converts to them, such as JAX's.
 

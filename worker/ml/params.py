@@ -12,6 +12,7 @@ from pyspark.ml.param.shared import (
     HasRawPredictionCol,
     HasSeed,
     HasStepSize,
+    HasValidationIndicatorCol,
 )
 
 from shards import arguments
@@ -104,7 +105,7 @@ class ClassParams(PredictionParams, HasRawPredictionCol, HasProbabilityCol):
         return self.getRawPredictionCol(), self.getProbabilityCol(), self.getPredictionCol()
 
 
-class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
+class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidationIndicatorCol):
     """What is trained, and how."""
 
     model: Param[str] = Param(
@@ -153,6 +154,18 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
         "how workers learn together, as downpour or easgd:tau=4",
         typeConverter=TypeConverters.toString,
     )
+    weights: Param[str] = Param(
+        Params._dummy(),
+        "weights",
+        "a file to start from, .safetensors; for a Caffe solver also .caffemodel or .h5",
+        typeConverter=TypeConverters.toString,
+    )
+    testEvery: Param[int] = Param(
+        Params._dummy(),
+        "testEvery",
+        "iterations between tests on the rows that validationIndicatorCol marks",
+        typeConverter=TypeConverters.toInt,
+    )
     options: Param[dict[str, Any]] = Param(
         Params._dummy(),
         "options",
@@ -172,6 +185,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
             shards=1,
             shardsIn="processes",
             strategy="downpour",
+            testEvery=100,
             options={},
         )
 
@@ -188,6 +202,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize):
         if self.isSet(self.seed):
             options["seed"] = self.getSeed()
         more = self.getOrDefault(self.options)
-        if twice := sorted(more.keys() & (options.keys() | {"model", "params"})):
+        own = {"callbacks", "evaluate", "model", "params", "weights"}
+        if twice := sorted(more.keys() & (options.keys() | own)):
             raise BadInput(f"options: {twice[0]}: expected it as a parameter of its own")
         return options | more

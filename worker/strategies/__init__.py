@@ -90,7 +90,7 @@ def _with_options(what: str, kind: type[Strategy], text: str) -> Strategy:
             raise BadInput(f"{what} {name}: unknown option {arguments.shown(field)}; {takes}")
         if not equals or field in found:
             raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {option}")
-        found[field] = value
+        found[field] = _by_worker(value) if field == "speeds" else value
     try:
         return msgspec.convert(found | {"strategy": name}, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -99,6 +99,11 @@ def _with_options(what: str, kind: type[Strategy], text: str) -> Strategy:
             wrong = field.rstrip("`")
             message = f"{wrong}: {message[0].lower()}{message[1:]}, {found.get(wrong)!r}"
         raise BadInput(f"{what} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
+
+
+def _by_worker(text: str) -> dict[str, str]:
+    """The values in a text such as worker-0/1+worker-1/2."""
+    return {name: value for name, _, value in (part.rpartition("/") for part in text.split("+"))}
 
 
 __all__ = [

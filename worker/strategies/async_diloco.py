@@ -23,6 +23,7 @@ from msgspec import structs
 
 from shards import arguments
 from shards.aggregation import EACH, ServerHalf
+from shards.errors import BadInput
 from shards.rules import DelayedNesterov
 from worker.strategies.base import at_least, check_options, positive
 from worker.strategies.diloco import DiLoCo
@@ -32,7 +33,7 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
     """DiLoCo without rounds: each delta is applied at once, the momentum every `n` (None: W).
 
     `speeds` are steps a second by worker, in any unit; a worker not in it is as fast as the
-    fastest.
+    fastest. In a text: async_diloco:speeds=worker-0/1+worker-1/2.
     """
 
     n: int | None = None
@@ -43,6 +44,10 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.b:
+            raise BadInput(
+                f"strategy {self.name}: b: expected 0, as there are no rounds, got {self.b}"
+            )
         if self.n is not None:
             check_options(self, n=at_least(1))
         speeds = arguments.instance("speeds", self.speeds, dict, "numbers by worker")

@@ -8,9 +8,10 @@ The outer rate and momentum are 0.7 and 0.9 unless given. They suit hundreds of 
 only a few, w moves too far, because each delta is small and always points the same way.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from shards.aggregation import Round, ServerHalf
+from shards.errors import BadInput
 from shards.rules import AdamW, Nesterov, Rule
 from worker.strategies.base import Floats, Local, Windowed, at_least, check_options, positive, share
 
@@ -18,7 +19,9 @@ from worker.strategies.base import Floats, Local, Windowed, at_least, check_opti
 class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     """Take `h` local steps of AdamW; the shards follow the mean delta with Nesterov momentum.
 
-    `inner_lr` is the rate of the local steps (None: the job's), `weight_decay` AdamW's.
+    `inner_lr` is the rate of the local steps (None: the job's), `weight_decay` AdamW's. A round of
+    W workers is the mean of its first W - `b` deltas, as in BSP with backup workers; later ones are
+    dropped.
     """
 
     h: int = 500
@@ -26,6 +29,7 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     momentum: float = 0.9
     inner_lr: float | None = None
     weight_decay: float = 0.1
+    b: int = 0
 
     synchronous: ClassVar[bool] = True
     usual_bound: ClassVar[int | None] = 0
@@ -33,8 +37,16 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
 
     def __post_init__(self) -> None:
         check_options(self, h=at_least(1), outer_lr=positive, momentum=share, weight_decay=share)
+        check_options(self, b=at_least(0))
         if self.inner_lr is not None:
             check_options(self, inner_lr=positive)
+
+    def for_workers(self, workers: int) -> Self:
+        if self.b and self.b >= workers:
+            raise BadInput(
+                f"strategy diloco: b: expected fewer than {workers} workers, got {self.b}"
+            )
+        return self
 
     @property
     def window_steps(self) -> int:
@@ -48,4 +60,4 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
         super().local_step(local, gradient, inner, multipliers)
 
     def server(self, workers: int) -> ServerHalf:
-        return ServerHalf(merge=Round(), rule=Nesterov(self.momentum), rate=self.outer_lr)
+        return ServerHalf(merge=Round(self.b), rule=Nesterov(self.momentum), rate=self.outer_lr)

@@ -3,7 +3,7 @@
 A new one is a function from a `Bench` to checks, in a file here, and an entry in `SHAPES`.
 """
 
-from deploy.experiments.shapes import asynchrony, momentum, speed, waiting, windows
+from deploy.experiments.shapes import asynchrony, delays, momentum, rounds, speed, waiting, windows
 from deploy.experiments.shapes.base import Shape
 from shards.errors import BadInput
 
@@ -12,29 +12,23 @@ SHAPES: dict[int, Shape] = {
     for shape in (
         asynchrony.SOFTSYNC,
         waiting.BOUNDS,
+        waiting.IDLE,
         windows.SPARKNET,
         windows.ELASTIC,
         asynchrony.COMPENSATION,
+        rounds.SHAPE,
         momentum.SHAPE,
         waiting.BACKUPS,
         speed.SHAPE,
         asynchrony.TOO_HIGH_A_RATE,
+        delays.SHAPE,
         asynchrony.ONE_UPDATE_LATE,
     )
 }
 
-MISSING = {
-    3: "it needs the workload l1, whose data set, Adult, is not packaged",
-    7: "it needs the workload charlm, for which no text is packaged",
-    12: "it needs delays drawn for each update, which the simulator does not inject",
-}
-
 
 def shape_numbered(number: int) -> Shape:
-    """A shape; raises BadInput for one that cannot be run, with the reason."""
-    if number in MISSING:
-        raise BadInput(f"shape {number} is missing: {MISSING[number]}")
+    """A shape; raises BadInput for a number that none has."""
     if number not in SHAPES:
-        known = ", ".join(map(str, sorted(SHAPES)))
-        raise BadInput(f"shape: expected one of {known}, got {number}")
+        raise BadInput(f"shape: expected one of 1 to {max(SHAPES)}, got {number}")
     return SHAPES[number]

@@ -115,7 +115,7 @@ def compensation(bench: Bench, control: bool) -> list[Check]:
     alone = structs.replace(alone, rate=rates.best)
     many = structs.replace(alone, cluster=ClusterModel(workers=workers))
     mended = structs.replace(many, strategy="dc_asgd:adaptive=true,scale=1")
-    sgd, asgd, dc = bench.run([alone, many, mended], bench.pick(5, 10))
+    sgd, asgd, dc = bench.run([alone, many, mended], 10)
     gap = paired(errors(asgd), errors(sgd))
     half = paired(np.add(errors(asgd), errors(sgd)) / 2, errors(dc))
     means = ", ".join(f"{np.mean(errors(one)):.2f}" for one in (sgd, asgd, dc))
@@ -138,14 +138,17 @@ def compensation(bench: Bench, control: bool) -> list[Check]:
 def too_high_a_rate(bench: Bench, control: bool) -> list[Check]:
     """Five asynchronous workers at the greedy rate of one, momentum .9; the control is synchronous.
 
-    Accept: an accuracy of at most 15 % in 8 of 10 seeds; of warm start, rate/staleness and rate/W
-    at least one of at least 95 % on average.
+    Batches of 64, as in the example that the issue runs (train_mnist.py): with batches of 4 the
+    greedy rate is limited by their noise, and not by what several workers bear. Accept: an accuracy
+    of at most 15 % in 8 of 10 seeds; of warm start, rate/staleness and rate/W at least one of at
+    least 95 % on average.
     """
     workers = 5
     alone = Trial(
         strategy="asp:scale=1",
         rule=_MOMENTUM,
-        gradients=bench.pick(10_000, 60_000),
+        batch=64,
+        gradients=bench.pick(4000, 18_750),  # the issue's 20 epochs
         tested=bench.pick(2000, 10_000),
         cluster=ClusterModel(workers=1),
     )
@@ -154,7 +157,7 @@ def too_high_a_rate(bench: Bench, control: bool) -> list[Check]:
     base = structs.replace(alone, rate=rates.greedy, cluster=cluster)
     plain = structs.replace(base, strategy="bsp" if control else "asp:scale=1")
     (failed,) = bench.run([plain], 10)
-    long = structs.replace(base, gradients=bench.pick(30_000, 60_000))
+    long = structs.replace(base, gradients=bench.pick(10_000, 60_000))
     cures = {
         "warm start": "downpour:scale=1,warm_steps=1000",
         "rate/staleness": "stale_rate",
@@ -195,7 +198,7 @@ def one_update_late(bench: Bench, control: bool) -> list[Check]:
     levels = [
         Trial(
             strategy="asp:scale=1",
-            gradients=bench.pick(10_000, 60_000),
+            gradients=bench.pick(20_000, 60_000),
             tested=10_000,
             cluster=ClusterModel(workers=workers, times=_FIXED),
         )
@@ -203,7 +206,7 @@ def one_update_late(bench: Bench, control: bool) -> list[Check]:
     ]
     rates = bench.tune(levels)
     tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    prompt, late = bench.run(tuned, bench.pick(8, 10))
+    prompt, late = bench.run(tuned, bench.pick(10, 20))
     same, interval = equivalent(errors(late), errors(prompt), 0.3)
     verdict = judged(same)
     if not same and abs(interval.mean) <= 0.3:

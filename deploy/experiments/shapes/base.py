@@ -88,10 +88,11 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuned(NamedTuple):
     """Rates chosen on seeds of their own: that of the least error, and the largest rate whose error
-    is within one standard error of it."""
+    is within one standard error of it. `error` is the least one, in percent."""
 
     best: float
     greedy: float
+    error: float
 
 
 class Bench:
@@ -237,4 +238,4 @@ def _chosen(known: dict[float, list[float]]) -> Tuned:
     values = np.array(known[best])
     limit = values.mean() + values.std(ddof=1) / math.sqrt(len(values))
     greedy = max(rate for rate, errors in known.items() if float(np.mean(errors)) <= limit)
-    return Tuned(best, greedy)
+    return Tuned(best, greedy, float(values.mean()))

@@ -27,7 +27,6 @@ from shards.errors import BadInput
 from worker.strategies import EASGD
 
 _STEP_S, _TALK_S = 2.0, 20.0
-_TARGET = 8.0
 _STEADY = StepTimes(mean_s=_STEP_S, law=Law.FIXED)
 _SLOW_LINK = f"rtt={_TALK_S:g}s"
 _PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
@@ -36,9 +35,13 @@ _PUBLISHED = {3: 2.4, 5: 3.8, 10: 4.4}
 def sparknet(bench: Bench, control: bool) -> list[Check]:
     """K workers, tau local steps of 2 s with momentum .9, then 20 s to exchange; batch 64.
 
-    The control exchanges without local steps (tau 1). Accept: a round takes tau C + S within 2 %;
-    the best tau is larger at S = 20 s than at 0; at tau 50 the speed-ups over one worker to an
-    error of 8 % are at least those published; asynchronous averaging is at least as fast.
+    The target is 1.1 times the error that one worker ends with on the seeds that choose rates. A
+    constant 8 % was reached after some hundred steps of one worker, which leaves a few windows of
+    50 to save; the paper's networks take tens of thousands. The control exchanges without local
+    steps (tau 1). Accept: a round takes tau C + S within 2 %; the best tau is larger at S = 20 s
+    than at 0; at tau 50 the speed-ups over one worker to the target are at least those published;
+    asynchronous averaging is at least as fast as rounds, both without momentum and at rates of
+    their own.
     """
     taus = [1] if control else bench.pick([1, 10, 50], [1, 2, 5, 10, 25, 50, 100])
     steps = bench.pick(1500, 6000)  # of each worker
@@ -49,11 +52,11 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
         rule="momentum:momentum=0.9",
         gradients=steps,
         look_every=10,
-        until_error=_TARGET,
         cluster=ClusterModel(workers=1, times=_STEADY),
     )
-    (rate,) = bench.tune([structs.replace(alone, until_error=-1.0, look_every=0)])
-    alone = structs.replace(alone, rate=rate.best)
+    (rate,) = bench.tune([structs.replace(alone, look_every=0)])
+    target = 1.1 * rate.error
+    alone = structs.replace(alone, rate=rate.best, until_error=target)
 
     def averaging(workers: int, tau: int, link: str) -> Trial:
         return structs.replace(
@@ -70,25 +73,49 @@ def sparknet(bench: Bench, control: bool) -> list[Check]:
     far = [averaging(5, tau, _SLOW_LINK) for tau in taus]
     many = [averaging(workers, last, _SLOW_LINK) for workers in _PUBLISHED]
     serial, *found = bench.run([alone, *near, *far, *many], seeds)
-    seconds = [times_to(results, _TARGET).median for results in found]
+    seconds = [times_to(results, target).median for results in found]
     by_tau = seconds[: len(taus)], seconds[len(taus) : 2 * len(taus)]
-    speedups = [times_to(serial, _TARGET).median / time for time in seconds[2 * len(taus) :]]
+    speedups = [times_to(serial, target).median / time for time in seconds[2 * len(taus) :]]
     return [
         _rounds(taus),
         _best_tau(taus, by_tau),
         Check(
-            f"speed-up over one worker at tau {last}, S 20 s, by K",
+            f"speed-up over one worker to {target:.1f} % at tau {last}, S 20 s, by K",
             listed(_PUBLISHED, _PUBLISHED.values()),
             listed(_PUBLISHED, speedups),
             judged(all(is_ >= was for is_, was in zip(speedups, _PUBLISHED.values(), strict=True))),
         ),
-        Check(
-            "asynchronous averaging is at least as fast",
-            "not slower",
-            "the strategy sparknet has rounds only",
-            ShapeVerdict.MISSING,
-        ),
+        _asynchronous(bench, far[0], last, target),
     ]
+
+
+def _asynchronous(bench: Bench, base: Trial, tau: int, target: float) -> Check:
+    """Rounds of plain local steps against the same windows, each averaged in as it arrives."""
+    workers = base.cluster.workers
+    texts = (f"local_sgd:h={tau}", f"fedbuff:k=1,window={tau},outer_lr={1 / workers}")
+    times = StepTimes(mean_s=_STEP_S)  # equal times would make rounds of the asynchronous windows
+    cluster = structs.replace(base.cluster, times=times)
+    levels = [
+        structs.replace(
+            base,
+            strategy=text,
+            rule="sgd",
+            cluster=cluster,
+            look_every=max(10, tau) * workers,
+        )
+        for text in texts
+    ]
+    rates = bench.tune([structs.replace(one, until_error=-1.0, look_every=0) for one in levels])
+    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    found = bench.run(tuned, bench.pick(3, 10))
+    rounds, late = (times_to(results, target) for results in found)
+    reached = math.isfinite(rounds.median) or math.isfinite(late.median)
+    return Check(
+        "asynchronous averaging is at least as fast as rounds, K 5",
+        "not slower",
+        f"seconds {late} asynchronous, {rounds} in rounds",
+        judged(late.median <= rounds.median) if reached else ShapeVerdict.INCONCLUSIVE,
+    )
 
 
 def _rounds(taus: list[int]) -> Check:
@@ -125,9 +152,10 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
     """EASGD's stability; and Downpour, EASGD and EAMSGD with four workers, batch 128, tau 1 to 64.
 
     The control has tau 1 in place of 64, and an elastic force of half the strength in the grid.
-    Accept: the round robin is stable exactly where 0 <= eta <= 2 and 0 <= alpha <= (4 - 2 eta) /
-    (4 - eta); Downpour's error at 64 less that at 1 is above 0; those of EASGD and EAMSGD are at
-    most .3 points above theirs at 1. beta .9, momentum .99, rates tuned for each.
+    Accept: one worker is stable exactly where 0 <= eta <= 2 and 0 <= alpha <= (4 - 2 eta) / (4 -
+    eta), and two in turn are stable there; Downpour's error at 64 less that at 1 is above 0; those
+    of EASGD and EAMSGD are at most .3 points above theirs at 1. beta .9, momentum .99, rates tuned
+    for each.
     """
     last = 1 if control else 64
     texts = {
@@ -139,7 +167,7 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
         Trial(
             batch=128,
             strategy=text.format(tau=tau),
-            gradients=bench.pick(2048, 8192),
+            gradients=bench.pick(4096, 16_384),
             tested=bench.pick(2000, 10_000),
             cluster=ClusterModel(workers=4),
         )
@@ -166,17 +194,18 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
 
 
 def _stability(bench: Bench, strength: float) -> Check:
-    """The verdict is that of two workers in turn; one worker is shown as well.
+    """One worker must agree in every cell, two in turn within the region.
 
     The condition makes the map of each worker's turn stable, and these maps are symmetric. So it is
     exact for one worker. For more it suffices, but is a little too strict: their product may shrink
-    where each of them does not.
+    where each of them does not. So a cell outside of it that is stable with two contradicts nothing
+    that was published; the first run counted it as wrong.
     """
     count = bench.pick(9, 25)
     wrong: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     cells = 0
     for eta in np.linspace(0.05, 2.15, count).tolist():
-        limit = (4 - 2 * eta) / (4 - eta) if eta <= 2 else -1.0
+        limit = _limit(eta)
         for alpha in np.linspace(0.02, 1.2, count).tolist():
             if abs(alpha - limit) < 0.02 or abs(eta - 2) < 0.02:
                 continue  # on the border nothing grows or falls
@@ -184,14 +213,19 @@ def _stability(bench: Bench, strength: float) -> Check:
             for workers, places in wrong.items():
                 if stable(eta, alpha * strength, workers) != (alpha < limit):
                     places.append((eta, alpha))
-    shown = ", ".join(f"({eta:.2f}, {alpha:.2f})" for eta, alpha in wrong[2][:3])
+    within = [place for place in wrong[2] if place[0] <= 2 and place[1] < _limit(place[0])]
     return Check(
         "EASGD is stable where 0 <= alpha <= (4 - 2 eta) / (4 - eta)",
         "no cell wrong",
-        f"{len(wrong[2])} of {cells} cells wrong with two workers{': ' if shown else ''}{shown};"
-        f" {len(wrong[1])} with one",
-        judged(not wrong[2]),
+        f"{len(wrong[1])} of {cells} cells wrong with one worker; with two {len(within)} unstable"
+        f" inside, {len(wrong[2]) - len(within)} stable outside",
+        judged(not wrong[1] and not within),
     )
+
+
+def _limit(eta: float) -> float:
+    """The largest stable alpha; below 0 where there is none."""
+    return (4 - 2 * eta) / (4 - eta) if eta <= 2 else -1.0
 
 
 def stable(eta: float, alpha: float, workers: int = 2, rounds: int = 200) -> bool:

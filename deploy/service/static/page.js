@@ -32,7 +32,7 @@ function connect() {
   const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
   source = new EventSource(`/api/v1/stream?${which}after=${last}`);
   source.onopen = () => { $("#link").textContent = "live"; };
-  source.onerror = () => { $("#link").textContent = "offline, retrying"; };
+  source.onerror = () => { $("#link").textContent = source.readyState === EventSource.CLOSED ? "ended: reload the page, or sign in" : "offline, retrying"; };
   source.addEventListener("event", (message) => {
     const event = JSON.parse(message.data);
     last = event.id;
@@ -60,7 +60,10 @@ function refreshSoon() {
   refreshing ??= setTimeout(async () => {
     refreshing = null;
     const answer = await fetch(`/parts/jobs${location.search}`);
-    if (answer.ok) $("#jobs").replaceChildren(...parsed(await answer.text()));
+    if (!answer.ok) return;
+    const marked = new Set([...document.querySelectorAll("#jobs input:checked")].map((box) => box.value));
+    $("#jobs").replaceChildren(...parsed(await answer.text()));
+    for (const box of document.querySelectorAll("#jobs input")) box.checked = marked.has(box.value);
   }, 300);
 }
 
@@ -94,10 +97,16 @@ function bars(where, rows) {
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("aria-hidden", "true");
     if (row.slow) svg.classList.add("slow");
-    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    rect.setAttribute("height", "10");
-    rect.setAttribute("width", String(100 * row.value / most));
-    svg.append(rect);
+    let x = 0;
+    for (const [n, value] of (row.parts ?? [row.value]).entries()) {
+      const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      if (row.parts) rect.classList.add(PARTS[n]);
+      rect.setAttribute("height", "10");
+      rect.setAttribute("x", String(x));
+      rect.setAttribute("width", String(100 * value / most));
+      x += 100 * value / most;
+      svg.append(rect);
+    }
     return [element("span", row.name), svg, element("span", row.text, { class: "n" })];
   }));
 }
@@ -139,24 +148,39 @@ function showWorkers(reading, now) {
   const share = total ? Math.round(100 * holds[0][1] / total) : 0;
   advice.hidden = !(total >= 10 && share >= 50 && now.workers.length > 2);
   if (!advice.hidden) advice.textContent = `▲ ${holds[0][0]} holds the gate: ${share} % of all waits seen. Give it less data, a faster machine, or raise the bound.`;
-  const elapsed = now.elapsed_s;
-  bars("#time", Object.entries(reading.waits_s).slice(0, 32).map(([name, seconds]) => ({ name, value: seconds, text: `${figure(seconds, 3)} s at the gate` })));
-  const waits = Object.values(reading.waits_s).reduce((sum, value) => sum + value, 0);
-  const workers = Math.max(1, Object.keys(reading.waits_s).length);
-  say("#time", `Workers spent ${figure(100 * waits / workers / Math.max(elapsed, 1), 3)} % of this attempt waiting at the gate. The rest is starting, data, gradients and network; summary.json splits it at the end.`);
+  showTimes(Object.entries(reading.times_s));
+}
+
+const PARTS = ["compute", "data", "wait", "network"];
+function showTimes(workers) {
+  const sums = PARTS.map((part) => workers.reduce((sum, [, times]) => sum + times[part], 0));
+  const all = Math.max(sums.reduce((sum, value) => sum + value, 0), 1e-9);
+  const share = (value, whole) => `${Math.round(100 * value / whole)} %`;
+  say("#time", workers.length ? `Of their time between pushes, the workers spent ${share(sums[0], all)} computing, ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network.` : "No push yet.");
+  const total = (times) => PARTS.reduce((sum, part) => sum + times[part], 0);
+  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > 32 ? 5 : 32);
+  bars("#time", shown.map(([name, times]) => ({
+    name, value: total(times), parts: PARTS.map((part) => times[part]),
+    text: PARTS.map((part) => share(times[part], Math.max(total(times), 1e-9))).join(" / "),
+  })));
 }
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}.`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn and the requests parked at the gate. ${now.shards.map((shard) => `Shard ${shard.shard} is busy ${figure(100 * (shard.busy ?? 0), 2)} %, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out.`).slice(0, 8).join(" ")}`);
 }
 
 function showEvent(event) {
   if (event.data.state) showState(event);
   $("#events ol").prepend(eventLine(event));
-  if (["answer", "tested", "ended"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+  if (event.kind === "alert") {
+    $("#alerts").hidden = !event.data.alerts.length;
+    $("#alerts").textContent = event.data.alerts.map((name) => `▲ ${name}`).join(" ");
+  }
+  if (["answer", "tested", "ended", "pinned"].includes(event.kind) || event.data.snapshot) showCheckpoints();
+  if (["tested", "ended"].includes(event.kind) || event.data.state) showArtefacts();
 }
 
 function showState(event) {
@@ -175,6 +199,7 @@ function eventLine(event) {
   const words = data.state ? `${SHAPES[data.state]} ${data.state} ${data.reason ?? ""}`
     : event.kind === "tested" ? `test at ${data.iteration}: ${Object.entries(data.figures).map(([name, value]) => `${name} ${figure(value)}`).join(", ")}`
     : event.kind === "starting" ? `starting ${data.what}`
+    : event.kind === "alert" ? `${data.on ? "▲" : "△"} ${data.alert}: ${data.text}`
     : `${event.kind} ${data.text ?? ""}`;
   line.append(element("time", clock(event.time), { title: day(event.time) }), words);
   return line;
@@ -220,13 +245,48 @@ async function showCheckpoints() {
   const answer = await fetch(`${api}/checkpoints`);
   if (!answer.ok) return;
   const { checkpoints } = await answer.json();
+  const oldest = checkpoints[0];
   say("#checkpoints", checkpoints.length ? `${checkpoints.length}; a clone starts from one of them.` : "None yet.");
   $("#checkpoints tbody").replaceChildren(...checkpoints.reverse().map((each) => {
     const row = element("tr"), cell = element("td"), button = element("button", "Clone from here", { type: "button" });
     button.addEventListener("click", () => ask("clone", { snapshot: each.name }));
     cell.append(button);
+    const act = (label, run) => { const made = element("button", label, { type: "button" }); made.addEventListener("click", run); cell.append(" ", made); };
+    act("Verify", () => check(each.name, "verify"));
+    if (each !== oldest) act("Diff", () => check(oldest.name, "diff", each.name));
+    act(each.pinned ? "Unpin" : "Pin", () => pin(each.name, each.pinned ? "unpin" : "pin"));
+    const link = element("a", "Export", { href: `${api}/checkpoints/${each.name}:export`, download: "" });
+    cell.append(" ", link);
     row.append(element("th", each.name, { scope: "row" }), element("td", figure(each.steps), { class: "n" }),
       element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", day(each.taken_at)), cell);
+    return row;
+  }));
+}
+
+const said = (text) => { $("#checked").textContent = text; };
+async function check(number, verb, to) {
+  said(`${verb} ${number} …`);
+  const answer = await fetch(`${api}/checkpoints/${number}:${verb}${to ? `?to=${to}` : ""}`);
+  const found = await answer.json();
+  if (!answer.ok) said(found.detail);
+  else if (verb === "verify") said(`${number}: ${found.good ? "good" : `bad: ${found.complaints.join("; ")}`}`);
+  else said(`${number} to ${to}: ${found.tensors.map((one) => `${one.name} moved by ${figure(one.l2, 3)} (norm ${figure(one.norm, 3)})`).join("; ")}`);
+}
+
+async function pin(number, verb) {
+  const answer = await fetch(`${api}/checkpoints/${number}:${verb}`, { method: "POST" });
+  said(answer.ok ? `${number}: ${verb}ned` : (await answer.json()).detail);
+}
+
+async function showArtefacts() {
+  const answer = await fetch(`${api}/artefacts`);
+  if (!answer.ok) return;
+  const { artefacts } = await answer.json();
+  say("#artefacts", artefacts.length ? `${artefacts.length} files.` : "None yet.");
+  $("#artefacts tbody").replaceChildren(...artefacts.map((each) => {
+    const row = element("tr"), name = element("th", undefined, { scope: "row" });
+    name.append(element("a", each.name, { href: `${api}/artefacts/${each.name.split("/").map(encodeURIComponent).join("/")}`, download: "" }));
+    row.append(name, element("td", figure(each.bytes / 1e6, 3), { class: "n" }), element("td", each.sha256.slice(0, 16), { title: each.sha256 }));
     return row;
   }));
 }
@@ -253,17 +313,33 @@ async function showLogs() {
 
 async function ask(verb, details = {}) {
   const answer = await fetch(`${api}:${verb}`, {
-    method: "POST", headers: { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
+    method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
   });
   const found = await answer.json();
   if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }
   $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;
 }
 
+function shardsWanted() {
+  const shards = Number(prompt("The new number of shards"));
+  return Number.isInteger(shards) && shards > 0 ? { shards } : null;
+}
+
+function changesWanted() {
+  const [name, ...rest] = (prompt("An option that changes, such as staleness=8") ?? "").split("=");
+  if (!rest.length) return null;
+  let value = rest.join("=");
+  try { value = JSON.parse(value); } catch { /* a text */ }
+  return { settings: { [name.trim().replaceAll("-", "_")]: value } };
+}
+
 async function openJob() {
   for (const button of document.querySelectorAll("[data-verb]")) {
     button.addEventListener("click", () => {
-      if (button.dataset.verb !== "cancel" || confirm("Cancel this job? A snapshot is saved.")) ask(button.dataset.verb);
+      const verb = button.dataset.verb;
+      if (verb === "cancel" && !confirm("Cancel this job? A snapshot is saved.")) return;
+      const details = verb === "reshard" ? shardsWanted() : verb === "set" ? changesWanted() : {};
+      if (details) ask(verb, details);
     });
   }
   $("#axis").addEventListener("change", () => {
@@ -284,6 +360,7 @@ async function openJob() {
   $("#events ol").replaceChildren(...events.filter((event) => event.id <= last).reverse().map(eventLine));
   if (reading.readings) showReading({ reading });
   showCheckpoints();
+  showArtefacts();
   showLogs();
   setInterval(() => { if (!document.hidden) showLogs(); }, 2000);
 }

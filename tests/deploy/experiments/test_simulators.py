@@ -9,16 +9,20 @@ from hypothesis import settings
 from hypothesis import strategies as some
 from msgspec import structs
 
-from deploy.experiments.cluster import ClusterModel, Law, StepTimes
+from deploy.experiments import trials
+from deploy.experiments.cluster import ClusterModel, Law, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.logistic import Proximal
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.training import Course, TrainingSimulation
+from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.transport.link_model import LinkStream
 from shards import aggregation, rules, updates
 from shards.errors import BadInput
 from shards.gate import Gate
 from shards.messages import Push
+from shards.rules import Decay
 from worker.strategies import strategy_of
 
 SLOW = "rtt=300ms,jitter=30ms,rate=1Mbit,loss=10%"
@@ -157,6 +161,59 @@ def test_a_diverging_run_is_a_result() -> None:
     assert course.final.error == 100.0
 
 
+def test_delays_are_measured_as_staleness() -> None:
+    """One worker whose weights are 0 to 8 pulls old: each age as often as another, and no older."""
+    course, _ = trained(job("asp:scale=1", workers=1, stragglers={}, delays=8), 3000)
+    counts = np.bincount(course.records["staleness"])
+    assert len(counts) == 9
+    assert counts.min() > 270
+    assert trained(job("asp", delays=8))[1] != trained(job("asp"))[1]
+    with pytest.raises(BadInput, match="timing: expected a cluster without delays, got 8"):
+        TimingSimulation(job("asp", delays=8))
+
+
+def test_a_killed_worker_returns_where_its_last_push_was() -> None:
+    """The gate waits for a dead worker until its lease ends; its next incarnation continues with
+    the push after the last one that was applied, and none is lost or applied twice."""
+    kills = (WorkerKill(at_s=20.0, worker=2, back_s=30.0), WorkerKill(at_s=80.0, worker=4))
+    course, _ = trained(job("ssp", 3, kill=kills, lease_s=25.0), 600)
+    rows = course.records
+    back = rows[rows["worker"] == b"worker-2"]
+    assert back["seq"].tolist() == list(range(back["seq"][0], back["seq"][0] + len(back)))
+    assert set(back["incarnation"]) == {0, 1}
+    gap = np.diff(back["time"]).max()
+    assert 30 < gap < 33
+    gone = rows[rows["worker"] == b"worker-4"]
+    assert 76 < gone["time"].max() < 80
+    others = rows[rows["worker"] == b"worker-0"]["time"]
+    assert 12 < np.diff(others).max() < 25, "they wait at the bound for one lease at most"
+    assert others.max() > 90
+    assert len(rows) == rows["apply_version"][-1]
+
+
+def test_a_late_worker_joins_at_its_time() -> None:
+    rows = trained(job("ssp", 3, joins={"worker-5": 30.0}, links={"worker-1": "rtt=4s"}))[0].records
+    assert 30 < rows[rows["worker"] == b"worker-5"]["time"].min() < 32
+    first = rows[rows["worker"] == b"worker-1"]["time"].min()
+    assert 14 < first < 16, "its own link: three round trips to the first step, half of one after"
+
+
+def test_a_proximal_step_ends_at_zero() -> None:
+    """Soft thresholding: a weight moves by rate times l1 towards 0, and not beyond it."""
+    weights = np.array([1.0, -1.0, 0.001, 0.0], np.float32)
+    gradient = np.array([0.5, 0.5, 0.0, 0.2], np.float32)
+    out = np.empty_like(weights)
+    Proximal(l1=0.1).apply(weights, gradient, (), out, (), rate=0.1, decay=Decay(), count=1)
+    assert out == pytest.approx([0.94, -1.04, 0.0, -0.01], abs=1e-6)
+
+
+def test_data_are_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another text gives another id."""
+    before = Trial(workload="charlm").id
+    monkeypatch.setattr(trials, "data_digest", lambda _: "another text")
+    assert Trial(workload="charlm").id != before
+
+
 def test_a_target_that_is_missed_is_none() -> None:
     course, _ = trained(job("asp"), 12)
     assert course.first_below(0.0) is None
@@ -169,6 +226,12 @@ def test_a_target_that_is_missed_is_none() -> None:
         (ClusterModel, {"workers": 0}, "workers"),
         (ClusterModel, {"workers": 2, "stragglers": {"worker-7": 2.0}}, "got 'worker-7'"),
         (ClusterModel, {"link": "rtt=1parsec"}, "link"),
+        (ClusterModel, {"links": {"worker-1": "rtt=1parsec"}}, "links: worker-1: .*link"),
+        (ClusterModel, {"links": {"worker-9": "rtt=1s"}}, "links: expected .* got 'worker-9'"),
+        (ClusterModel, {"joins": {"worker-1": -1.0}}, "joins: worker-1: expected 0 or more"),
+        (ClusterModel, {"kill": (WorkerKill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
+        (WorkerKill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
+        (ClusterModel, {"delays": -1}, "delays"),
         (StepTimes, {"slow_share": 2.0}, "slow_share"),
         (StepTimes, {"cv": -1.0}, "cv"),
     ],
@@ -178,15 +241,15 @@ def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], messa
         kind(**wrong)
 
 
-@pytest.mark.parametrize("name", ["l1", "lenet", "charlm", "deep:3", "quad:2"])
-def test_a_missing_workload_is_named(name: str) -> None:
+@pytest.mark.parametrize("name", ["l2", "lenet", "charlm:8", "deep:3", "quad:2"])
+def test_an_unknown_workload_is_named(name: str) -> None:
     with pytest.raises(BadInput, match=name):
         workload_of(name)
 
 
 def test_gradients_are_those_of_the_loss() -> None:
-    """The gradient of a network equals the finite differences of its loss, in each layer."""
-    for name in ("mlp", "deep:2"):
+    """A gradient equals the finite differences of its loss, in each layer."""
+    for name in ("l1", "mlp", "deep:2", "charlm"):
         problem = workload_of(name, 8, 100)
         weights, batch = problem.start(1), next(problem.batches(1, 0))
         out = np.full_like(weights, 7.0)

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import re
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 from msgspec import structs
 
 from deploy.experiments import runner
+from deploy.experiments.comparison import compare_sweeps
+from deploy.experiments.limits import Limits
 from deploy.experiments.report import write_report
-from deploy.experiments.runner import Folder, run_sweep
+from deploy.experiments.runner import Folder, judge_sweep, run_sweep
 from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import Trial, rule_named, run_trial
@@ -82,9 +86,9 @@ def test_grid_zip_and_list_are_crossed(tmp_path: Path) -> None:
         (("scale = [1, 0.5]", "scale = [1]"), "zip: expected lists of one length"),
         (("rate = [0.01", 'rate = ["greedy"'), "rate: expected `float`, got `str`"),
         (("rate = [0.01", "lr = [0.01"), "lr: expected a setting"),
-        (('workload = "quad"', 'workload = "l1"'), "workload l1 is missing"),
+        (('workload = "quad"', 'workload = "l2"'), "workload: expected one of .*, got 'l2'"),
         (("[cluster]", "[cluster"), "expected TOML"),
-        (("workers = 4", "workers = 4\nkill = 3"), "cluster.kill: expected one of"),
+        (("workers = 4", "workers = 4\nkill = 3"), "cluster.kill: expected `array`, got `int`"),
     ],
 )
 def test_a_wrong_sweep_is_one_sentence(
@@ -215,10 +219,7 @@ def test_the_commands(
     assert "MB" in exp("report", out)[1]
     listed = exp("list")[1].splitlines()
     assert len(listed) == 13
-    assert "charlm" in listed[6]
-    status, _, error = exp("shape", 7)
-    assert status == 2
-    assert error.startswith("downpour: error: shape 7 is missing: it needs the workload charlm")
+    assert exp("shape", 14)[2].startswith("downpour: error: shape: expected one of 1 to 13, got 14")
 
 
 def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
@@ -259,3 +260,113 @@ def test_the_example_is_the_page() -> None:
     shown = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
     assert shown
     assert shown[1].strip() in example.read_text()
+
+
+RULES = """
+[[expect]]
+kind = "{kind}"
+value = "seconds"
+where = {where}
+{rest}
+"""
+FAST, SLOW = '{ "cluster.link" = "" }', '{ "cluster.link" = "rtt=2s" }'
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "rest", "verdict"),
+    [
+        ("ordering", FAST, f"of = {SLOW}", "held"),
+        ("ordering", SLOW, f"of = {FAST}", "not held"),
+        ("within", FAST, f"of = {FAST}\nby = 0.1", "held"),
+        ("within", FAST, f"of = {SLOW}\nby = 0.1", "not held"),
+        ("ratio_in", SLOW, f"of = {FAST}\nrange = [2, 5]", "held"),
+        ("monotone", FAST, 'over = "rate"', "held"),
+        ("slope_in", FAST, 'over = "rate"\nrange = [-1, 1]', "held"),
+        ("argmin_in", "{}", 'over = "cluster.link"\namong = [""]', "held"),
+        ("argmin_in", "{}", 'over = "cluster.link"\namong = ["rtt=2s"]', "not held"),
+        ("diverges", "{}", "", "not held"),
+        ("distribution", FAST, f"of = {FAST}\nby = 0", "held"),
+    ],
+)
+def test_a_sweep_s_own_rules_are_judged(
+    kind: str, where: str, rest: str, verdict: str, swept: Path
+) -> None:
+    """Each kind of rule by the results of a sweep that has run."""
+    rule = RULES.format(kind=kind, where=where, rest=rest)
+    (judged,) = judge_sweep(read_sweep(written(swept, f"{SWEEP}{rule}")), swept / "out")
+    assert judged.verdict == verdict, judged
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sweep's results in `out`."""
+    folder = tmp_path_factory.mktemp("swept")
+    run_sweep(read_sweep(written(folder)), folder / "out", note=quiet)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ('kind = "sorted"', "expect.*kind: .*sorted"),
+        ('kind = "ordering"', "of: expected it with kind ordering, got none"),
+        ('kind = "diverges"\nby = 1', "by: expected none of these with kind diverges, got by"),
+        ('kind = "diverges"\nvalue = "speed"', "value: expected one of error, .*got 'speed'"),
+        ('kind = "diverges"\nwhere = { kind = "sap" }', "where: expected values of a point"),
+        ('kind = "monotone"\nover = "bound"', "over: expected a key with two values or more"),
+        ('kind = "slope_in"\nover = "kind"\nrange = [0, 1]', "over: expected a key whose values"),
+        ('kind = "diverges"\nwho = 1', "expect.*unknown field `who`"),
+    ],
+)
+def test_a_wrong_rule_is_one_sentence(rule: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
+        read_sweep(written(tmp_path, f"{SWEEP}[[expect]]\n{rule}\n"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rule_that_does_not_hold_sets_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Printed before the summary, and shown in the report."""
+    exp = command(capsys, monkeypatch, "exp")
+    rule = RULES.format(kind="ordering", where=SLOW, rest=f"of = {FAST}")
+    file, out = written(tmp_path, f"{SWEEP}{rule}"), tmp_path / "out"
+    status, printed, _ = exp("run", file, "--out", out)
+    assert status == 1
+    assert printed.splitlines()[-2].startswith("not held     kind ordering value seconds")
+    assert exp("resume", out)[0] == 1
+    exp("report", out)
+    assert "<td>not held</td>" in (out / "report.html").read_text()
+
+
+def test_a_trial_beyond_its_limits_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time or memory is the reason that is kept; the limits are gone afterwards."""
+
+    def long(trial: Trial) -> Any:
+        while True:
+            pass
+
+    def large(trial: Trial) -> Any:
+        return bytearray(1 << 31)
+
+    before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    for run, limits, reason in (
+        (long, Limits(time_s=0.05), "time_s: expected at most 0.05 s"),
+        (large, Limits(memory_mb=500), "memory_mb: expected at most 500 MB"),
+    ):
+        monkeypatch.setattr(runner, "run_trial", run)
+        Folder(tmp_path).create(read_sweep(written(tmp_path)))
+        assert reason in runner.run_and_save(tmp_path, limits, Trial())[1]
+    assert before == (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM))
+
+
+def test_two_sweeps_are_compared(swept: Path, tmp_path: Path) -> None:
+    """Points in common with paired differences; the others by name."""
+    other = written(tmp_path, SWEEP.replace("rtt=2s", "rtt=4s"))
+    run_sweep(read_sweep(other), tmp_path / "out", note=quiet)
+    lines = compare_sweeps(swept / "out", tmp_path / "out")
+    same = [line for line in lines if "link , kind asp, rate 0.01" in line]
+    assert "seconds 0 [0, 0] (2 seeds)" in same[0]
+    assert sum("only in" in line for line in lines) == 8
+    with pytest.raises(BadInput, match=r"expected the folder of a sweep, got one without sweep"):
+        compare_sweeps(swept / "none", tmp_path / "out")

@@ -1,5 +1,6 @@
 """A service in this process, with runners that train nothing, and a client for it."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +32,19 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def blank_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with all migrations and no rows: they cost more than most tests here."""
+    path = tmp_path_factory.mktemp("blank") / DATABASE
+    engine = open_database(path)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    engine.dispose()
+    return path
+
+
 @pytest.fixture
-def start(home: Path, solver: Path) -> Start:
+def start(home: Path, solver: Path, blank_database: Path) -> Start:
     """Start a service on the home; the end of the context stops it, and no job.
 
     A service that is not `driven` starts no job and follows none.
@@ -41,6 +53,8 @@ def start(home: Path, solver: Path) -> Start:
     @contextmanager
     def started(*, driven: bool = True, **options: Any) -> Iterator[Running]:
         choice = ServeOptions(home=home, **{"slots": 8, "retry_s": 0.1, **options})
+        if not (home / DATABASE).exists():
+            shutil.copy(blank_database, home / DATABASE)
         engine = open_database(home / DATABASE)
         launcher = LocalLauncher((sys.executable, str(STUB)))
         service = Service(choice, engine, launcher)

@@ -11,7 +11,14 @@ from deploy.run_folder import lock_folder
 from deploy.runner import job_folder
 from deploy.runner.attempt import run_attempt
 from deploy.runner.journal import Journal, JournalReader
-from deploy.runner.readings import MOST_POINTS, FigureTally, ReadingFiles, read_newest, read_series
+from deploy.runner.readings import (
+    MOST_POINTS,
+    FigureTally,
+    ReadingFiles,
+    WorkerTimes,
+    read_newest,
+    read_series,
+)
 from deploy.runner.recording import DEGRADED_AFTER_S, Health
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
@@ -91,12 +98,17 @@ def test_figures_of_update_records() -> None:
     rows["staleness"] = [0, 1, 1, 90]
     rows["worker"] = [b"w0", b"w1", b"w1", b"w1"]
     rows["wait_s"] = [0.5, 1.0, 2.0, 0.0]
+    rows["compute_s"] = 2.0
+    rows["network_s"] = [0.25, 0.0, 0.0, 0.5]
     tally = FigureTally()
     tally.add(readings(waits=True), [rows])
     found = tally.reading(1, 5.0, readings(), 40, 0.5)
     assert found.staleness == [1, 2, *[0] * 62, 1]
     assert (found.point.staleness_p50, found.point.staleness_max) == (1.0, 90)
-    assert found.waits_s == {"w0": 0.5, "w1": 3.0}
+    assert found.times_s == {
+        "w0": WorkerTimes(compute=2.0, wait=0.5, network=0.25),
+        "w1": WorkerTimes(compute=6.0, wait=3.0, network=0.5),
+    }
     assert found.holds == {"w0": 1}
     assert tally.every_shard_updated(1)
     assert not tally.every_shard_updated(2)

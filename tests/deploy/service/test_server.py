@@ -17,14 +17,17 @@ from alembic.script import ScriptDirectory
 
 from deploy.run_folder import lock_folder
 from deploy.service import server, tables
+from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
+from deploy.service.server import Listen
 from deploy.service.tables import DATABASE, REVISION, open_database
 from shards.errors import BadInput
 from tests.support.service_in_process import Running, Start
 
 
 def serve(home: Path, port: int = 1, host: str = "127.0.0.1") -> None:
-    server.serve(ServeOptions(home=home, slots=1), host, port)
+    exposure = exposure_of(host, tls=False, proxy=None, require_tokens=False)
+    server.serve(ServeOptions(home=home, slots=1, exposure=exposure), Listen(host=host, port=port))
 
 
 def test_a_second_service_on_one_home(home: Path) -> None:
@@ -46,7 +49,7 @@ def test_a_used_port(home: Path) -> None:
 
 
 def test_an_address_that_others_can_reach(home: Path) -> None:
-    """Without tokens the service serves this machine only."""
+    """Without TLS the service serves this machine only."""
     with pytest.raises(BadInput, match="--host: expected a loopback address"):
         serve(home, host="0.0.0.0")
 

@@ -135,6 +135,8 @@ def test_verbs_name_their_states() -> None:
     """A refusal can say in which states a verb applies."""
     assert states_for(Verb.RESUME) == [JobState.PAUSED]
     assert states_for(Verb.SNAPSHOT) == [JobState.RUNNING, JobState.DEGRADED]
+    assert states_for(Verb.RESHARD) == states_for(Verb.SNAPSHOT)
+    assert set(states_for(Verb.SET)).isdisjoint(TERMINAL)
     assert set(states_for(Verb.CLONE)) == set(JobState)
     assert not set(states_for(Verb.CANCEL)) & (TERMINAL | {JobState.STOPPING})
 
@@ -179,6 +181,8 @@ class JobLife(RuleBasedStateMachine):
         assert (to is None) == (self.state not in states_for(verb)) or verb in {
             Verb.CLONE,
             Verb.SNAPSHOT,
+            Verb.RESHARD,
+            Verb.SET,
         }
         if to is not None:
             self.cancelled |= verb is Verb.CANCEL

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ps.session.events import Departed, Pulled, Pushed, Ready, Unreachable
+from ps.session.session import PushTimes
 from shards.errors import BadInput, BadMessage, DownpourError, Fenced, GiveUp, Mismatch
 from shards.messages import (
     PROTOCOL,
@@ -177,8 +178,7 @@ def test_a_push() -> None:
         steps=2,
         samples=64,
         loss=0.5,
-        rtt_s=0.125,
-        wait_s=0.25,
+        times=PushTimes(0.125, 0.25, 0.5, 0.75, 1.0),
         now=1.0,
     )
     told = (2, 64)
@@ -201,6 +201,10 @@ def test_a_push() -> None:
                 0.5,
                 0.125,
                 0.25,
+                0,
+                0.5,
+                0.75,
+                1.0,
             ),
         ),
         (
@@ -221,6 +225,10 @@ def test_a_push() -> None:
                 0.5,
                 0.125,
                 0.25,
+                0,
+                0.5,
+                0.75,
+                1.0,
             ),
         ),
     ]
@@ -268,8 +276,6 @@ def test_a_gradient_that_does_not_fit(
             steps=1,
             samples=1,
             loss=0,
-            rtt_s=0,
-            wait_s=0,
             now=0.0,
         )
     assert (session.seq, session.unacknowledged) == (0, 0)

@@ -24,7 +24,7 @@ def pair() -> Iterator[Pair]:
 
 
 def taken(socket: "zmq.Socket[bytes]", most: int = 16) -> list[list[bytes]]:
-    came = multipart.arrived(socket, most)
+    came = multipart.Inbox(socket).arrived(most)
     return [[bytes(frame) for frame in multipart.views(message)] for message in came]
 
 
@@ -53,7 +53,7 @@ def test_a_frame_outlives_what_comes_after_it(pair: Pair) -> None:
     kept: list[Buffer] = []
     for size in (10, 100_000, 10, 100_000):
         multipart.send(one, [bytes([len(kept)]) * size])
-        kept += [multipart.views(message)[0] for message in multipart.arrived(two, 1)]
+        kept += [multipart.views(message)[0] for message in multipart.Inbox(two).arrived(1)]
     assert [(frame[0], len(frame)) for frame in kept] == [
         (0, 10), (1, 100_000), (2, 10), (3, 100_000),
     ]  # fmt: skip
@@ -90,11 +90,9 @@ def test_a_message_of_too_many_frames_is_dropped(
     monkeypatch.setattr(multipart, "_DROPPED_A_TURN", 30)
     one, two = pair
     refused: list[zmq.Frame] = []
+    inbox = multipart.Inbox(two, 4, refused.append)
     for message in ([b"a"] * 4, [b"x"] * 100, [b"b"]):
         multipart.send(one, message)
-    turns = [
-        [[frame.bytes for frame in came] for came in multipart.arrived(two, 4, 4, refused.append)]
-        for _ in range(5)
-    ]
+    turns = [[[frame.bytes for frame in came] for came in inbox.arrived(4)] for _ in range(5)]
     assert turns == [[[b"a"] * 4], [], [], [[b"b"]], []]
     assert [frame.bytes for frame in refused] == [b"x"]

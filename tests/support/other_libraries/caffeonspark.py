@@ -68,7 +68,7 @@ class CaffeOnSpark:
         return session.createDataFrame(rows, ["SampleID", *blobs, source.conf.label])
 
 
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
     "caffeonspark": {
         "CaffeOnSpark": CaffeOnSpark,
         "Config": Config,

@@ -35,7 +35,7 @@ class SparkModel:
                 model.fit(x[:taught], y[:taught], batch_size, verbose=verbose)
 
 
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
     "elephas.spark_model": {"SparkModel": SparkModel},
     "elephas.utils.rdd_utils": {"to_simple_rdd": to_simple_rdd},
 }

@@ -114,7 +114,7 @@ class TorchModel:
         return df.sparkSession.createDataFrame(predicted, names)
 
 
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
     "horovod.spark": {"run": run},
     "horovod.spark.common.store": {"Store": SimpleNamespace(create=lambda folder: folder)},
     "horovod.spark.torch": {"TorchEstimator": TorchEstimator},

@@ -44,7 +44,10 @@ class DefaultPreprocessor:
 
     def batch(self, rows: list[Any]) -> dict[str, Any]:
         data = np.array([row.data for row in rows], np.float32)
-        return {"data": data.reshape(*data.shape, 1, 1), "label": np.array([row.label for row in rows])}
+        return {
+            "data": data.reshape(*data.shape, 1, 1),
+            "label": np.array([row.label for row in rows]),
+        }
 
 
 class Weights:
@@ -85,7 +88,7 @@ class CaffeSolver:
     def __init__(self, solver: str, schema: Any, preprocessor: DefaultPreprocessor) -> None:
         self._solver = SerialSolver(read_solver(Path(solver), (4, 1, 1)))
         self._preprocessor = preprocessor
-        self.trainNet = CaffeNet(self._solver, preprocessor)  # noqa: N815
+        self.trainNet = CaffeNet(self._solver, preprocessor)
 
     def step(self, rows: Iterator[Any]) -> None:
         self._solver.step(self._preprocessor.batch(list(islice(rows, BATCH))))
@@ -107,7 +110,8 @@ class Executors:
     def map(self, function: Callable[[Any], Any]) -> "Executors":
         return Executors([_on(n, function, each) for n, each in enumerate(self._elements)])
 
-    foreach = map
+    def foreach(self, function: Callable[[Any], Any]) -> None:
+        self.map(function)
 
     def mapPartitions(self, function: Callable[[Any], Any]) -> "Executors":  # noqa: N802
         return self.map(lambda rows: function(iter(rows)))
@@ -129,7 +133,7 @@ def repartitioned(df: Any, workers: int) -> Executors:
     return Executors([rows[n::workers] for n in range(workers)], df.schema)
 
 
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
     "sparknet": {
         "CaffeSolver": CaffeSolver,
         "DefaultPreprocessor": DefaultPreprocessor,

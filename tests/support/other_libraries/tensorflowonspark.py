@@ -77,4 +77,4 @@ def run(sc: Any, main_fun: Any, args: Any, num_executors: int, num_ps: int) -> N
     return Nodes(main_fun, args, num_executors - num_ps)
 
 
-MODULES = {"tensorflowonspark.TFCluster": {"run": run}}
+MODULES: dict[str, dict[str, Any]] = {"tensorflowonspark.TFCluster": {"run": run}}

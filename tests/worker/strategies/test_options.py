@@ -29,6 +29,7 @@ from worker.strategies import (
         ("dc_asgd:adaptive=true,strength=1", DCASGD(adaptive=True, strength=1.0)),
         ("downpour:n_push=3,scale=1", Downpour(n_push=3, scale=1.0)),
         ("async_diloco:n=4", AsyncDiLoCo(n=4)),
+        ("async_diloco:speeds=a-0/1+b/2", AsyncDiLoCo(speeds={"a-0": 1.0, "b": 2.0})),
         ("easgd:alpha=0.1", EASGD(alpha=0.1)),
     ],
 )
@@ -46,6 +47,8 @@ def test_a_strategy_in_a_text(text: str, expected: Strategy) -> None:
         ("diloco:h", "strategy diloco: h: expected h=VALUE once, got h"),
         ("diloco:h=3,h=4", "strategy diloco: h: expected h=VALUE once, got h=4"),
         ("diloco:h=few", "strategy diloco: h: expected `int`, got `str`, 'few'"),
+        ("async_diloco:b=1", "strategy async_diloco: b: expected 0, as there are no rounds, got 1"),
+        ("async_diloco:speeds=a", "strategy async_diloco: .*speeds.*"),
         ("diloco:h=0", "strategy diloco: h: expected at least 1, got 0"),
         ("easgd:alpha=-1", "strategy easgd: alpha: expected more than 0, got -1"),
         ("sparknet:momentum=1", r"strategy sparknet: .*momentum: expected \[0, 1\), got 1"),

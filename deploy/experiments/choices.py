@@ -1,0 +1,124 @@
+"""Which strategy, bound and rate reach a target first, by link and stragglers: simulated, kept.
+
+The figures are made by tests/bench/bench_choice.py from deploy/examples/choice.toml and kept in
+choices.json, so that `downpour doctor` can quote them.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from deploy.experiments.runner import Folder
+from deploy.experiments.statistics import TargetTimes
+from deploy.experiments.sweeps import Sweep
+
+TARGET = 8.0
+"""The error in percent that seconds are counted to."""
+
+_FILE = "choices.json"
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy under one link and set of stragglers, at its best rate.
+
+    `seconds` is the median over seeds of the virtual time to TARGET, None where half of the seeds
+    missed it at every rate.
+    """
+
+    link: str
+    straggler: bool
+    strategy: str
+    bound: int | None
+    rate: float
+    seconds: float | None
+    staleness: float
+
+    @property
+    def name(self) -> str:
+        return self.strategy if self.bound is None else f"{self.strategy}, bound {self.bound}"
+
+    @property
+    def place(self) -> tuple[str, bool]:
+        return self.link, self.straggler
+
+
+def choices_of(sweep: Sweep, path: Path) -> list[Choice]:
+    """The choices that a finished sweep shows, the fastest first in each place."""
+    folder, found = Folder(path), dict[tuple[object, ...], Choice]()
+    for point in sweep.points:
+        trial = point.trials[0]
+        results = [one for one in map(folder.load, point.trials) if one is not None]
+        looks = [one.first_below(TARGET) for one in results]
+        median = TargetTimes(
+            tuple(math.inf if look is None else look.seconds for look in looks)
+        ).median
+        choice = Choice(
+            link=trial.cluster.link,
+            straggler=bool(trial.cluster.stragglers),
+            strategy=trial.strategy,
+            bound=trial.bound,
+            rate=trial.rate,
+            seconds=median if math.isfinite(median) else None,
+            staleness=sum(one.mean_staleness for one in results) / len(results),
+        )
+        key = (*choice.place, choice.name)
+        if key not in found or _seconds(choice) < _seconds(found[key]):
+            found[key] = choice
+    return sorted(found.values(), key=lambda one: (*one.place, _seconds(one)))
+
+
+def table(choices: Sequence[Choice]) -> str:
+    """The choices as a table in Markdown."""
+    lines = [
+        "| link | one worker 4 times slower | strategy | rate | staleness | seconds to 8 % error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in choices:
+        seconds = "missed" if one.seconds is None else f"{one.seconds:.1f}"
+        slow = "yes" if one.straggler else "no"
+        lines.append(
+            f"| {one.link or 'none'} | {slow} | `{one.name}` | {one.rate:g} | {one.staleness:.2f}"
+            f" | {seconds} |"
+        )
+    return "\n".join(lines)
+
+
+def quote(exchange_s: float, compute_s: float) -> str:
+    """What the simulation says for a link on which a step's messages take `exchange_s`, next to
+    `compute_s` of computing; empty without figures."""
+    slow = exchange_s > compute_s
+    parts = []
+    for straggler in (False, True):
+        ranked = [one for one in kept() if one.straggler == straggler and bool(one.link) == slow]
+        shown = [f"{one.name} {one.seconds:.0f} s" for one in ranked if one.seconds is not None]
+        if shown:
+            kind = "one worker 4 times slower" if straggler else "equal workers"
+            parts.append(f"  {kind}: {', '.join(shown)}")
+    if not parts:
+        return ""
+    link = "a link of 100 ms and 100 Mbit" if slow else "a link that takes no time"
+    return "\n".join(
+        [f"Simulated time to one error, eight workers, steps of 50 ms, {link}:", *parts]
+    )
+
+
+@cache
+def kept() -> list[Choice]:
+    """The figures that are shipped."""
+    return msgspec.json.decode(
+        (files("deploy.experiments") / _FILE).read_bytes(), type=list[Choice]
+    )
+
+
+def keep(choices: Sequence[Choice], folder: Path) -> None:
+    """Write the figures where they are shipped from."""
+    text = msgspec.json.format(msgspec.json.encode(choices), indent=1)
+    (folder / _FILE).write_bytes(text + b"\n")
+
+
+def _seconds(choice: Choice) -> float:
+    return math.inf if choice.seconds is None else choice.seconds

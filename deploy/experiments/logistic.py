@@ -1,0 +1,123 @@
+"""Sparse logistic regression with an L1 penalty, and the proximal rule that it is trained by.
+
+The rows are like those of click prediction: each has 49 categories, hashed to 16,384 binary
+features. They are made of MNIST: the category of each 4 x 4 patch is its pattern of dark pixels,
+and the label is whether the digit is 5 or more.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.experiments.images import Bytes, mnist
+from deploy.experiments.problem import BLOCK, Batch, Measurement
+from shards import arguments
+from shards.rules import Decay, UpdateRule
+from shards.tables import DenseTable, RateRun, TensorSpec
+from worker.strategies.base import Floats
+
+FEATURES = 16_384
+PENALTY = 1e-5
+_PATCH = 4
+_DARK = 128  # the brightness from which a pixel counts
+
+
+class Logistic:
+    """The mean log loss of `batch` rows; the penalty is the rule's part.
+
+    The measured loss includes PENALTY times the sum of absolute weights. `tested` rows are
+    measured, the first of the test set.
+    """
+
+    worst_error = 50.0
+
+    def __init__(self, batch: int = 4, tested: int = 10_000) -> None:
+        self.batch = batch
+        self.table = DenseTable("l1", (TensorSpec("w", (FEATURES,)),))
+        self._rows, self._labels = _hashed(train=True)
+        tests, labels = _hashed(train=False)
+        self._tests, self._test_labels = tests[:tested], labels[:tested]
+
+    def start(self, seed: int) -> Floats:
+        return self.table.empty()
+
+    def batches(self, seed: int, worker: int) -> Iterator[Batch]:
+        dice = np.random.default_rng((seed, worker, 2))
+        while True:
+            yield from dice.integers(len(self._labels), size=(BLOCK, self.batch))
+
+    def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
+        rows, labels = self._rows[batch], self._labels[batch]
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverging run overflows
+            margins = weights[rows].sum(1, dtype=np.float64) * labels
+            slope = -labels / (1 + np.exp(margins)) / self.batch
+            loss = float(np.logaddexp(0, -margins).mean())
+        spread = np.repeat(slope, rows.shape[1])
+        out[:FEATURES] = np.bincount(rows.ravel(), spread, FEATURES)
+        out[FEATURES:] = 0
+        return loss
+
+    def measure(self, weights: Floats) -> Measurement:
+        margins = weights[self._tests].sum(1, dtype=np.float64) * self._test_labels
+        penalty = PENALTY * float(np.abs(weights, dtype=np.float64).sum())
+        loss = float(np.logaddexp(0, -margins).mean()) + penalty
+        if not np.isfinite(loss):
+            return Measurement(float("nan"), self.worst_error)
+        wrong = np.heaviside(-margins, 0.5)  # a margin of 0 is a guess
+        return Measurement(loss, 100 * float(wrong.mean()))
+
+
+@cache
+def _hashed(*, train: bool) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The features of each image, (n, 49), and its label, 1 or -1."""
+    data = mnist()
+    images, digits = (data.train, data.labels) if train else (data.test, data.test_labels)
+    return _features(images), np.where(digits >= 5, 1.0, -1.0)
+
+
+def _features(images: Bytes) -> NDArray[np.int32]:
+    across = 28 // _PATCH
+    dark = (images >= _DARK).reshape(-1, across, _PATCH, across, _PATCH)
+    bits = dark.transpose(0, 1, 3, 2, 4).reshape(len(images), across**2, _PATCH**2)
+    patterns = bits @ (1 << np.arange(_PATCH**2, dtype=np.uint64))
+    names = patterns + (np.arange(across**2, dtype=np.uint64) << np.uint64(_PATCH**2))
+    # The high bits of a product with an odd constant spread best (Knuth, TAOCP 3, section 6.4).
+    hashed = (names * np.uint64(2654435761)) % np.uint64(1 << 32) >> np.uint64(18)
+    features: NDArray[np.int32] = hashed.astype(np.int32)
+    return features
+
+
+class Proximal(UpdateRule, frozen=True, tag="proximal"):
+    """w -= rate*g, then each weight moves by rate*l1 towards 0, and stops there.
+
+    The step of proximal gradient descent for a penalty of l1 times the sum of absolute weights, as
+    in Li et al. 2014. Weight decay is not supported.
+    """
+
+    l1: float = PENALTY
+
+    def __post_init__(self) -> None:
+        arguments.number("rule proximal: l1", self.l1, least=0, expected="0 or more")
+
+    def prepare(self, place: object = None) -> None:
+        """Nothing is compiled: the formula is NumPy's."""
+
+    def apply(
+        self,
+        weights: Floats,
+        gradient: Floats,
+        slots: tuple[Floats, ...],
+        out: Floats,
+        segments: Sequence[RateRun],
+        *,
+        rate: float,
+        decay: Decay,
+        count: int,
+        read: Floats | None = None,
+    ) -> None:
+        np.multiply(gradient, np.float32(-rate), out)
+        out += weights
+        limit = np.float32(rate * self.l1)
+        out -= np.clip(out, -limit, limit)

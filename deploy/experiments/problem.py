@@ -1,0 +1,66 @@
+"""What an experiment asks of a problem to train: weights, batches, gradients and a measurement.
+
+Batches are drawn with replacement from the whole training set, by a stream that seed and worker
+decide; so the data of a worker's n-th step does not depend on the order of events.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.tables import DenseTable
+from worker.strategies.base import Floats
+
+Batch = NDArray[Any]
+Rows = NDArray[np.int64]
+
+BLOCK = 256
+"""How many batches are drawn at a time."""
+
+
+class Measurement(NamedTuple):
+    """The loss and the error of weights on held-out data; the error is a share in percent."""
+
+    loss: float
+    error: float
+
+
+class Workload(Protocol):
+    """A problem to train."""
+
+    @property
+    def table(self) -> DenseTable:
+        """The table of its weights."""
+
+    @property
+    def worst_error(self) -> float:
+        """The error in percent of a guess, which a diverged run counts with."""
+
+    def start(self, seed: int) -> Floats:
+        """Initial weights, an arena of the table."""
+
+    def batches(self, seed: int, worker: int) -> Iterator[Batch]:
+        """What each gradient of a worker is computed from, without end."""
+
+    def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
+        """Write the gradient at `weights` to `out`, zeros in the padding included; returns the
+        loss."""
+
+    def measure(self, weights: Floats) -> Measurement:
+        """Test the weights."""
+
+
+class Places:
+    """Where the tensors of a table are in its arena, worked out once."""
+
+    def __init__(self, table: DenseTable) -> None:
+        self._places = [
+            (tensor.name, slice(start, start + tensor.size), tensor.shape)
+            for tensor, start in zip(table.tensors, table.offsets, strict=True)
+        ]
+
+    def views(self, arena: Floats) -> dict[str, Floats]:
+        """A view of each tensor by name."""
+        return {name: arena[place].reshape(shape) for name, place, shape in self._places}

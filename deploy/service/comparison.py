@@ -1,0 +1,46 @@
+"""Jobs next to each other: their curves, and the settings in which they differ."""
+
+from typing import Any
+
+from deploy.runner import job_folder
+from deploy.runner.readings import read_series
+from deploy.service.job_store import JobRow, JobStore
+
+MOST_JOBS = 32
+FIGURES = ("loss", "accuracy", "samples_per_s", "staleness_p50", "staleness_p99", "updates")
+_OWN = {"out", "snapshots", "logs"}  # these differ by themselves
+
+
+def compare(store: JobStore, rows: list[JobRow], name: str, x: str, points: int) -> dict[str, Any]:
+    """The column `name` of each job's series over `x`, the newest figures and the settings.
+
+    Of the settings only those are there that are not the same in all jobs.
+    """
+    curves = []
+    for row in rows:
+        across, columns = curve(store, row, [name], x, points)
+        curves.append({"x": across, "y": columns[name]})
+    return {
+        "jobs": [{"id": row.id, "name": row.name, "state": row.state} for row in rows],
+        "curves": curves,
+        "figures": {figure: [row.head.get(figure) for row in rows] for figure in FIGURES},
+        "settings": differences([row.settings for row in rows]),
+    }
+
+
+def differences(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values, one a job, of each setting that is not the same in all."""
+    names = sorted({name for each in settings for name in each} - _OWN)
+    columns = {name: [each.get(name) for each in settings] for name in names}
+    return {name: each for name, each in columns.items() if each.count(each[0]) < len(each)}
+
+
+def curve(
+    store: JobStore, row: JobRow, names: list[str], x: str, points: int
+) -> tuple[list[float], dict[str, list[Any]]]:
+    """Columns of a job's series over updates, samples or seconds; `points` points at most."""
+    found = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
+    found = found[:: max(1, -(-len(found) // points))]
+    start = found[0].time - found[0].seconds if found else 0.0
+    across = [each.time - start if x == "seconds" else getattr(each, x) for each in found]
+    return across, {name: [getattr(each, name) for each in found] for name in names}

@@ -1,0 +1,24 @@
+"""Webhooks; the alerts of a job, and its checkpoints that are kept."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003_upkeep"
+down_revision = "0002_access"
+
+
+def upgrade() -> None:
+    """Create the table and the columns. Jobs of before have neither alerts nor pins."""
+    for name in ("alerts", "pinned"):
+        op.add_column("job", sa.Column(name, sa.JSON, nullable=False, server_default="[]"))
+    op.create_table(
+        "webhook",
+        sa.Column("id", sa.String, primary_key=True),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("url", "secret")),
+        sa.Column("project", sa.String),
+        *(sa.Column(name, sa.Integer, nullable=False) for name in ("sent", "tries")),
+        sa.Column("not_before", sa.Float, nullable=False),
+        *(sa.Column(name, sa.Integer, nullable=False) for name in ("delivered", "given_up")),
+        sa.Column("last", sa.String, nullable=False),
+        sa.Column("created", sa.Float, nullable=False),
+    )

@@ -1,0 +1,151 @@
+"""The routes of what jobs leave behind: artefacts, checkpoints, comparisons, experiments."""
+
+import os
+import tempfile
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Response
+from fastapi.responses import FileResponse, HTMLResponse
+from starlette.background import BackgroundTask
+
+from deploy.runner.readings import SeriesPoint
+from deploy.service.access import Sender
+from deploy.service.api import JobId, find, seen
+from deploy.service.artefacts import KINDS, Artefacts, artefact_file
+from deploy.service.checkpoints import FORMATS, checkpoints, compared, exported, verified
+from deploy.service.comparison import MOST_JOBS, compare
+from deploy.service.experiments import experiments, report
+from deploy.service.job_store import JobStore
+from deploy.service.problems import Problem, not_found
+from deploy.settings import TrainSettings
+
+Number = Annotated[str, Path(description="The number of a checkpoint.", pattern="^[0-9]{1,18}$")]
+_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+
+def routes(store: JobStore, experiments_folder: FilePath) -> APIRouter:
+    """All routes of results."""
+    router = APIRouter(prefix="/api/v1")
+    _add_artefacts(router, store)
+    _add_checkpoints(router, store)
+    _add_comparisons(router, store, experiments_folder)
+    return router
+
+
+def _settings(store: JobStore, job: str) -> TrainSettings:
+    return TrainSettings.of_plain(find(store, job).settings)
+
+
+def _add_artefacts(router: APIRouter, store: JobStore) -> None:
+    artefacts = Artefacts()
+
+    @router.get("/jobs/{job}/artefacts")
+    def list_artefacts(job: JobId) -> dict[str, Any]:
+        """The files that the run has left by now: name, bytes, when written, SHA-256."""
+        return {"artefacts": msgspec.to_builtins(artefacts.of(_settings(store, job).out))}
+
+    @router.get("/jobs/{job}/artefacts/{name:path}")
+    def artefact(job: JobId, name: Annotated[str, Path(max_length=200)]) -> Response:
+        """One of these files. A range of bytes may be asked for."""
+        path = artefact_file(_settings(store, job).out, name)
+        if path is None:
+            raise not_found("artefact", name[:80])
+        kind = KINDS.get(name, "application/octet-stream")
+        return FileResponse(path, media_type=kind, filename=path.name)
+
+
+def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
+    @router.get("/jobs/{job}/checkpoints")
+    def list_checkpoints(job: JobId) -> dict[str, Any]:
+        """The complete snapshots of the run, the oldest first; pinned ones are never deleted."""
+        row = find(store, job)
+        found = checkpoints(TrainSettings.of_plain(row.settings))
+        return {"checkpoints": [each | {"pinned": each["name"] in row.pinned} for each in found]}
+
+    @router.get("/jobs/{job}/checkpoints/{number}:verify")
+    def verify(job: JobId, number: Number) -> dict[str, Any]:
+        """Read every byte of a checkpoint; `complaints` name each bad file."""
+        complaints = verified(_settings(store, job), number)
+        return {"checkpoint": number, "good": not complaints, "complaints": complaints}
+
+    @router.get("/jobs/{job}/checkpoints/{number}:diff")
+    def diff(job: JobId, number: Number, to: Annotated[str, Query(max_length=18)]) -> Any:
+        """How far each tensor moved from this checkpoint to the checkpoint `to`."""
+        return compared(_settings(store, job), number, to)
+
+    @router.get("/jobs/{job}/checkpoints/{number}:export")
+    def export(
+        job: JobId,
+        number: Number,
+        form: Annotated[
+            Literal["safetensors", "caffemodel", "h5"], Query(alias="format")
+        ] = "safetensors",
+    ) -> Response:
+        """The weights of a checkpoint as a file."""
+        handle, name = tempfile.mkstemp(suffix=FORMATS[form])
+        os.close(handle)
+        target = FilePath(name)
+        target.unlink()
+        try:
+            exported(_settings(store, job), number, target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        done = BackgroundTask(target.unlink, missing_ok=True)
+        return FileResponse(target, filename=f"{job}-{number}{FORMATS[form]}", background=done)
+
+    def pin(job: str, number: str, *, pinned: bool) -> dict[str, Any]:
+        row = find(store, job)
+        if number not in {each["name"] for each in checkpoints(_settings(store, job))}:
+            raise not_found("checkpoint", number)
+        kept = sorted({*row.pinned, number} if pinned else {*row.pinned} - {number}, key=int)
+        store.note(row, "pinned", pinned=kept)
+        return {"pinned": kept}
+
+    @router.post("/jobs/{job}/checkpoints/{number}:pin")
+    def keep(job: JobId, number: Number) -> dict[str, Any]:
+        """Never delete this checkpoint."""
+        return pin(job, number, pinned=True)
+
+    @router.post("/jobs/{job}/checkpoints/{number}:unpin")
+    def release(job: JobId, number: Number) -> dict[str, Any]:
+        """Delete this checkpoint when its time has come."""
+        return pin(job, number, pinned=False)
+
+
+def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> None:
+    @router.get("/compare")
+    def compare_jobs(
+        sender: Sender,
+        jobs: Annotated[str, Query(description="Ids, by comma.", max_length=4000)],
+        name: Annotated[str, Query(description="A column of the series.")] = "loss",
+        x: Literal["updates", "samples", "seconds"] = "updates",
+        points: Annotated[int, Query(ge=2, le=2000)] = 600,
+    ) -> Response:
+        """Jobs next to each other: a curve of each, figures, and the settings that differ."""
+        ids = list(dict.fromkeys(job for job in jobs.split(",") if job))
+        if not 0 < len(ids) <= MOST_JOBS:
+            detail = f"jobs: expected 1 to {MOST_JOBS} ids, got {len(ids)}"
+            raise Problem(422, "bad_input", detail, field="jobs")
+        if name not in SeriesPoint.__struct_fields__:
+            expected = ", ".join(SeriesPoint.__struct_fields__)
+            detail = f"name: expected {expected}, got {name[:80]}"
+            raise Problem(422, "bad_input", detail, field="name", got=name[:80])
+        found = compare(store, seen(store, sender, ids), name, x, points)
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @router.get("/experiments")
+    def list_experiments() -> dict[str, Any]:
+        """The folders of `downpour exp`: trials that are done and failed."""
+        return {"experiments": msgspec.to_builtins(experiments(folder))}
+
+    @router.get("/experiments/{name}/report", response_class=HTMLResponse)
+    def experiment_report(name: Annotated[str, Path(max_length=200)]) -> Response:
+        """The report of an experiment, one HTML page, up to date with its results."""
+        try:
+            page = report(folder, name)
+        except KeyError:
+            raise not_found("experiment", name[:80]) from None
+        return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})

@@ -1,0 +1,183 @@
+"""What may be deleted, and when: old updates, logs and checkpoints of jobs that have ended.
+
+`plan` only looks. It never names a file of a job that is not in a terminal state, a checkpoint that
+another job began with, one that is pinned, the newest ones or the best one, or anything outside the
+service's home. Records of jobs stay for ever.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from deploy.evaluations import read_evaluations
+from deploy.run_folder import EVALUATIONS, SNAPSHOTS, UPDATES
+from deploy.runner import job_folder
+from deploy.runner.job_folder import Submission
+from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.states import TERMINAL
+from deploy.service.uploads import UPLOADS
+from shards.errors import BadInput, DownpourError
+
+_DAY_S = 86400.0
+_Amount = Annotated[float, Meta(ge=0.0, le=1e6)]
+
+
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Disk space that is kept free, the size of an upload, and how long files are kept.
+
+    Days count from the end of a job; `checkpoints` is the number of the newest ones that are kept.
+    """
+
+    free_mb: Annotated[int, Meta(ge=0)] = 512
+    upload_gb: _Amount = 20.0
+    updates_days: _Amount = 30.0
+    logs_days: _Amount = 90.0
+    checkpoints: Annotated[int, Meta(ge=0)] = 3
+    uploads_days: _Amount = 30.0
+
+    @staticmethod
+    def of_words(words: Iterable[str]) -> "ServiceLimits":
+        """The limits that words such as `logs-days=30` change; raises BadInput."""
+        changes = {}
+        for word in words:
+            name, _, changes[name] = word.replace("-", "_").partition("=")
+            if name not in ServiceLimits.__struct_fields__:
+                names = ", ".join(ServiceLimits.__struct_fields__).replace("_", "-")
+                raise BadInput(f"--limit: expected one of {names}; got {word[:80]}")
+        try:
+            return msgspec.convert(changes, ServiceLimits, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"--limit: {error}") from None
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """A file or folder that may be deleted; `job` is empty for an upload."""
+
+    path: str
+    bytes: int
+    why: str
+    job: str = ""
+
+
+def plan(store: JobStore, home: Path, keep: ServiceLimits, now: float) -> list[Removal]:
+    """What may be deleted now, the oldest jobs first."""
+    rows = _all(store)
+    origins = {origin for row in rows if (origin := _origin(store, row)) is not None}
+    found = []
+    for row in rows:
+        if row.state in TERMINAL:
+            found += list(_of_job(store.folder(row.id), row, keep, now, origins))
+    return found + list(_uploads(home, rows, keep, now))
+
+
+def collect(removals: list[Removal]) -> int:
+    """Delete what `plan` has named; returns the number of bytes."""
+    freed = 0
+    for each in removals:
+        path = Path(each.path)
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            freed += each.bytes
+    return freed
+
+
+def needed_by(store: JobStore, row: JobRow) -> list[str]:
+    """The jobs under way that began with a checkpoint of this one, or will begin with it."""
+    run = row.settings["out"]
+    return [
+        other.id
+        for other in store.unfinished()
+        if other.id != row.id
+        and (origin := _origin(store, other)) is not None
+        and Path(origin.rpartition("@")[0]) == Path(run)
+    ]
+
+
+def _all(store: JobStore) -> list[JobRow]:
+    """Every job with its settings, the oldest first."""
+    rows: list[JobRow] = []
+    cursor = None
+    while True:
+        page = store.page(JobFilter(), 200, cursor)
+        rows += [store.get(row.id) for row in page.jobs]
+        if (cursor := page.cursor) is None:
+            return rows[::-1]
+
+
+def _origin(store: JobStore, row: JobRow) -> str | None:
+    """The checkpoint that a job began with, as RUN@NUMBER."""
+    try:
+        found = job_folder.load(store.folder(row.id) / job_folder.JOB, Submission)
+    except BadInput:
+        return None
+    return found.origin if found is not None else None
+
+
+def _of_job(
+    folder: Path, row: JobRow, keep: ServiceLimits, now: float, origins: set[str]
+) -> Iterator[Removal]:
+    days, run = (now - row.updated) / _DAY_S, Path(row.settings["out"])
+    own = run.is_relative_to(folder)  # a run folder elsewhere is its owner's
+    if own and days > keep.updates_days:
+        for part in sorted((run / UPDATES).glob("part-*.parquet")):
+            yield _removal(part, f"updates of more than {keep.updates_days:g} days", row.id)
+        for aside in sorted(folder.glob(f"{run.name}.attempt-*")):
+            yield _removal(aside, "the files of an attempt that left no snapshot", row.id)
+    if days > keep.logs_days:
+        for log in sorted((folder / job_folder.LOGS).glob("*.log")):
+            yield _removal(log, f"logs of more than {keep.logs_days:g} days", row.id)
+    if own and row.settings.get("snapshots") is None:
+        numbers = [path.name for path in (run / SNAPSHOTS).glob("*") if path.name.isdecimal()]
+        numbers.sort(key=int)
+        kept = {
+            *numbers[max(0, len(numbers) - keep.checkpoints) :],
+            *row.pinned,
+            *_best(row, numbers),
+        }
+        kept |= {name for name in numbers if f"{run}@{name}" in origins}
+        for name in numbers:
+            if name not in kept:
+                why = "neither new, best, pinned nor the beginning of another job"
+                yield _removal(run / SNAPSHOTS / name, why, row.id)
+
+
+def _best(row: JobRow, numbers: list[str]) -> set[str]:
+    """The checkpoint next to the test with the highest accuracy, or else with the least loss."""
+    try:
+        tests = read_evaluations(Path(row.settings["out"]) / EVALUATIONS)
+    except (DownpourError, OSError):
+        return set()
+    ranked: list[tuple[float, int]] = []
+    for test in tests:
+        figures: dict[str, Any] = dict(test.figures)
+        if (accuracy := figures.get("accuracy")) is not None:
+            ranked.append((accuracy, test.iteration))
+        elif (loss := figures.get("loss")) is not None:
+            ranked.append((-loss, test.iteration))
+    if not (ranked and numbers):
+        return set()
+    best = max(ranked)[1]
+    return {min(numbers, key=lambda name: abs(int(name) - best))}
+
+
+def _uploads(home: Path, rows: list[JobRow], keep: ServiceLimits, now: float) -> Iterator[Removal]:
+    used = {str(value) for row in rows for value in row.settings.values()}
+    for folder in sorted((home / UPLOADS).glob("*")):
+        named = any(value.startswith(f"{folder}/") for value in used)
+        age = (now - folder.stat().st_mtime) / _DAY_S
+        if not named and age > keep.uploads_days:
+            yield _removal(folder, f"an upload that no job names, of {age:.0f} days")
+
+
+def _removal(path: Path, why: str, job: str = "") -> Removal:
+    files = path.rglob("*") if path.is_dir() else [path]
+    size = sum(each.stat().st_size for each in files if each.is_file())
+    return Removal(str(path), size, why, job)

@@ -1,0 +1,234 @@
+"""Uploads of nets and data sets: trees of files, sent in chunks, resumed after a break.
+
+The client first sends a manifest: the path, size and SHA-256 of each file. Its digest is the id of
+the upload, so a client that was killed sends the same manifest again and learns what is missing. A
+file grows as `PATH.part`; it gets its name once its digest is right. Nothing is unpacked, and a
+file can only be written below the upload's own folder:
+
+    uploads/ID/manifest.json    the manifest
+    uploads/ID/files/PATH       a complete file
+"""
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from deploy.disk_space import free_bytes, megabytes
+from deploy.run_folder import write_whole
+from deploy.service.artefacts import sha256_of
+from shards.errors import UNDECODABLE, BadInput, GiveUp
+
+UPLOADS = "uploads"
+PREFIX = "upload:"
+"""Begins a path in settings that names a file of an upload: `upload:ID/PATH`."""
+MOST_BYTES = 20 << 30
+MOST_FILES = 5000
+CHUNK_BYTES = 1 << 20
+_ID = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WORD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}")
+_MANIFEST, _FILES = "manifest.json", "files"
+
+
+class UploadedFile(msgspec.Struct, frozen=True):
+    """A file of a manifest."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class FileProgress(msgspec.Struct, frozen=True):
+    """How many bytes of a file are there, and whether it is complete with the right digest."""
+
+    path: str
+    bytes: int
+    received: int
+    complete: bool
+
+
+class UploadStatus(msgspec.Struct, frozen=True):
+    """An upload: `path` is what settings name it by."""
+
+    id: str
+    path: str
+    complete: bool
+    files: list[FileProgress]
+
+
+class WrongOffset(GiveUp):
+    """The chunk does not continue the file; `expected` is the offset that does."""
+
+    def __init__(self, expected: int, got: int) -> None:
+        super().__init__(f"offset: expected {expected}, got {got}")
+        self.expected = expected
+
+
+class Uploads:
+    """All uploads of one home. Threads may share it; a file has one writer at a time."""
+
+    def __init__(self, home: Path, *, most_bytes: int = MOST_BYTES, reserve_bytes: int = 0) -> None:
+        self.folder = home / UPLOADS
+        self._most_bytes = most_bytes
+        self._reserve_bytes = reserve_bytes
+        self._lock = threading.Lock()
+
+    def begin(self, files: Sequence[UploadedFile]) -> UploadStatus:
+        """Begin an upload, or continue it; raises BadInput for a manifest that is not allowed."""
+        check_manifest(files, self._most_bytes)
+        content = msgspec.json.encode(sorted(files, key=lambda file: file.path))
+        upload = hashlib.sha256(content).hexdigest()[:32]
+        folder = self.folder / upload
+        with self._lock:
+            if not (folder / _MANIFEST).is_file():
+                self._check_room(sum(file.bytes for file in files))
+                (folder / _FILES).mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(folder / _MANIFEST, content, private=True)
+                for file in files:
+                    if not file.bytes:
+                        self._finish(self._target(upload, file.path), file)
+        return self.status(upload)
+
+    def status(self, upload: str) -> UploadStatus:
+        """What of an upload is there; raises KeyError for an unknown id."""
+        found = []
+        for file in self._manifest(upload):
+            target = self._target(upload, file.path)
+            complete = target.is_file()
+            received = file.bytes if complete else _size(_part(target))
+            found.append(FileProgress(file.path, file.bytes, received, complete))
+        complete = all(file.complete for file in found)
+        return UploadStatus(upload, f"{PREFIX}{upload}", complete, found)
+
+    def write(self, upload: str, path: str, offset: int, chunk: bytes) -> FileProgress:
+        """Add a chunk to a file of an upload.
+
+        Raises KeyError for an unknown upload or file, WrongOffset for a chunk that does not follow
+        the bytes that are there, and BadInput for one that is too long, or if the whole file has
+        another digest: it then begins again at 0.
+        """
+        files = {file.path: file for file in self._manifest(upload)}
+        file, target = files[path], self._target(upload, path)
+        with self._lock:
+            received = file.bytes if target.is_file() else _size(_part(target))
+            if offset != received:
+                raise WrongOffset(received, offset)
+            if received + len(chunk) > file.bytes:
+                raise BadInput(f"{path}: expected {file.bytes} bytes, got more")
+            if chunk:
+                self._check_room(len(chunk))
+                _append(_part(target), chunk)
+                received += len(chunk)
+            if received == file.bytes and not target.is_file():
+                self._finish(target, file)
+        return FileProgress(path, file.bytes, received, target.is_file())
+
+    def resolved(self, text: str) -> str:
+        """The path that `upload:ID/PATH` names; another text as it is. Raises BadInput."""
+        if not text.startswith(PREFIX):
+            return text
+        upload, _, path = text.removeprefix(PREFIX).partition("/")
+        try:
+            status = self.status(upload)
+        except KeyError:
+            raise BadInput(f"{text[:200]}: expected an upload, got none with this id") from None
+        if not status.complete:
+            missing = next(file.path for file in status.files if not file.complete)
+            raise BadInput(f"{text[:200]}: expected a complete upload, got one without {missing}")
+        if path:
+            check_path(path)
+        target = self.folder / upload / _FILES / path
+        if not target.exists():
+            raise BadInput(f"{text[:200]}: expected a file of the upload, got none")
+        return str(target)
+
+    def _check_room(self, size: int) -> None:
+        free = free_bytes(self.folder)
+        if free is not None and free < size + self._reserve_bytes:
+            raise GiveUp(f"uploads: expected {megabytes(size)} of room, got {megabytes(free)} free")
+
+    def _manifest(self, upload: str) -> list[UploadedFile]:
+        if not _ID.fullmatch(upload):
+            raise KeyError(upload)
+        try:
+            content = (self.folder / upload / _MANIFEST).read_bytes()
+            return msgspec.json.decode(content, type=list[UploadedFile])
+        except (OSError, *UNDECODABLE):
+            raise KeyError(upload) from None
+
+    def _target(self, upload: str, path: str) -> Path:
+        return self.folder / upload / _FILES / path
+
+    def _finish(self, target: Path, file: UploadedFile) -> None:
+        """Give a file its name if its digest is right, else remove it."""
+        part = _part(target)
+        if not file.bytes:
+            _append(part, b"")
+        if sha256_of(part) != file.sha256:
+            part.unlink()
+            raise BadInput(
+                f"{file.path}: expected SHA-256 {file.sha256}, got another; send it again"
+            )
+        part.replace(target)
+
+
+def check_manifest(files: Sequence[UploadedFile], most_bytes: int) -> None:
+    """Raise BadInput for paths, digests or sizes that are not allowed."""
+    if not 0 < len(files) <= MOST_FILES:
+        raise BadInput(f"files: expected 1 to {MOST_FILES}, got {len(files)}")
+    total = 0
+    folders: set[str] = set()
+    for file in files:
+        check_path(file.path)
+        if not _DIGEST.fullmatch(file.sha256):
+            raise BadInput(f"sha256: expected 64 hexadecimal digits, got {file.sha256[:80]!r}")
+        if file.bytes < 0:
+            raise BadInput(f"bytes: expected at least 0, got {file.bytes}")
+        total += file.bytes
+        folders |= {str(parent) for parent in PurePosixPath(file.path).parents}
+    names = [file.path for file in files]
+    if len(set(names)) < len(names) or folders & set(names):
+        raise BadInput("files: expected different paths, got one twice, or a file that is a folder")
+    if total > most_bytes:
+        raise BadInput(f"files: expected at most {megabytes(most_bytes)}, got {megabytes(total)}")
+
+
+def check_path(path: str) -> None:
+    """Raise BadInput for a path that is not relative, or has parts that could lead elsewhere."""
+    parts = path.split("/")
+    plain = all(_WORD.fullmatch(part) and not part.startswith(".") for part in parts)
+    if not plain or len(parts) > 8 or path.endswith(".part"):
+        raise BadInput(f"path: expected names separated by /, got {path[:200]!r}")
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f"{target.name}.part")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _append(path: Path, chunk: bytes) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(path, flags, 0o600)
+        before = os.fstat(file).st_size
+        try:
+            if os.write(file, chunk) < len(chunk):
+                os.ftruncate(file, before)
+                raise GiveUp(f"{path.name}: the disk is full")
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise GiveUp(f"{path.name}: {error.strerror}") from None

@@ -1,0 +1,194 @@
+"""Kill the parts of the training service at random moments, and count what is lost.
+
+    python -m tests.bench.service_kills [--kills 20] [--seed 1] [--home FOLDER]
+
+Two real jobs train, with their shards in processes and in Ray. At random moments, drawn from the
+seed, one process is killed with SIGKILL: the service, a runner, the head of Ray, Spark's JVM, a
+shard, a worker. After the last kill both jobs train to their end. The exit status is 1 if a job is
+lost, had two runners at a time, does not end, or leaves a process or shared memory behind.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deploy.service.client import ServiceClient
+from deploy.service.launcher import processes_with
+from shards.errors import DownpourError
+from tests.bench.report import save
+from tests.support import tiny_job
+from tests.support.ports import free_port
+
+_COMMAND = "from deploy.cli import main; main()"
+KINDS = {
+    "service": None,
+    "runner": "deploy.runner",
+    "Ray head": "gcs_server|raylet",
+    "Spark JVM": "org.apache.spark",
+    "shard": "child_main|ray::",
+    "worker": "pyspark.daemon|pyspark/daemon",
+}
+"""What is killed, and the words of its command line."""
+_STUCK_S = 420.0
+_LEFT_S = 30.0
+
+
+class Trial:
+    """A service that is killed and started again, its jobs, and what was seen of them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.dice = random.Random(seed)
+        self.port = free_port()
+        self.client = ServiceClient(f"http://127.0.0.1:{self.port}")
+        self.killed: Counter[str] = Counter()
+        self.doubled = 0
+        self.back_s: list[float] = []
+        self.jobs: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        environ = os.environ | {"DOWNPOUR_HOME": str(self.folder / "home")}
+        words = ["serve", "--port", str(self.port), "--retry-s", "0.5", "--limit", "free-mb=0"]
+        log = (self.folder / "service.log").open("ab")
+        self.service = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, *words], env=environ, stdout=log, stderr=log
+        )
+        self.client.call("GET", "/jobs", patience_s=120.0)
+
+    def submit(self, solver: Path, **settings: Any) -> None:
+        given = {"solver": str(solver), "data": str(solver.parent / "data"), **settings}
+        body = {"settings": given, "name": f"job {len(self.jobs)}"}
+        self.jobs.append(str(self.client.post("/jobs", body)["id"]))
+
+    def states(self) -> list[str]:
+        return [str(self.client.get(f"/jobs/{job}")["state"]) for job in self.jobs]
+
+    def until(self, holds: Callable[[list[str]], bool]) -> bool:
+        """Whether the states of the jobs come to that; two runners of a job are counted."""
+        end = time.monotonic() + _STUCK_S
+        while time.monotonic() < end:
+            self.count_runners()
+            with suppress(DownpourError):
+                if holds(self.states()):
+                    return True
+            time.sleep(0.5)
+        return False
+
+    def count_runners(self) -> None:
+        for job in self.jobs:
+            self.doubled += len(self.processes(job, "deploy.runner")) > 1
+
+    def processes(self, job: str, words: str) -> list[int]:
+        """The processes of a job with one of these words in their command line."""
+        found = []
+        for pid in processes_with({f"DOWNPOUR_JOB={job}"}):
+            with suppress(psutil.Error):
+                line = " ".join(psutil.Process(pid).cmdline())
+                if any(word in line for word in words.split("|")):
+                    found.append(pid)
+        return found
+
+    def kill_one(self) -> None:
+        """Kill one process of a kind that is there."""
+        for kind in self.dice.sample(list(KINDS), len(KINDS)):
+            words = KINDS[kind]
+            begun = time.monotonic()
+            if words is None:
+                self.service.kill()
+                self.service.wait()
+                self.start()
+                self.back_s.append(time.monotonic() - begun)
+            else:
+                pids = self.processes(self.dice.choice(self.jobs), words)
+                if not pids:
+                    continue
+                with suppress(OSError):
+                    os.kill(self.dice.choice(pids), signal.SIGKILL)
+            self.killed[kind] += 1
+            print(f"killed: {kind}", flush=True)
+            return
+
+    def end(self) -> None:
+        with suppress(OSError):
+            self.service.send_signal(signal.SIGTERM)
+            self.service.wait()
+        for pid in processes_with({f"DOWNPOUR_JOB={job}" for job in self.jobs}):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def left(jobs: list[str], shm: set[str]) -> list[str]:
+    """What the jobs have left: processes, and shared memory that was not there before."""
+    pids = processes_with({f"DOWNPOUR_JOB={job}" for job in jobs})
+    return [*(f"process {pid}" for pid in pids), *sorted(_shared_memory() - shm)]
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Play the trial; returns its figures."""
+    shm = _shared_memory()
+    solver = tiny_job.write_job(folder)
+    trial = Trial(folder, seed)
+    try:
+        more = {"max_iter": 10**6, "snapshot_every": "2s", "snapshot_keep": 3}
+        trial.submit(solver, shards_in="processes", **more)
+        trial.submit(solver, shards_in="ray", **more)
+        lost = stuck = 0
+        for number in range(kills):
+            if not trial.until(lambda states: set(states) <= {"RUNNING", "DEGRADED"}):
+                stuck += 1
+                print(f"stuck after {number} kills: {trial.states()}", flush=True)
+                break
+            time.sleep(trial.dice.uniform(0.0, 6.0))
+            trial.kill_one()
+        trial.until(lambda states: set(states) <= {"RUNNING", "DEGRADED"})
+        for job in trial.jobs:
+            steps = trial.client.get(f"/jobs/{job}")["head"].get("steps", 0)
+            trial.client.post(f"/jobs/{job}:set", {"settings": {"max_iter": steps + 2000}})
+        ended = trial.until(lambda states: set(states) == {"SUCCEEDED"})
+        lost = 0 if ended else sum(state != "SUCCEEDED" for state in trial.states())
+        deadline = time.monotonic() + _LEFT_S
+        while (found := left(trial.jobs, shm)) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        attempts = [trial.client.get(f"/jobs/{job}")["attempt"] for job in trial.jobs]
+        return {
+            "seed": seed, "kills": sum(trial.killed.values()), "killed": dict(trial.killed),
+            "lost": lost, "doubled": trial.doubled, "stuck": stuck, "left": found,
+            "attempts": attempts, "service_back_s": trial.back_s,
+        }  # fmt: skip
+    finally:
+        trial.end()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = run(Path(folder), chosen.kills, chosen.seed)
+    save("service_kills", figures)
+    print(figures)
+    bad = figures["lost"] or figures["doubled"] or figures["stuck"] or figures["left"]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
