@@ -217,7 +217,8 @@ class Shard:
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
-                f"shard {self.spec.shard} is incarnation {self.boot}; the message is for {message.boot}"
+                f"shard {self.spec.shard} is incarnation {self.boot}, "
+                f"the message is for {message.boot}"
             )
 
     # --- for its driver -------------------------------------------------------------------------
