@@ -121,8 +121,10 @@ def sgd_measured(weights: Floats, gradient: Floats, out: Floats, runs: Runs) -> 
     """
     loops = _loops()
     if loops.COMPILED:
+        if gradient.flags.writeable:  # the loop is compiled for arrays that are not
+            gradient = _frozen(gradient)
         # `runs` is passed as arrays: unpacking the struct costs as much as a small update.
-        return float(loops.sgd_measured(weights, _frozen(gradient), out, runs.bounds, runs.rates))
+        return float(loops.sgd_measured(weights, gradient, out, runs.bounds, runs.rates))
     apply("sgd", weights, gradient, (), out, runs, ())
     return sum([squared_norm(gradient[start:stop]) for start, stop in runs.bounds.tolist()])
 

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli_convert import convert
+from deploy.cli_data import Skip
 from deploy.cli_data import app as data_tools
 from deploy.cli_experiments import app as experiments
 from deploy.cli_jobs import add_to as add_jobs
@@ -27,6 +28,7 @@ from ps import __version__
 from ps.compatibility import build_id
 from ps.logs import LEVELS, LogSettings, set_up
 from shards.errors import BadInput, DownpourError
+from worker.data.wanted import MOST_SKIPPED
 from worker.options import LAST_PORT, LONGEST_S
 
 app = typer.Typer(
@@ -104,6 +106,7 @@ def test(
     device: Device = "auto",  # noqa: PT028  # a command called test, no test
     spark: Spark = None,  # noqa: PT028  # a command called test, no test
     workers: Tasks = 2,  # noqa: PT028  # a command called test, no test
+    skip: Skip = MOST_SKIPPED,  # noqa: PT028  # a command called test, no test
 ) -> None:
     """Print the loss and the accuracy of a network on test data.
 
@@ -112,7 +115,7 @@ def test(
     from deploy.infer import OnSpark, run_test
 
     on = None if spark is None else OnSpark(spark, workers)
-    figures = run_test(solver, weights, data, device, on)
+    figures = run_test(solver, weights, data, device, on, skip)
     typer.echo("  ".join(f"{name} {value:.6g}" for name, value in figures.items()))
 
 
@@ -144,6 +147,7 @@ def features(
     ] = FeatureFormat.PARQUET,
     spark: Spark = None,
     workers: Tasks = 2,
+    skip: Skip = MOST_SKIPPED,
 ) -> None:
     """Write a network's inner blobs for every row to a file, one column for each blob.
 
@@ -154,7 +158,7 @@ def features(
     names = [name for name in blobs.split(",") if name]
     on = None if spark is None else OnSpark(spark, workers)
     path, rows = run_features(
-        net, weights, data, names, output, split, batch_size, device, form, on
+        net, weights, data, names, output, split, batch_size, device, form, on, skip
     )
     typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
 

@@ -25,6 +25,7 @@ from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.caffe_inference import column_means, feature_rows
 from worker.data.source import Source
+from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import lent, parse_device
 from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
@@ -40,12 +41,17 @@ class OnSpark(NamedTuple):
 
 
 def run_test(
-    solver: Path, weights: Path, data: Path, device: str = "auto", on: OnSpark | None = None
+    solver: Path,
+    weights: Path,
+    data: Path,
+    device: str = "auto",
+    on: OnSpark | None = None,
+    skip_images: int = MOST_SKIPPED,
 ) -> dict[str, float]:
     """The test net's outputs (loss, accuracy ...) over the test part of `data`, or all of it.
 
     `device` is a device as in `worker.device_selection`. It is computed in this process, or `on` a
-    Spark.
+    Spark. A reader leaves out up to `skip_images` images that cannot be decoded.
     """
     wanted = parse_device(device)
     read = read_solver(solver)
@@ -53,11 +59,18 @@ def run_test(
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = fitted(read.tests[0].net, _seen(data, on), _split(None, data))
+    source, net = fitted(read.tests[0].net, _seen(data, on), _split(None, data), skip_images)
     model = CaffeModel(net)
     if on is not None:
         with _frame(source, on) as df:
-            means = column_means(df, net, weights=weights, blobs=model.net.figures, device=device)
+            means = column_means(
+                df,
+                net,
+                weights=weights,
+                blobs=model.net.figures,
+                device=device,
+                skip_images=skip_images,
+            )
         return {name: columns[0] for name, columns in means.items()}
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
@@ -76,12 +89,14 @@ def run_features(
     device: str = "auto",
     form: FeatureFormat = FeatureFormat.PARQUET,
     on: OnSpark | None = None,
+    skip_images: int = MOST_SKIPPED,
 ) -> tuple[str, int]:
     """Write `blobs` of every row into a new folder; returns what was written and its row count.
 
     `split` None selects the data's test part, or all rows if it has none. `device` is a device as
     in `worker.device_selection`. In this process the folder gets one file. `on` a Spark each task
-    writes a file, and `output` may be a URI.
+    writes a file, and `output` may be a URI. A reader leaves out up to `skip_images` images that
+    cannot be decoded.
     """
     wanted = parse_device(device)
     if not blobs:
@@ -90,13 +105,19 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     folder = _new_folder(output, on)
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
-    source, shaped = fitted(read, _seen(data, on), _split(split, data))
+    source, shaped = fitted(read, _seen(data, on), _split(split, data), skip_images)
     model = CaffeModel(shaped)
     check_row_blobs(model, blobs)
     if on is not None:
         with _frame(source, on) as df:
             frame = feature_rows(
-                df, shaped, weights=weights, blobs=blobs, batch_size=batch_size, device=device
+                df,
+                shaped,
+                weights=weights,
+                blobs=blobs,
+                batch_size=batch_size,
+                device=device,
+                skip_images=skip_images,
             )
             where = output if folder is None else str(folder)
             return output, spark.write_frame(frame, where, form)
@@ -121,9 +142,11 @@ def run_features(
     return str(Path(output) / path.name), rows
 
 
-def fitted(net: Description, data: Path, split: Split) -> tuple[ImageSource, Description]:
+def fitted(
+    net: Description, data: Path, split: Split, skip_images: int
+) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
-    source = open_net_data(data_of(net), data, split)
+    source = open_net_data(data_of(net), data, split, skip_images=skip_images)
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 

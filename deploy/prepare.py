@@ -158,7 +158,7 @@ class Inputs:
         source = self._test_source()
         if source is None:
             return None
-        test = Evaluator(self.solver, self.model, source.batches)
+        test = Evaluator(self.solver, self.model, source.batches, self.settings.skip_images)
         start = self.weights if self.weights is not None else self.model.initial(1)
         try:
             test.check(start)

@@ -160,23 +160,13 @@ class Worker:
             error.worker = error.worker or self.name
             raise
 
-    @contextmanager
-    def step(self, *, samples: int = 0) -> "Iterator[WorkerStep]":
+    def step(self, *, samples: int = 0) -> "WorkerStep":
         """One step: pull, compute, push, and one tick of the clock.
 
         `samples` counts the examples in it, for the records. What the step was given to push is
         sent on leaving the block, at once and as one push.
         """
-        if self._open is not None:
-            raise BadInput(f"worker {self.name}: a step is open; expected one after the other")
-        self._open = step = WorkerStep(self, arguments.whole("samples", samples, 0))
-        try:
-            with self._named():
-                yield step
-                step._finish()
-        finally:
-            self._open = None
-            step._drop()
+        return WorkerStep(self, arguments.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
@@ -245,7 +235,7 @@ class Worker:
 
 
 class WorkerStep:
-    """One step of a worker; set `loss` for the records. See `Worker.step`."""
+    """One step of a worker, a context manager; set `loss` for the records. See `Worker.step`."""
 
     def __init__(self, worker: Worker, samples: int) -> None:
         self.loss = 0.0
@@ -258,6 +248,33 @@ class WorkerStep:
         self._pulled_at = 0.0
         self._ack: AckFuture | None = None
         self._ended = False
+
+    def __enter__(self) -> "WorkerStep":
+        if self._worker._open is not None or self._ended:
+            open_or_ended = "has ended" if self._ended else "is open"
+            raise BadInput(
+                f"worker {self._worker.name}: a step {open_or_ended}; expected one after the other"
+            )
+        self._worker._open = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except DownpourError as own:
+            error = own
+            raise
+        finally:
+            if isinstance(error, DownpourError):
+                error.worker = error.worker or self._worker.name
+            self._worker._open = None
+            self._drop()
 
     @property
     def ack(self) -> AckFuture:

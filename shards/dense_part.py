@@ -53,6 +53,7 @@ class DensePart:
         self._place = place
         self._here = place == HOST
         self._slot_names = shard.slots_of(spec)
+        self.copies = bool(self._slot_names)
         self._slots: list[Floats] = []
         self._spare: list[Floats] = []  # the second set of slots, once the first has been read
         self._moved = 0  # floats of each slot that are already copied to the second set

@@ -65,6 +65,7 @@ class ParameterStore:
             for one in spec.layout.sections(spec.keys)
         }
         self.sums = all(part.sums for part in self.parts.values())
+        self._copying = [part for part in self.parts.values() if part.copies]
         self._shard = spec.shard
         self._here = place == HOST
         self._weights: Floats | None = None
@@ -118,6 +119,7 @@ class ParameterStore:
         """
         assert self._weights is not None, "a push is examined before it is applied"
         present, out = self._weights, self._buffers.take()
+        assert out is not present, "a version must not be overwritten"
         read = self._version(read_version) if self._past and read_version is not None else None
         squares = [0.0] * len(pushes)
         waiting: list[tuple[TablePart, list[NDArray[Any]], float]] = []
@@ -231,11 +233,11 @@ class ParameterStore:
     @property
     def prepared(self) -> bool:
         """Whether the next push has nothing to copy first."""
-        return all(map(_PREPARED, self.parts.values()))  # no generator: it is asked at every turn
+        return all(map(_PREPARED, self._copying))  # no generator: it is asked at every turn
 
     def prepare(self) -> None:
         """Do a small part of the work that the next push would wait for; only if not `prepared`."""
-        next(part for part in self.parts.values() if not part.prepared).prepare()
+        next(part for part in self._copying if not part.prepared).prepare()
 
     def _version(self, number: int) -> Floats:
         """The weights of a version, or the oldest kept if it is older than the rules need."""

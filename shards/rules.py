@@ -157,10 +157,10 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
     ) -> float:
         """Like `apply` without decay, for host arrays; returns the gradient's squared norm.
 
-        The next version is written to `out` and there are no slots. So if the norm turns out not to
-        be finite, `out` can be dropped, and no separate pass over the gradient is needed.
+        The next version is written to `out`, which overlaps no other array, and there are no slots.
+        So if the norm turns out not to be finite, `out` can be dropped, and no separate pass over
+        the gradient is needed.
         """
-        assert not np.may_share_memory(weights, out), "a version must not be overwritten"
         return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
 
 

@@ -26,7 +26,7 @@ hold what `Export` returns), and assigning keys to shards.
 from collections.abc import Callable, Sequence
 
 from cupy_kernels.backends import HOST, Backend
-from shards.admin_requests import AdminRequests
+from shards.admin_requests import AdminRequests, FromOperator
 from shards.envelopes import Arrival, Outgoing, refused
 from shards.errors import BadMessage, DownpourError, Moved, Resynchronise
 from shards.job_ids import short_id
@@ -122,10 +122,17 @@ class Shard:
                     run, pulls = [], []
             try:
                 self._check_address(message)
-                out += self._dispatch(one.sender, message, one.frames, run, now)
+                if isinstance(message, Push):
+                    out += self.workers.examine(one.sender, message, one.frames, run, now)
+                elif isinstance(message, Pull):
+                    out += self.workers.pull(one.sender, message, now)
+                else:
+                    out += self._dispatch(one.sender, message, one.frames, now)
             except DownpourError as error:
                 out.append(self.refuse(one.sender, message.request, error))
-        return out + self._finish(run, pulls, now) if run else out
+        if run:
+            out += self._finish(run, pulls, now)
+        return out
 
     def probed(
         self, sender: bytes, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
@@ -174,17 +181,12 @@ class Shard:
     def _dispatch(
         self,
         sender: bytes,
-        message: Request,
+        message: Hello | Join | Renew | Leave | FromOperator,
         frames: Sequence[Buffer],
-        run: list[Arrived],
         now: float,
     ) -> list[Outgoing]:
-        """Answer a message, or append a push to `run`; raises any error of the checks."""
+        """Answer a message that is neither a push nor a pull; raises any error of the checks."""
         match message:
-            case Push():
-                return self.workers.examine(sender, message, frames, run, now)
-            case Pull():
-                return self.workers.pull(sender, message, now)
             case Hello():
                 return self.workers.hello(sender, message, now)
             case Join():
@@ -200,7 +202,8 @@ class Shard:
         self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
     ) -> list[Outgoing]:
         """Apply a run of pushes, then answer the pulls that arrived after the first of them."""
-        return self.workers.apply(run, now) + self.handle_together(pulls, now)
+        acknowledged = self.workers.apply(run, now)
+        return acknowledged + self.handle_together(pulls, now) if pulls else acknowledged
 
     def _check_address(self, message: Request | Probe) -> None:
         """Check that the message is for this job and for this incarnation of this shard.

@@ -29,12 +29,14 @@ class TablePart(Protocol):
     pushes in its buffer. Its guard refuses a squared norm that is not up to `most_squares`.
 
     `sums`: `apply` takes any number of gradients, returns their squared norms and changes nothing
-    but `out`. Otherwise it takes one, which has been measured before.
+    but `out`. Otherwise it takes one, which has been measured before. `copies`: it may have
+    work for `prepare`.
     """
 
     spec: TableSpec
     count: int
     buffered: int
+    copies: bool
     sums: bool
     most_squares: float
 

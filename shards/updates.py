@@ -18,8 +18,8 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from cupy_kernels.updates import mean
@@ -34,7 +34,7 @@ from shards.quiesce import QuiesceTracker
 from shards.spec import ShardSpec
 
 
-class Applied(NamedTuple):
+class Applied(msgspec.Struct, frozen=True, gc=False):
     """A push that is part of `version`, or was dropped; to be acknowledged."""
 
     push: Arrived
@@ -288,11 +288,10 @@ class Updates:
         self.samples += 0 if dropped else message.samples
         staleness = max(0, before - message.read_version)
         version = before if dropped else before + 1
-        applied = Applied(one, version, staleness, scale, dropped)
         self._journal.applied(
             message,
-            version=applied.version,
-            staleness=applied.staleness,
+            version=version,
+            staleness=staleness,
             clock_gap=clock_gap,
             rate=rates[message.parts[0].table] if message.parts else 0.0,
             scale=scale,
@@ -301,7 +300,7 @@ class Updates:
             payload_bytes=one.payload_bytes,
             now=now,
         )
-        return applied
+        return Applied(one, version, staleness, scale, dropped)
 
 
 def _means(pushes: Sequence[Gradients]) -> Gradients:

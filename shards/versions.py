@@ -78,7 +78,10 @@ class Buffers:
 
     def take(self) -> NDArray[np.float32]:
         """A buffer that nothing else refers to, with arbitrary contents."""
-        free = [buffer for buffer in self._all if sys.getrefcount(buffer) == _UNSHARED]
+        free = []
+        for buffer in self._all:
+            if sys.getrefcount(buffer) == _UNSHARED:
+                free.append(buffer)  # noqa: PERF401  # a comprehension is a call
         if not free:
             free.append(self._allocate(self.size))
             self._all.append(free[0])

@@ -267,11 +267,9 @@ class WorkerRequests:
             self._part.journal.repeated(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
-            version = self._held.version
-            return [
-                self._acknowledge(sender, message, version, duplicate=True),
-                *self._open(now),
-            ]
+            place = message.request, self._spec.shard, self._boot
+            ack = Ack(*place, message.seq, self._held.version, staleness=0, duplicate=True)
+            return [Outgoing(sender, ack), *self._open(now)]
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
         run.append(push_checks.examine(sender, message, frames, self._held, self._spec.shard))
@@ -291,26 +289,12 @@ class WorkerRequests:
         return acknowledged
 
     def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
-        return [
-            self._acknowledge(one.sender, one.message, version, staleness, scale, dropped=dropped)
-            for one, version, staleness, scale, dropped in applied
-        ]
-
-    def _acknowledge(
-        self,
-        sender: bytes,
-        message: Push,
-        version: int,
-        staleness: int = 0,
-        scale: float = 1.0,
-        *,
-        dropped: bool = False,
-        duplicate: bool = False,
-    ) -> Outgoing:
-        request, shard, boot = message.request, self._spec.shard, self._boot
-        seq = message.seq
-        ack = Ack(request, shard, boot, seq, version, staleness, duplicate, scale, dropped)
-        return Outgoing(sender, ack)
+        out, shard, boot = [], self._spec.shard, self._boot
+        for one in applied:
+            push = one.push.message
+            made = one.version, one.staleness, False, one.scale, one.dropped
+            out.append(Outgoing(one.push.sender, Ack(push.request, shard, boot, push.seq, *made)))
+        return out
 
     # --- checks ---------------------------------------------------------------------------------
 

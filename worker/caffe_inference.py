@@ -30,6 +30,7 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.columns import DATA
+from worker.data.wanted import MOST_SKIPPED
 from worker.dataframes import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
@@ -55,6 +56,7 @@ class ForwardPass(msgspec.Struct, frozen=True):
     blobs: tuple[str, ...]
     batch_size: int
     device: DeviceRequest
+    skip_images: int
 
 
 _loaded: dict[str, tuple[CaffeModel, Floats]] = {}
@@ -69,6 +71,7 @@ def test(
     net: str | Path | Net | None = None,  # noqa: PT028  # a function called test, no test
     blobs: Sequence[str] | None = None,  # noqa: PT028  # a function called test, no test
     device: str = "auto",  # noqa: PT028  # a function called test, no test
+    skip_images: int = MOST_SKIPPED,  # noqa: PT028  # a function called test, no test
 ) -> dict[str, list[float]]:
     """The mean of each column of a net's `blobs` over all rows of a DataFrame; blocks until done.
 
@@ -80,15 +83,19 @@ def test(
 
     The columns of `df` are those of `worker.train`; `label` may be missing if no blob needs it.
     `weights` is a .caffemodel, .h5 or .safetensors file with every layer that the blobs depend on.
-    `device` is cpu, gpu, gpu:N, or auto (a GPU where one answers).
+    `device` is cpu, gpu, gpu:N, or auto (a GPU where one answers). Each task leaves out up to
+    `skip_images` images that cannot be decoded.
 
     Raises BadInput for an error that the caller can fix, before any task starts where it can be
     known; GiveUp when a task fails for good.
     """
     check_frame("test: df", df)
+    skip_images = arguments.whole("test: skip_images", skip_images, 0)
     fitted = _fitted(df, _tested_net(solver, net))
     names = None if blobs is None else _names("test: blobs", blobs)
-    return column_means(df, fitted, weights=weights, blobs=names, device=device)
+    return column_means(
+        df, fitted, weights=weights, blobs=names, device=device, skip_images=skip_images
+    )
 
 
 def column_means(
@@ -98,12 +105,13 @@ def column_means(
     weights: str | Path,
     blobs: Sequence[str] | None = None,
     device: str = "auto",
+    skip_images: int = MOST_SKIPPED,
 ) -> dict[str, list[float]]:
     """`test` with a net that has the shapes of the rows."""
     model = CaffeModel(net)
     names = model.net.outputs if blobs is None else blobs
     check_blobs(model, names)
-    forward = _forward("test", df, model, names, weights, model.net.batch_size, device)
+    forward = _forward("test", df, model, names, weights, model.net.batch_size, device, skip_images)
     tag = f"downpour-test-{secrets.token_hex(4)}"
     found = spark.run_tasks(df, partial(_sums, forward=forward), _SUMS, tag, job="test")
     totals: dict[str, NDArray[np.float64]] = {}
@@ -124,6 +132,7 @@ def features(
     label: str | None = None,
     batch_size: int = 100,
     device: str = "auto",
+    skip_images: int = MOST_SKIPPED,
 ) -> spark.DataFrame:
     """A DataFrame with the `blobs` of a net for each row of `df`, computed when it is read.
 
@@ -134,19 +143,27 @@ def features(
     `net` is a prototxt file, or a net of `worker.caffe.python_nets`; its test phase runs, on
     `batch_size` rows at a time. The other columns of `df` are those of `worker.train`. `weights` is
     a .caffemodel, .h5 or .safetensors file with every layer that the blobs depend on. `device` is
-    cpu, gpu, gpu:N, or auto (a GPU where one answers).
+    cpu, gpu, gpu:N, or auto (a GPU where one answers). Each task leaves out up to `skip_images`
+    images that cannot be decoded.
 
     Reads the first row of `df`. Raises BadInput for a net, weights, blobs or columns that do not
     fit; an error in a later row fails the Spark job that reads the result.
     """
     check_frame("features: df", df)
     batch_size = arguments.whole("features: batch_size", batch_size, 1)
+    skip_images = arguments.whole("features: skip_images", skip_images, 0)
     read = _net("features: net", net)
     if label is not None:
         df = _labelled(df, label)
     fitted, names = _fitted(df, read), _names("features: blobs", blobs)
     return feature_rows(
-        df, fitted, weights=weights, blobs=names, batch_size=batch_size, device=device
+        df,
+        fitted,
+        weights=weights,
+        blobs=names,
+        batch_size=batch_size,
+        device=device,
+        skip_images=skip_images,
     )
 
 
@@ -158,6 +175,7 @@ def feature_rows(
     blobs: Sequence[str],
     batch_size: int,
     device: str = "auto",
+    skip_images: int = MOST_SKIPPED,
 ) -> spark.DataFrame:
     """`features` with a net that has the shapes of the rows."""
     model, names = CaffeModel(net), blobs
@@ -169,7 +187,7 @@ def feature_rows(
         )
     if _ROW_ID not in df.columns:
         df = df.selectExpr("*", f"monotonically_increasing_id() AS {_ROW_ID}")
-    forward = _forward("features", df, model, names, weights, batch_size, device)
+    forward = _forward("features", df, model, names, weights, batch_size, device, skip_images)
     kinds = spark.column_types(df, {_ROW_ID, LABEL})
     columns = [(ID, kinds[_ROW_ID]), *((name, pa.list_(pa.float32())) for name in names)]
     if LABEL in kinds:
@@ -232,6 +250,7 @@ def _forward(
     weights: str | Path,
     batch_size: int,
     device: str,
+    skip_images: int,
 ) -> ForwardPass:
     """What the tasks compute, with the weights read; raises BadInput for a missing column."""
     wanted = parse_device(device)
@@ -241,7 +260,9 @@ def _forward(
     path = paths.path(f"{what}: weights", weights)
     arena, _ = read_weights(path, model.net, model.initial(0), model.net.tensors_for(blobs))
     key, shared = secrets.token_hex(8), spark.share(df, arena)
-    return ForwardPass(key, model.net.description, shared, tuple(blobs), batch_size, wanted)
+    return ForwardPass(
+        key, model.net.description, shared, tuple(blobs), batch_size, wanted, skip_images
+    )
 
 
 def _load(forward: ForwardPass) -> tuple[CaffeModel, Floats]:
@@ -263,7 +284,9 @@ def _sums(
     """The sums of the columns of each blob over one partition; nothing without rows."""
     model, arena = _load(forward)
     with threadpool_limits(1), lent(arena, forward.device, partition=part, assigned=gpus) as there:
-        seen, sums = column_sums(model, there, rows, forward.blobs, forward.batch_size)
+        seen, sums = column_sums(
+            model, there, rows, forward.blobs, forward.batch_size, forward.skip_images
+        )
     if seen:
         found = [{"blob": name, "rows": seen, "sums": total} for name, total in sums.items()]
         yield pa.RecordBatch.from_pylist(found, schema=_SUMS)
@@ -280,4 +303,6 @@ def _features(
     """The features of one partition, in order."""
     model, arena = _load(forward)
     with threadpool_limits(1), lent(arena, forward.device, partition=part, assigned=gpus) as there:
-        yield from inference.features(model, there, rows, forward.blobs, forward.batch_size)
+        yield from inference.features(
+            model, there, rows, forward.blobs, forward.batch_size, forward.skip_images
+        )

@@ -17,6 +17,7 @@ from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
 from worker.data.encoded import decoded
+from worker.data.wanted import MOST_SKIPPED
 
 Floats = NDArray[np.float32]
 
@@ -24,10 +25,17 @@ ID, LABEL = "SampleID", "label"
 
 
 def evaluate(
-    model: CaffeModel, weights: Floats, rows: Iterable[pa.RecordBatch], batch_size: int
+    model: CaffeModel,
+    weights: Floats,
+    rows: Iterable[pa.RecordBatch],
+    batch_size: int,
+    skip_images: int = MOST_SKIPPED,
 ) -> dict[str, float]:
-    """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows."""
-    seen, sums = column_sums(model, weights, rows, model.net.figures, batch_size)
+    """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows.
+
+    It leaves out up to `skip_images` images that cannot be decoded.
+    """
+    seen, sums = column_sums(model, weights, rows, model.net.figures, batch_size, skip_images)
     if not seen:
         raise BadInput(f"{model.net.description.file}: expected rows to test on, got none")
     return {name: float(total[0]) / seen for name, total in sums.items()}
@@ -39,18 +47,21 @@ def column_sums(
     rows: Iterable[pa.RecordBatch],
     blobs: Sequence[str],
     batch_size: int,
+    skip_images: int = MOST_SKIPPED,
 ) -> tuple[int, dict[str, NDArray[np.float64]]]:
     """The number of rows, and for each blob the sum over them of each of its columns, float64.
 
     A blob of one row is flattened. One of the whole batch, such as a loss or the accuracies by
-    class, counts once for each row of its batch. Without rows there are no sums.
+    class, counts once for each row of its batch. Without rows there are no sums. Up to
+    `skip_images` images that cannot be decoded are left out.
     """
     model.net.reset()
     layers = [node.layer for node in model.net.nodes]
     of_batch = {top for layer in layers if isinstance(layer, Accuracy) for top in layer.spec.top}
     sums: dict[str, NDArray[np.float64]] = {}
     seen = 0
-    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
+    kept = decoded(rows, model.net.column_specs, "rows", most_skipped=skip_images)
+    for part in slices(kept, batch_size):
         count = part.num_rows
         batch = to_batch(part, seen, model.net.column_specs)
         for name, value in model.forward(weights, batch, blobs).items():
@@ -69,16 +80,19 @@ def features(
     rows: Iterable[pa.RecordBatch],
     blobs: Sequence[str],
     batch_size: int,
+    skip_images: int = MOST_SKIPPED,
 ) -> Iterator[pa.RecordBatch]:
     """For each row its id, each blob flattened into a list of float32, and its label.
 
     The columns are `SampleID` (the row's `id`, of its own type, or its place if it has none), one
-    for each blob, and `label` if the rows have one.
+    for each blob, and `label` if the rows have one. Up to `skip_images` images that cannot be
+    decoded are left out.
     """
     check_row_blobs(model, blobs)
     model.net.reset()
     seen = 0
-    for part in slices(decoded(rows, model.net.column_specs, "rows"), batch_size):
+    kept = decoded(rows, model.net.column_specs, "rows", most_skipped=skip_images)
+    for part in slices(kept, batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))

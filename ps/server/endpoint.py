@@ -6,7 +6,7 @@ reads too slowly loses answers, and will ask for them again.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from secrets import token_bytes
 
 import zmq
@@ -127,7 +127,7 @@ class ShardEndpoint:
                     socket, name = self._sockets.to(address)
                     each.append((socket, [name, *part]))
                 try:
-                    self._hand_over(each, to, together)
+                    self._hand_over(each, to, (message.request for message, _ in together))
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
@@ -161,17 +161,17 @@ class ShardEndpoint:
         self,
         each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         to: bytes,
-        messages: Sequence[tuple[Message, Frames]],
+        requests: Iterable[int],
     ) -> None:
         """Send the parts of an envelope; raises what the socket raises."""
         try:
-            self._leaving.send(each, to, messages)
+            self._leaving.send(each, to, requests)
         except zmq.Again:
             # ZeroMQ checks only now and then whether its own thread has made room; reading the
             # events of a socket makes it check at once.
             for socket, _ in each:
                 socket.getsockopt(zmq.EVENTS)
-            self._leaving.send(each, to, messages)
+            self._leaving.send(each, to, requests)
 
     def _read(
         self,

@@ -212,7 +212,7 @@ class Membership:
         return [self._join(shard, clock, now) for shard in range(self._shards)]
 
     def reads_at(self, clock: int) -> None:
-        """The driver of a session that `follows` another requests weights at `clock`, its own count.
+        """The driver requests weights at `clock`, its own count; only where this `follows` another.
 
         After a reshard the driver may request weights again that it had received and dropped. The
         shards count it further by then, so that read has to be a later one.

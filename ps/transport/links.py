@@ -359,7 +359,7 @@ class Links:
             if len(stripes) > 1:
                 each = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(each, shard, together)
+                self._leaving.send(each, shard, (message.request for message, _ in together))
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
@@ -440,8 +440,9 @@ class Links:
             if self._sharing is not None and parts is not None:
                 parts = self._sharing.open(shard, parts)
             if parts:
+                # A loop, because a comprehension is a call.
                 for header, own in wire_format.disclose(parts[0], parts[1:]):
-                    found.append((wire_format.decode_reply(header), own))  # noqa: PERF401  # a call
+                    found.append((wire_format.decode_reply(header), own))
         except BadMessage as error:
             raise BadMessage(f"{address_of(self.endpoints[shard]).plain}: {error}") from None
         return found

@@ -9,12 +9,10 @@ peer and request number; small ones are not tracked.
 
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import zmq
 
 from ps.transport import multipart
-from shards.messages import Message
 from shards.wire_format import Buffer
 
 LARGE_BYTES = 1 << 20
@@ -57,9 +55,9 @@ class SendTracker:
         self,
         given: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         peer: Hashable,
-        messages: Iterable[tuple[Message, Any]],
+        requests: Iterable[int],
     ) -> None:
-        """Send the parts of an envelope of `messages`, each by its socket, without waiting.
+        """Send the parts of a message, each by its socket, without waiting.
 
         Large frames are not copied, and must not change. Raises what a socket raises.
         """
@@ -74,7 +72,7 @@ class SendTracker:
         if large:
             self.sent = {key: sent for key, sent in self.sent.items() if sent.leaving}
             sent = _Sent([tracker for tracker in trackers if tracker is not None])
-            self.sent.update(((peer, message.request), sent) for message, _ in messages)
+            self.sent.update(((peer, request), sent) for request in requests)
 
     def forget(self, peer: Hashable) -> None:
         """Drop the messages to this peer: its sockets were closed, so they will not arrive."""

@@ -17,7 +17,6 @@ there is nothing to compare with, and no goals.
 import argparse
 import importlib.util
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -27,12 +26,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from google.protobuf import text_format
 from threadpoolctl import threadpool_limits
 
 from tests.bench.report import Goal, goals, save
 from tests.support import caffe_nets
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
+from worker.caffe.text import parse_net
 from worker.model import Batch
 
 OURS, TORCH = "this project", "PyTorch"
@@ -71,7 +72,13 @@ def batch_of(name: str, rows: int) -> Batch:
 def text_of(name: str, rows: int, *, dropout: bool = True) -> str:
     """The net for training; without dropout, whose draws differ, gradients can be compared."""
     text = caffe_nets.training(caffe_nets.NETS[name](), rows)
-    return text if dropout else re.sub(r'layer \{ name: "\S+" type: "Dropout".*\n', "", text)
+    if dropout:
+        return text
+    net = parse_net(text, name)
+    kept = [layer for layer in net.layer if layer.type != "Dropout"]
+    del net.layer[:]
+    net.layer.extend(kept)
+    return text_format.MessageToString(net)
 
 
 class Ours:

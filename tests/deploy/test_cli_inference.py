@@ -21,6 +21,7 @@ from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
+from worker.data import pictures
 from worker.sources import Wanted
 
 
@@ -191,3 +192,20 @@ def test_a_solver_without_a_test_net(downpour: Run, trained: Path) -> None:
     swap(trained / "solver.prototxt", "test_iter: 7", "")
     line = r"solver\.prototxt: expected a test_iter, which says that it has a test net; got none"
     refuses(downpour, trained, TEST, line)
+
+
+def test_damaged_images_are_left_out_up_to_the_limit(downpour: Run, trained: Path) -> None:
+    """`test` and `features` leave out as many images as --skip-images allows, and no more."""
+    table = tiny_job.image_table(6)
+    pixels = [np.frombuffer(row, np.uint8) for row in table["image"].to_pylist()]
+    side = round(pixels[0].size ** 0.5)
+    encoded = [pictures.encode(row.reshape(1, side, side)) for row in pixels]
+    encoded[2] = b"\x89PNG\r\n\x1a\n damaged"
+    columns = {"image": pa.array(encoded, pa.binary()), "label": table["label"]}
+    pq.write_table(pa.table(columns), trained / "damaged.parquet")
+    for command in (TEST, FEATURES):
+        line = command.replace("--data data", "--data damaged.parquet --skip-images")
+        most = r".*expected at most 0 images that cannot be decoded, got 1, the last in row 2"
+        refuses(downpour, trained, f"{line} 0", most)
+        assert downpour(*f"{line} 1".split())[0] == 0
+    assert pq.read_metadata(trained / "o/features.parquet").num_rows == 5

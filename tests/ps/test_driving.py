@@ -187,7 +187,7 @@ def deaf(links: Links) -> Iterator[None]:
         links.receive = heard  # type: ignore[method-assign]
 
 
-def nothing(timeout_s: float) -> Iterator[Any]:
+def nothing(timeout_s: float, at_once: int = 1) -> Iterator[Any]:
     del timeout_s
     return iter(())
 
@@ -202,10 +202,11 @@ def lead_elsewhere(links: Links, servers: Sequence[ShardServer]) -> None:
 
     eventually(all_lost, because="each shard has answered twice")
     links._moved.update(range(len(servers)))
+    links.changed = True
 
-    def nothing_soon(timeout_s: float) -> Iterator[Any]:
+    def nothing_soon(timeout_s: float, at_once: int = 1) -> Iterator[Any]:
         links.receive = heard  # type: ignore[method-assign]
-        return nothing(timeout_s)
+        return nothing(timeout_s, at_once)
 
     heard, links.receive = links.receive, nothing_soon  # type: ignore[method-assign]
 

@@ -94,6 +94,22 @@ def test_no_rows(model: CaffeModel, weights: Floats) -> None:
     assert not list(features(model, weights, iter(()), ["ip1"], 4))
 
 
+def test_damaged_images_are_left_out_up_to_a_limit(model: CaffeModel, weights: Floats) -> None:
+    """Both functions take the limit for rows with encoded images, and name the row."""
+    table = tiny_job.image_table(ROWS)
+    images = [*table["image"].to_pylist()[:-1], b"\x89PNG\r\n\x1a\n damaged"]
+    encoded = [row == ROWS - 1 for row in range(ROWS)]
+    table = table.set_column(table.column_names.index("image"), "image", pa.array(images))
+    table = table.append_column("encoded", pa.array(encoded))
+    limit = r"^rows: expected at most 0 images .*, got 1, the last in row 22$"
+    with pytest.raises(BadInput, match=limit):
+        evaluate(model, weights, stream(ROWS, table=table), 4, skip_images=0)
+    with pytest.raises(BadInput, match=limit):
+        list(features(model, weights, stream(ROWS, table=table), ["ip1"], 4, skip_images=0))
+    kept = features(model, weights, stream(ROWS, table=table), ["ip1"], 4, skip_images=1)
+    assert pa.Table.from_batches(kept)["SampleID"].to_pylist() == list(range(ROWS - 1))
+
+
 @pytest.mark.parametrize("sizes", [(ROWS,), (5, 17, 1)])
 def test_features_are_the_blobs_of_each_row(
     sizes: tuple[int, ...], model: CaffeModel, weights: Floats

@@ -15,6 +15,7 @@ from worker.caffe.net import Network
 from worker.caffe.solver import Solver
 from worker.caffe.weights import moved
 from worker.columns import ColumnKind
+from worker.data.wanted import MOST_SKIPPED
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -24,7 +25,7 @@ class Evaluator:
     """Computes the outputs of the solver's test nets for given weights; serves one thread.
 
     `trained` is the model that the weights belong to. Each call of `rows` yields the test data from
-    the start.
+    the start. A test leaves out up to `skip_images` images that cannot be decoded.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Evaluator:
         solver: Solver,
         trained: CaffeModel,
         rows: Callable[[], Iterable[pa.RecordBatch]],
+        skip_images: int = MOST_SKIPPED,
     ) -> None:
         self._nets = [(CaffeModel(test.net), test.iterations) for test in solver.tests]
         self._trained = trained
         self._rows = rows
+        self._skip_images = skip_images
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raise BadInput unless the images that the test nets read are among these columns."""
@@ -86,7 +89,7 @@ class Evaluator:
         rows = self._rows() if most is None else head(self._rows(), most)
         batches = slices(rows, model.net.batch_size)
         until_stopped = takewhile(lambda _: not stopped(), batches)
-        return evaluate(model, laid, until_stopped, model.net.batch_size)
+        return evaluate(model, laid, until_stopped, model.net.batch_size, self._skip_images)
 
 
 def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:

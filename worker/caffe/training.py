@@ -82,7 +82,7 @@ class Caffe(msgspec.Struct, frozen=True):
             _LOG.warning(notice)
         job = caffe_job(solver, options, workers=options.count_workers(df), logs_apart=True)
         start = self._start(solver, options.resume, job.plan.seed)
-        evaluator = _evaluator(solver, self.test_data, start)
+        evaluator = _evaluator(solver, self.test_data, start, options.skip_images)
         return Fitted(
             model=msgspec.structs.replace(self, solver=solver),
             df=df,
@@ -142,6 +142,7 @@ def _evaluator(
     solver: Solver,
     data: "spark.DataFrame | str | Path | None",
     start: NDArray[np.float32] | None,
+    skip_images: int,
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
@@ -161,10 +162,11 @@ def _evaluator(
         from worker.sources import open_net_data, part_to_test
 
         wanted = data_of(solver.tests[0].net)
-        source = open_net_data(wanted, data, part_to_test(data), classes_of(model.net))
-        evaluator = Evaluator(solver, model, source.batches)
+        part, classes = part_to_test(data), classes_of(model.net)
+        source = open_net_data(wanted, data, part, classes, skip_images=skip_images)
+        evaluator = Evaluator(solver, model, source.batches, skip_images)
     else:
-        evaluator = Evaluator(solver, model, lambda: batches)
+        evaluator = Evaluator(solver, model, lambda: batches, skip_images)
         evaluator.check_names(data.columns, "Caffe: test_data")
         batches += spark.first_rows(data, evaluator.most_rows)
     try:

@@ -9,6 +9,7 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
+from ps.transport import multipart
 from ps.transport.link_model import parse_link
 from ps.transport.send_tracker import LARGE_BYTES, SendTracker
 
@@ -24,14 +25,21 @@ class Socket:
         self.sent: list[bool] = []
         self.tracker = Tracker()
 
-    def send(self, frame: bytes, flags: int, *, copy: bool, track: bool) -> Tracker | None:
+    def send(self, frame: bytes, flags: int, copy: bool, track: bool) -> Tracker | None:
         self.sent.append(track)
         return self.tracker if track else None
 
 
-def test_only_what_is_large_is_looked_at() -> None:
+@pytest.fixture
+def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
+    """A stand-in for a socket; messages are handed to it while it is in use."""
+    monkeypatch.setattr(multipart, "_send", Socket.send)
+    return Socket()
+
+
+def test_only_what_is_large_is_looked_at(socket: Socket) -> None:
     """A small message may be repeated at once."""
-    socket, outgoing = Socket(), SendTracker()
+    outgoing = SendTracker()
     given: Any = socket
     outgoing.send([(given, [b"x" * 100])], "shard", [1])
     assert not outgoing.in_progress("shard", 1)
@@ -43,11 +51,13 @@ def test_only_what_is_large_is_looked_at() -> None:
     assert not outgoing.in_progress("another", 2)
 
 
-def test_it_has_left_a_while_after_the_system_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_left_a_while_after_the_system_took_it(
+    socket: Socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The extra time is a quarter of the time in which ZeroMQ handed it over."""
     now = 100.0
     monkeypatch.setattr("ps.transport.send_tracker.time.monotonic", lambda: now)
-    socket, outgoing = Socket(), SendTracker()
+    outgoing = SendTracker()
     given: Any = socket
     outgoing.send([(given, [bytes(LARGE_BYTES)])], "shard", [1])
     now = 108.0
