@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -78,6 +78,12 @@ bench-spark: install ## what the SDK costs on Spark: transform, feeding, steps, 
 accuracy: install ## what asynchronous workers learn, against one process: ACCURACY=mnist_mlp or all; DATA=folder
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench,jax]'
 	$(BIN)/python -m tests.bench.accuracy $(ACCURACY) --data $(DATA)
+
+choice: install ## the tables of strategies by link and stragglers, which doctor quotes
+	$(BIN)/python -m tests.bench.bench_choice
+
+controls: install ## every shape of the experiments with its cause removed must fail
+	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp shape $$shape --control || exit 1; done
 
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments

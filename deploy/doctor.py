@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from deploy.experiments.choices import quote
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
 from ps.cluster import Cluster
 from ps.links.advisor import Advice, advise, remarks
@@ -147,9 +148,11 @@ def report(found: Diagnosis) -> str:
         parts.append("\n".join(f"! {line}" for line in lines))
     if found.advice is not None:
         parts += [_explained(found, found.advice), _snippet(found.advice)]
+        advice = found.advice
+        parts.append(quote(advice.rtt_s + advice.push_s + advice.pull_s, advice.compute_s))
     else:
         parts.append("No advice until every shard answers.")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _table(found: Diagnosis) -> str:

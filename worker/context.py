@@ -290,7 +290,7 @@ def run_function(
     *,
     place: TaskAttempt,
     shuffle: bool,
-    compression: Compression,
+    compression: Compression | dict[str, Compression],
     resumed: str | None,
     **options: Any,
 ) -> WorkerReport:

@@ -16,8 +16,8 @@ gives its gradient to the worker's strategy and brings the next weights (loop_st
 JAX is imported when a function of this module is called.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, worker_of
-from worker.options import MOST
+from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
 
 __all__ = ["DistributedParams", "join", "load", "params", "wrap"]
@@ -74,37 +73,21 @@ def wrap(tree: Any, optimizer: Any, ctx: Context) -> "DistributedParams":
     state stays with the worker and is lost with it. Raises BadInput for an optimiser with a
     strategy that pushes gradients, because there the shards update by the table's rule.
     """
-    wrapped = DistributedParams(tree, optimizer, worker_of("wrap", ctx))
-    ctx.lost = wrapped.lost
-    ctx.at_end(wrapped.finish)
-    return wrapped
+    return wrapped(partial(DistributedParams, tree, optimizer), ctx)
 
 
-@contextmanager
 def join(
-    job: ps.Job,
-    name: str,
-    tree: Any,
-    optimizer: Any = None,
-    *,
-    steps: int = MOST,
-    strategy: Strategy | str = "downpour",
-    workers: int = 1,
-    incarnation: int = 0,
-    prefetch: bool = False,
-    **options: Any,
-) -> Iterator["DistributedParams"]:
+    job: ps.Job, name: str, tree: Any, optimizer: Any = None, **options: Any
+) -> AbstractContextManager["DistributedParams"]:
     """Train a pytree as worker `name` of a job of `ps.start` or `worker.start`, without Spark.
 
-    `tree` and `optimizer` are those of `wrap`; the further options are those of `worker.loop`. The
-    loop's first batch is that of step `client.step` of the worker, which is 0 unless `incarnation`
-    continues an earlier one. Leaving the block without an error pushes what a window still holds.
+    `tree` and `optimizer` are those of `wrap`; `options` are those of `worker.loop`: `steps`, here
+    without end by default, `strategy`, `workers`, `incarnation`, `prefetch`, and those of
+    `ps.Job.worker`. The loop's first batch is that of step `client.step` of the worker, which is 0
+    unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
+    window still holds.
     """
-    how: dict[str, Any] = {"strategy": strategy, "workers": workers, "prefetch": prefetch}
-    with joined(job, name, steps=steps, incarnation=incarnation, **how, **options) as me:
-        wrapped = DistributedParams(tree, optimizer, me)
-        yield wrapped
-        wrapped.finish()
+    return joined(partial(DistributedParams, tree, optimizer), job, name, **options)
 
 
 class DistributedParams:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import structs
 
 from ps.job_spec import expect_compression, shard_specs
+from ps.session.compression import Compression
 from shards import arguments
 from shards.aggregation import StaleLimit
 from shards.rules import Decay, Rule, decay_of, rule_of
@@ -68,9 +69,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             structs.force_setattr(self, field, value)
 
     @property
+    def compression(self) -> Compression | dict[str, Compression]:
+        """How pushes and pulls travel: as the options say, or else as each table describes."""
+        chosen = self.links.build_compression()
+        if self.function is None or chosen != Compression():
+            return chosen
+        return {name: dense.compression for name, dense in self.function.tables.items()}
+
+    @property
     def keeps_own_state(self) -> bool:
         """Whether workers keep anything between pushes: a residual, or what their strategy does."""
-        return bool(self.plan.strategy.keeps) or self.links.build_compression().push is not None
+        chosen = self.compression
+        every = chosen.values() if isinstance(chosen, dict) else (chosen,)
+        return bool(self.plan.strategy.keeps) or any(each.push is not None for each in every)
 
     def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
         """The specs of the job's shards, with a new id for the job."""
@@ -84,7 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             lease_s=self.runtime.lease_s,
             warm_steps=strategy.warm_up,
         )
-        return expect_compression(specs, self.links.build_compression())
+        return expect_compression(specs, self.compression)
 
     def tables_of(self, table: DenseTable) -> tuple[TableSpec, ...]:
         """The job's tables: those of its function, or else `table`, the model's."""

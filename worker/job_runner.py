@@ -246,7 +246,7 @@ def task_of(
         first_incarnation=initial_state.first_incarnation(inputs.beginning),
         link=job.links.build_link(),
         transport=job.links.transport,
-        compression=job.links.build_compression(),
+        compression=job.compression,
         device=job.device,
         patience_s=max(PATIENCE_S, _patience_s(job, inputs.tables)),
         keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,

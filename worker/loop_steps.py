@@ -8,7 +8,7 @@ hold as in `worker.loop`.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
+from worker.options import MOST
 from worker.own_loop import only_table, plan_for
 from worker.step_machine import (
     BatchesRead,
@@ -58,19 +59,47 @@ def worker_of(what: str, ctx: Context) -> LoopWorker:
     return LoopWorker(ctx.job, ctx.worker.client, table, ctx.plan, own, lambda: ctx.samples)
 
 
+class LoopAdapter(Protocol):
+    """What an adapter makes for the loop of a worker."""
+
+    @property
+    def lost(self) -> str:
+        """What a restarted worker continues without; empty if nothing."""
+        ...
+
+    def finish(self) -> None:
+        """Push what a window still holds and wait until all pushes are applied."""
+        ...
+
+
+Adapter = TypeVar("Adapter", bound=LoopAdapter)
+
+
+def wrapped(make: Callable[[LoopWorker], Adapter], ctx: Context) -> Adapter:
+    """What `make` makes for the worker of `ctx`; it finishes with the function of the run."""
+    made = make(worker_of("wrap", ctx))
+    ctx.lost = made.lost
+    ctx.at_end(made.finish)
+    return made
+
+
 @contextmanager
 def joined(
+    make: Callable[[LoopWorker], Adapter],
     job: ps.Job,
     name: str,
     *,
-    steps: int,
-    strategy: Strategy | str,
-    workers: int,
-    incarnation: int,
-    prefetch: bool,
+    steps: int = MOST,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    incarnation: int = 0,
+    prefetch: bool = False,
     **options: Any,
-) -> Iterator[LoopWorker]:
-    """Worker `name` of a job without Spark; the further options are those of `worker.loop`."""
+) -> Iterator[Adapter]:
+    """What `make` makes for worker `name` of a job without Spark.
+
+    It finishes with the block, unless by an error. The options are those of `worker.loop`.
+    """
     arguments.instance("job", job, ps.Job, "a ps.Job")
     table, plan = plan_for(
         "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
@@ -78,7 +107,9 @@ def joined(
     with job.worker(name, incarnation=incarnation, **options) as me:
         own = continued(me.client, plan.strategy, snapshots=options.get("keep"))
         own = own.between_windows(plan.strategy.keeps)
-        yield LoopWorker(job, me.client, table, plan, own, lambda: 0)
+        made = make(LoopWorker(job, me.client, table, plan, own, lambda: 0))
+        yield made
+        made.finish()
 
 
 class LoopSteps:

@@ -17,8 +17,8 @@ Each `step` gives its gradient to the worker's strategy and brings the next weig
 PyTorch is imported when a function of this module is called.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, worker_of
-from worker.options import MOST
+from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
 
 __all__ = ["DistributedOptimizer", "join", "load", "params", "wrap"]
@@ -82,37 +81,21 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
     """
-    wrapped = DistributedOptimizer(model, optimizer, worker_of("wrap", ctx))
-    ctx.lost = wrapped.lost
-    ctx.at_end(wrapped.finish)
-    return wrapped
+    return wrapped(partial(DistributedOptimizer, model, optimizer), ctx)
 
 
-@contextmanager
 def join(
-    job: ps.Job,
-    name: str,
-    model: Any,
-    optimizer: Any = None,
-    *,
-    steps: int = MOST,
-    strategy: Strategy | str = "downpour",
-    workers: int = 1,
-    incarnation: int = 0,
-    prefetch: bool = False,
-    **options: Any,
-) -> Iterator["DistributedOptimizer"]:
+    job: ps.Job, name: str, model: Any, optimizer: Any = None, **options: Any
+) -> AbstractContextManager["DistributedOptimizer"]:
     """Train a model as worker `name` of a job of `ps.start` or `worker.start`, without Spark.
 
-    `model` and `optimizer` are those of `wrap`; the further options are those of `worker.loop`. The
-    loop's first batch is that of step `client.step` of the worker, which is 0 unless `incarnation`
-    continues an earlier one. Leaving the block without an error pushes what a window still holds.
+    `model` and `optimizer` are those of `wrap`; `options` are those of `worker.loop`: `steps`, here
+    without end by default, `strategy`, `workers`, `incarnation`, `prefetch`, and those of
+    `ps.Job.worker`. The loop's first batch is that of step `client.step` of the worker, which is 0
+    unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
+    window still holds.
     """
-    how: dict[str, Any] = {"strategy": strategy, "workers": workers, "prefetch": prefetch}
-    with joined(job, name, steps=steps, incarnation=incarnation, **how, **options) as me:
-        wrapped = DistributedOptimizer(model, optimizer, me)
-        yield wrapped
-        wrapped.finish()
+    return joined(partial(DistributedOptimizer, model, optimizer), job, name, **options)
 
 
 class DistributedOptimizer:

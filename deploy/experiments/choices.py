@@ -12,10 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.experiments.runner import Folder
-from deploy.experiments.statistics import TargetTimes
-from deploy.experiments.sweeps import Sweep
-
 TARGET = 8.0
 """The error in percent that seconds are counted to."""
 
@@ -45,30 +41,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> tuple[str, bool]:
         return self.link, self.straggler
 
-
-def choices_of(sweep: Sweep, path: Path) -> list[Choice]:
-    """The choices that a finished sweep shows, the fastest first in each place."""
-    folder, found = Folder(path), dict[tuple[object, ...], Choice]()
-    for point in sweep.points:
-        trial = point.trials[0]
-        results = [one for one in map(folder.load, point.trials) if one is not None]
-        looks = [one.first_below(TARGET) for one in results]
-        median = TargetTimes(
-            tuple(math.inf if look is None else look.seconds for look in looks)
-        ).median
-        choice = Choice(
-            link=trial.cluster.link,
-            straggler=bool(trial.cluster.stragglers),
-            strategy=trial.strategy,
-            bound=trial.bound,
-            rate=trial.rate,
-            seconds=median if math.isfinite(median) else None,
-            staleness=sum(one.mean_staleness for one in results) / len(results),
-        )
-        key = (*choice.place, choice.name)
-        if key not in found or _seconds(choice) < _seconds(found[key]):
-            found[key] = choice
-    return sorted(found.values(), key=lambda one: (*one.place, _seconds(one)))
+    @property
+    def rank(self) -> float:
+        """The seconds, infinite where the target was missed."""
+        return math.inf if self.seconds is None else self.seconds
 
 
 def table(choices: Sequence[Choice]) -> str:
@@ -118,7 +94,3 @@ def keep(choices: Sequence[Choice], folder: Path) -> None:
     """Write the figures where they are shipped from."""
     text = msgspec.json.format(msgspec.json.encode(choices), indent=1)
     (folder / _FILE).write_bytes(text + b"\n")
-
-
-def _seconds(choice: Choice) -> float:
-    return math.inf if choice.seconds is None else choice.seconds

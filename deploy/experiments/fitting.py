@@ -86,6 +86,8 @@ def fit_run(path: Path) -> ClusterFit:
     suffice.
     """
     file = path / "updates.parquet" if path.is_dir() else path
+    if not file.is_file():
+        raise BadInput(f"{path}: expected a run folder or its updates.parquet, got neither")
     known = pq.read_schema(file).names
     missing = [name for name in _COLUMNS if name not in known]
     if missing:

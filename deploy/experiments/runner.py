@@ -61,6 +61,10 @@ class SweepStatus(NamedTuple):
         )
 
 
+class BadFolder(BadInput):
+    """A folder that no result can be written to: no trial is at fault, so the sweep ends."""
+
+
 class Folder:
     """The folder of a sweep."""
 
@@ -109,6 +113,9 @@ class Folder:
         try:
             pq.write_table(table, partial_file)
             partial_file.replace(kept)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise BadFolder(f"{kept}: expected to write a result, got: {reason}") from None
         finally:
             partial_file.unlink(missing_ok=True)
 
@@ -220,6 +227,8 @@ def run_and_save(path: Path, limits: Limits, trial: Trial) -> tuple[str, str, fl
             with limits.hold():
                 result = run_trial(trial)
             folder.save(result)
+        except BadFolder:
+            raise
         except (DownpourError, MemoryError, TimeoutError, FloatingPointError) as error:
             reason = f"{type(error).__name__}: {error}"
         else:

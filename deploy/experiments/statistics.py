@@ -152,4 +152,5 @@ def slope(levels: Sequence[float], values: Sequence[Sequence[float]]) -> Interva
     at = np.asarray(levels, np.float64)
     at = at - at.mean()
     by_seed = np.asarray(values, np.float64).T
+    by_seed = by_seed - by_seed[:, :1]  # so that equal values have a slope of 0, and not of 1e-17
     return mean_interval(by_seed @ at / (at @ at))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from deploy.experiments.cluster import ClusterModel
+from deploy.experiments.cluster import ClusterModel, StepTimes, WorkerKill
 from deploy.experiments.expectations import Expectation
 from deploy.experiments.limits import Limits
 from deploy.experiments.trials import Trial
@@ -37,6 +37,14 @@ _TEXTS = ("strategy", "rule", "workload", "cluster.link")
 _SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "cluster"}} | {
     f"cluster.{name}" for name in ClusterModel.__struct_fields__
 }
+
+_KEYS = {
+    "limits": Limits.__struct_fields__,
+    "expect": Expectation.__struct_fields__,
+    "kill": WorkerKill.__struct_fields__,
+    "times": StepTimes.__struct_fields__,
+}
+"""What the tables in a sweep may hold, for the message about a key that they may not."""
 
 
 class Point(NamedTuple):
@@ -116,8 +124,18 @@ def _converted(what: str, given: object, kind: type[Value]) -> Value:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        raise BadInput(f"{what}{where.rstrip('`')}: {message[0].lower()}{message[1:]}") from None
+        raise BadInput(_sentence(what, error)) from None
+
+
+def _sentence(what: str, error: msgspec.ValidationError) -> str:
+    """An error of a value inside `what`, or of a whole trial, with the keys that it may have."""
+    message, _, where = str(error).partition(" - at `$")
+    where = f"{what}{where.rstrip('`')}".removeprefix(".")
+    _, unknown, key = message.partition("object contains unknown field ")
+    if unknown:
+        part = where.rpartition(".")[2].partition("[")[0]
+        return f"{where}: expected one of {', '.join(_KEYS[part])}, got {key.strip('`')}"
+    return f"{where or 'trial'}: {message[0].lower()}{message[1:]}"
 
 
 def _seeds(given: object) -> range:
@@ -185,5 +203,4 @@ def _trials(base: dict[str, Any], values: Mapping[str, Any], seeds: range) -> li
     try:
         return [msgspec.convert({**nested, "seed": seed}, Trial) for seed in seeds]
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        raise BadInput(f"{where.rstrip('`') or 'trial'}: {what[0].lower()}{what[1:]}") from None
+        raise BadInput(_sentence("", error)) from None

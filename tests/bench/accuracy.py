@@ -4,8 +4,8 @@
 
 Each task trains a model twice from the same first values, with the same rate, batch size and number
 of epochs: by SGD in one process, and by `worker.run` from a DataFrame with four Spark workers, two
-shards and the asynchronous strategy `downpour:scale=1` at a staleness bound of 4. Both are tested on
-the same rows, which neither has trained on. The goal is that the second loses at most half a point.
+shards and the asynchronous strategy `downpour:scale=1`, at a staleness bound of 4. Both are tested
+on rows that neither has trained on. The goal is that the second loses at most half a point.
 
 mnist_numpy, adult_numpy   logistic regression, its gradient by hand
 mnist_mlp, adult_mlp       PyTorch: one hidden layer
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ def mnist(folder: Path, train: bool) -> Rows:
         pixels = np.frombuffer(file.read(), np.uint8, offset=16)
     with gzip.open(folder / f"{prefix}-labels-idx1-ubyte.gz") as file:
         labels = np.frombuffer(file.read(), np.uint8, offset=8)
-    return Rows((pixels.reshape(-1, 784) / np.float32(255)), labels.astype(np.int64))
+    return Rows(np.divide(pixels.reshape(-1, 784), 255, dtype=np.float32), labels.astype(np.int64))
 
 
 def adult(path: Path) -> tuple[Rows, Rows]:
@@ -111,7 +112,7 @@ class Net(NamedTuple):
 def layers(sizes: list[int], seed: int) -> dict[str, Floats]:
     """First values of fully connected layers."""
     dice, found = np.random.default_rng(seed), {}
-    for number, (before, after) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for number, (before, after) in enumerate(pairwise(sizes)):
         weights = dice.standard_normal((before, after)) / np.sqrt(before)
         found[f"w{number}"] = weights.astype(np.float32)
         found[f"b{number}"] = np.zeros(after, np.float32)

@@ -4,15 +4,42 @@ python -m tests.bench.bench_choice [--jobs 2] [--out runs/experiments/choice]
 """
 
 import argparse
+import math
 import re
 from pathlib import Path
 
-from deploy.experiments.choices import choices_of, keep, table
-from deploy.experiments.runner import run_sweep
-from deploy.experiments.sweeps import read_sweep
+from deploy.experiments.choices import TARGET, Choice, keep, table
+from deploy.experiments.runner import Folder, run_sweep
+from deploy.experiments.statistics import TargetTimes
+from deploy.experiments.sweeps import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements" / "choice.md"
+
+
+def choices_of(sweep: Sweep, path: Path) -> list[Choice]:
+    """The choices that a finished sweep shows, the fastest first in each place."""
+    folder, found = Folder(path), dict[tuple[object, ...], Choice]()
+    for point in sweep.points:
+        trial = point.trials[0]
+        results = [one for one in map(folder.load, point.trials) if one is not None]
+        looks = [one.first_below(TARGET) for one in results]
+        median = TargetTimes(
+            tuple(math.inf if look is None else look.seconds for look in looks)
+        ).median
+        choice = Choice(
+            link=trial.cluster.link,
+            straggler=bool(trial.cluster.stragglers),
+            strategy=trial.strategy,
+            bound=trial.bound,
+            rate=trial.rate,
+            seconds=median if math.isfinite(median) else None,
+            staleness=sum(one.mean_staleness for one in results) / len(results),
+        )
+        key = (*choice.place, choice.name)
+        if key not in found or choice.rank < found[key].rank:
+            found[key] = choice
+    return sorted(found.values(), key=lambda one: (*one.place, one.rank))
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def result_of(number: int, **figures: float) -> Evaluation:
 
 
 def status(steps: int, samples: int) -> ShardStatus:
-    return ShardStatus(0, steps, steps, samples, 0.5, *(0 for _ in range(8)), workers=())
+    return ShardStatus(0, steps, steps, samples, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, ())
 
 
 def follow(watch: Watch, metric: str, values: list[float]) -> int:
@@ -186,9 +186,9 @@ def test_a_callback_watches_one_run_at_a_time() -> None:
         (lambda: worker.EarlyStop("a", mode="max", min_change=-1), "min_change: expected at least"),
         (lambda: worker.KeepBest("a", mode="max", path=3), "KeepBest: path: expected"),  # type: ignore[arg-type]
         (lambda: worker.run(None, None, observer=3), "train: expected a function"),  # type: ignore[arg-type]
-        (lambda: worker.run("x", print, observer=3), r"observer is now callbacks=\[...\]"),  # type: ignore[arg-type]
-        (lambda: worker.run("x", print, params=[], callbacks=3), "run: callbacks: expected a list"),  # type: ignore[arg-type]
-        (lambda: worker.run("x", print, params=[], callbacks=[3]), "of worker.Callback, got 3"),  # type: ignore[arg-type]
+        (lambda: worker.run("x", print, observer=3), r"observer is now callbacks=\[...\]"),
+        (lambda: worker.run("x", print, params=[], callbacks=3), "run: callbacks: expected a list"),
+        (lambda: worker.run("x", print, params=[], callbacks=[3]), "of worker.Callback, got 3"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, message: str) -> None:

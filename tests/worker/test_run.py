@@ -7,11 +7,14 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import ps
 import worker
+from ps.tables import tables_of
 from shards.errors import BadInput, GiveUp
+from worker.function_run import RunOptions, function_job
+from worker.parameters_file import read_parameters
 
 WANTED = np.array([1.0, -2.0, 3.0], np.float32)
 PARAMS = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
@@ -282,6 +285,67 @@ def test_wrong_input_is_named(lines: Any, train: Any, options: Any, message: str
     given = {"params": PARAMS, "shards_in": "processes"} | options
     with pytest.raises((BadInput, GiveUp), match=message):
         worker.run(lines, train, **given)
+
+
+def test_a_run_continues_another_and_starts_from_a_file(
+    lines: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A snapshot has all of the state; a file has arrays by name, and others keep their values."""
+    options: dict[str, Any] = {"shards_in": "processes", "strategy": "downpour:scale=1"}
+    table = ps.Dense.like(PARAMS, rate=1.0)
+    first = worker.run(lines, of_feed, params=table, snapshots=tmp_path, **options)
+    again = worker.run(lines, of_feed, params=table, resume=first.outcome.snapshot, **options)
+    assert again.params["offset"] == 2 * ROWS
+    save_file(
+        {"offset": np.full((), 7, np.float32), "more": np.ones(2)}, tmp_path / "a.safetensors"
+    )
+    with caplog.at_level("INFO", "downpour.worker"):
+        tuned = worker.run(
+            lines, of_feed, params=table, weights=tmp_path / "a.safetensors", **options
+        )
+    assert tuned.params["offset"] == 7 + ROWS
+    assert "copied offset; left at their first values: slope; not used: more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"other": np.ones(1, np.float32)}, "expected arrays among slope, offset, got other"),
+        (
+            {"slope": np.ones(4, np.float32)},
+            r"slope: expected float32 of shape \(3,\), got float32",
+        ),
+        ({"slope": np.ones(3)}, r"slope: expected float32 of shape \(3,\), got float64 of \(3,\)"),
+        (None, r"weights .*a.safetensors: cannot be read: "),
+    ],
+)
+def test_a_file_of_other_arrays_is_refused(arrays: Any, message: str, tmp_path: Path) -> None:
+    """In one line, and nothing of it is copied."""
+    place = tmp_path / "a.safetensors"
+    if arrays is None:
+        place.write_bytes(b"no such format")
+    else:
+        save_file(arrays, place)
+    tables = tables_of(PARAMS)
+    with pytest.raises(BadInput, match=message):
+        read_parameters(place, tables, np.zeros(256, np.float32))
+    with pytest.raises(BadInput, match=r"expected .safetensors, got '.bin'"):
+        read_parameters(tmp_path / "a.bin", tables, np.zeros(256, np.float32))
+
+
+def test_each_table_travels_as_it_describes() -> None:
+    """The option `compress` of the run replaces what the tables say."""
+    tables = ps.Tables(a=ps.Dense.like(PARAMS, compression="int8"), b=ps.Dense.like(PARAMS))
+    for compress, wanted in (
+        ("none", {"a": ps.Compression.parse("int8"), "b": ps.Compression()}),
+        ("bf16", ps.Compression.parse("bf16")),
+    ):
+        options = RunOptions(params=tables, compress=compress)
+        job = function_job(with_loop, None, tables, options, 2)
+        assert job.compression == wanted
+        assert job.keeps_own_state
+    plain = ps.Tables(a=ps.Dense.like(PARAMS))
+    assert not function_job(with_loop, None, plain, RunOptions(params=plain), 2).keeps_own_state
 
 
 def test_a_function_that_cannot_be_sent_is_named(lines: Any) -> None:

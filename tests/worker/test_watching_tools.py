@@ -37,7 +37,7 @@ def watched(callback: worker.Callback) -> Generator[None, None, None]:
     with watching([callback], run, parameters) as watch:
         watch.started(CLUSTER, None)
         for number, rows in ((2, records), (2, records[:0])):
-            counters = ShardStatus(0, 2, number, 20, 0.5, *(0 for _ in range(8)), workers=())
+            counters = ShardStatus(0, 2, number, 20, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, ())
             watch.progressed([counters], [rows])
         watch.evaluated(Evaluation(1, 20, 0.1, {"accuracy": 0.75}), np.ones(1, np.float32))
         yield

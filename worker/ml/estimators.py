@@ -207,11 +207,11 @@ class NetEstimator(
 class NetClassifier(NetEstimator, ClassParams):
     """Trains a network to predict classes, on parameter servers, in ordinary Spark tasks.
 
-    `model` is the import path `module:name` of a `torch.nn.Module`, or of a NumPy model, an object
-    with the methods `params(seed)`, `gradient(params, batch)` and `outputs(params, inputs)`; or the
-    path of a Caffe solver. Its output is a score for each class. `featuresCol` is a number, a list
-    of numbers or a vector; `labelCol` holds whole numbers from 0. `options` are further options of
-    `worker.train`. docs/how-to/spark-ml.md shows the parameters.
+    `model` is the import path `module:name` of a `torch.nn.Module`, of an `nnx.Module` of flax, or
+    of a NumPy model, an object with the methods `params(seed)`, `gradient(params, batch)` and
+    `outputs(params, inputs)`; or the path of a Caffe solver. Its output is a score for each class.
+    `featuresCol` is a number, a list of numbers or a vector; `labelCol` holds whole numbers from 0.
+    `options` are further options of `worker.train`. docs/how-to/spark-ml.md shows the parameters.
 
     Raises BadInput before training for data that does not fit; GiveUp when a worker or a shard
     fails for good.

@@ -1,10 +1,11 @@
 """The networks of `worker.ml`: a description that can be sent and saved, and what it builds.
 
-A `NetSpec` holds plain values: the import path of a torch module or of a NumPy model, or a Caffe
-net. `build` makes the network, in the driver and once in each of Spark's Python processes. Inputs
-are arrays by name, rows first; a network with one input has it as `features`.
+A `NetSpec` holds plain values: the import path of a module of torch or flax, or of a NumPy model,
+or a Caffe net. `build` makes the network, in the driver and once in each of Spark's Python
+processes. Inputs are arrays by name, rows first; a network with one input has it as `features`.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -89,16 +90,20 @@ def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     if is_torch or not isinstance(make, type):
         _seed_torch(seed)
     try:
-        made = make(**spec.args)
+        made = make(**spec.args, **_random_streams(make, spec.args, seed))
     except Exception as error:
         raise BadInput(f"model {spec.model}: {_line(error)}") from error
     if any(kind.__module__.startswith("torch.") for kind in type(made).__mro__):
         return TorchNet(spec.model, made)
+    if any(kind.__module__.startswith("flax.nnx.") for kind in type(made).__mro__):
+        from worker.ml.flax_net import FlaxNet
+
+        return FlaxNet(spec.model, made)
     lacks = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if lacks:
         raise BadInput(
-            f"model {spec.model}: expected a torch.nn.Module, or an object with the methods"
-            f" {', '.join(_METHODS)}; got {type(made).__name__} without {lacks[0]}"
+            f"model {spec.model}: expected a torch.nn.Module, an nnx.Module of flax, or an object"
+            f" with the methods {', '.join(_METHODS)}; got {type(made).__name__} without {lacks[0]}"
         )
     return NumpyNet(spec.model, made, seed)
 
@@ -268,6 +273,16 @@ def _imported(path: str) -> Any:
         raise BadInput(f"model {path}: cannot be imported: {error}") from None
     except Exception as error:
         raise BadInput(f"model {path}: cannot be imported: {_line(error)}") from error
+
+
+def _random_streams(make: Any, args: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The argument `rngs` of a module of flax, which plain values cannot be."""
+    is_flax = any(kind.__module__.startswith("flax.nnx.") for kind in getattr(make, "__mro__", ()))
+    if not is_flax or "rngs" in args or "rngs" not in inspect.signature(make.__init__).parameters:
+        return {}
+    from flax import nnx
+
+    return {"rngs": nnx.Rngs(seed)}
 
 
 def _seed_torch(seed: int) -> None:

@@ -111,8 +111,8 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
     model: Param[str] = Param(
         Params._dummy(),
         "model",
-        "a Caffe solver's .prototxt, or the import path module:name of a torch.nn.Module or of a"
-        " NumPy model",
+        "a Caffe solver's .prototxt, or the import path module:name of a torch.nn.Module, an"
+        " nnx.Module of flax, or a NumPy model",
         typeConverter=TypeConverters.toString,
     )
     modelArgs: Param[dict[str, Any]] = Param(

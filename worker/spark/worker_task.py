@@ -68,7 +68,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceRequest = ANY
     link: LinkModel | None = None
     transport: Transport = Transport.AUTO
-    compression: Compression = Compression()
+    compression: Compression | dict[str, Compression] = Compression()
     keep: str | None = None
     resumed: str | None = None
     function: FunctionTask | None = None

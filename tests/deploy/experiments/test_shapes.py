@@ -1,9 +1,11 @@
 """The shapes: their figures where theory gives them, their verdicts, and their controls."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.jobs import SimulatedJob
@@ -15,10 +17,10 @@ from deploy.experiments.shapes import (
     speed,
     windows,
 )
-from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, play
+from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, Tuned, play
 from deploy.experiments.statistics import Interval
 from deploy.experiments.timing import TimingSimulation
-from deploy.experiments.trials import Trial
+from deploy.experiments.trials import Trial, TrialResult
 from shards.errors import BadInput
 from shards.gate import Gate
 from worker.strategies import strategy_of
@@ -96,6 +98,34 @@ def test_a_bound_that_is_off_by_one_shows_in_the_clock_gap(
     right = Gate.passes
     monkeypatch.setattr(Gate, "passes", lambda gate, clock, low: right(gate, clock - 1, low))
     assert TimingSimulation(job).run(500).records["clock_gap"].max() == 5
+
+
+class TinyBench(Bench):
+    """Real runs of a few gradients, at a given rate: enough where the control leaves levels that
+    are the same run."""
+
+    def run(self, trials: Iterable[Trial], seeds: int) -> list[list[TrialResult]]:
+        return super().run([self._tiny(one) for one in trials], 2)
+
+    def tune(self, levels: Sequence[Trial]) -> list[Tuned]:
+        return [Tuned(0.01, 0.01, 50.0) for _ in levels]
+
+    def _tiny(self, trial: Trial) -> Trial:
+        gradients = 2 * trial.cluster.workers + 20
+        return structs.replace(trial, gradients=gradients, look_every=10, tested=50, batch=2)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 9, 12])
+def test_without_its_cause_a_shape_is_not_reproduced(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few gradients: the levels that a rule compares do not differ. Those of 8 and 10 are
+    tested above, and `make controls` runs all thirteen at full length."""
+    steady = check(ShapeVerdict.REPRODUCED)
+    monkeypatch.setattr(windows, "_stability", lambda *_: steady)
+    monkeypatch.setattr(windows, "_rounds", lambda *_: steady)
+    checks = SHAPES[number].judge(TinyBench(Preset.CI, note=quiet), True)
+    assert ShapeVerdict.NOT_REPRODUCED in {one.verdict for one in checks}, checks
 
 
 def check(verdict: ShapeVerdict) -> Check:
