@@ -5,9 +5,9 @@ Gradients at a kink are Caffe's. Results are valid until the next call with the 
 
 import numpy as np
 
+from cupy_kernels.activation_functions import Function, Relu, Smooth
 from cupy_kernels.backends import backend_of, pick
 from cupy_kernels.cpu import activation as on_host
-from cupy_kernels.functions import Function, Relu, Smooth
 from cupy_kernels.gpu import activation as in_kernels
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace

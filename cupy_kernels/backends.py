@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.types import AnyArray
 
 Body = TypeVar("Body")
@@ -97,7 +97,7 @@ class GpuBackend:
             out[...] = self.as_host(source)
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return device.pinned(shape, dtype)
+        return cupy_device.pinned(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def backend_of(array: Any) -> Backend:
         return HOST
     if (engine := getattr(array, "engine", None)) is not None:
         return EmulatorBackend(engine)
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     return GPU if cupy is not None and isinstance(array, cupy.ndarray) else HOST
 
 
@@ -184,6 +184,6 @@ def as_host(array: AnyArray) -> NDArray[Any]:
 
 
 def _cupy() -> Any:
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     assert cupy is not None, "asked for a GPU's array where there is none"
     return cupy

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.backends import Backend, EmulatorBackend, backend_of
 from cupy_kernels.kernel_spec import Dim3, Kernel, Parameter, Role, Sizes
 from cupy_kernels.registry import KERNELS
@@ -75,7 +75,7 @@ class LaunchDevice:
         """Queue a checked launch on CuPy's current stream."""
         null = np.uint64(0)
         values = tuple(null if value is None else value for value in arguments)
-        device.function(kernel.source, kernel.name, shared_bytes)(
+        cupy_device.function(kernel.source, kernel.name, shared_bytes)(
             grid, block, values, shared_mem=shared_bytes
         )
 

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from deploy.cli_connection import ServiceAddress, connected
-from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, show
+from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, job_line, show
 from shards.errors import BadInput
 
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
@@ -201,7 +201,7 @@ def adopt_run(
     body = {"run": str(run.absolute()), "name": name, "project": project}
     with service.open() as client:
         found = client.post("/jobs:adopt", body)
-    show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
+    show(found, as_json, job_line(found))
 
 
 @app.command("gc")

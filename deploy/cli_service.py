@@ -169,7 +169,7 @@ def submit(**given: Any) -> None:
                 body["settings"], lambda text: typer.echo(text, err=True)
             )
         found = client.post("/jobs", body, key)
-    show(found, as_json, f"{found['id']}  {found['name']}  {found['state']}")
+    show(found, as_json, job_line(found))
 
 
 def _own(name: str, kind: Any, text: str, *names: str, **more: Any) -> inspect.Parameter:
@@ -245,7 +245,7 @@ def list_jobs(
         typer.echo(msgspec.json.encode(found))
         return
     for job in found["jobs"]:
-        typer.echo(_line(job))
+        typer.echo(job_line(job))
     if found["cursor"] is not None:
         typer.echo(f"more: --cursor {found['cursor']}")
 
@@ -259,7 +259,7 @@ def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False)
     if as_json:
         typer.echo(msgspec.json.encode(found))
         return
-    typer.echo(_line(found))
+    typer.echo(job_line(found))
     typer.echo(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
     for each in found["attempts"]:
         typer.echo(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
@@ -296,8 +296,7 @@ def events(
                 typer.echo(msgspec.json.encode(each))
                 continue
             at = strftime("%H:%M:%S", gmtime(each["time"]))
-            words = "  ".join(f"{n} {v}" for n, v in each["data"].items() if v not in (None, ""))
-            typer.echo(f"{at}  {each['kind']:<10}  {words}")
+            typer.echo(f"{at}  {each['kind']:<10}  {_words(each['data'])}".rstrip())
 
 
 @connected
@@ -312,7 +311,7 @@ def wait(
     """Wait until a job has ended. The exit status is 0 for SUCCEEDED, 1 FAILED, 130 CANCELLED."""
     with service.open() as client:
         found = client.wait(job, timeout_s)
-    show(found, as_json, _line(found))
+    show(found, as_json, job_line(found))
     raise typer.Exit(_STATUS[found["state"]])
 
 
@@ -402,14 +401,14 @@ def ask(
 ) -> None:
     with service.open() as client:
         found = client.post(f"/jobs/{job}:{verb}", body or {})
-    show(found, as_json, f"{found['id']}  {found['state']}")
+    show(found, as_json, job_line(found))
 
 
 def show(found: dict[str, Any], as_json: bool, line: str) -> None:
     typer.echo(msgspec.json.encode(found) if as_json else line)
 
 
-def _line(job: dict[str, Any]) -> str:
+def job_line(job: dict[str, Any]) -> str:
     head = job["head"]
     figures = []
     if head:
@@ -418,6 +417,16 @@ def _line(job: dict[str, Any]) -> str:
     return "  ".join(
         [job["id"], f"{job['state']:<10}", job["name"], *figures, job["code"]]
     ).rstrip()
+
+
+def _words(data: dict[str, Any]) -> str:
+    """An event's data in a line, without the number that pairs an order with its answer."""
+    found = []
+    for name, value in data.items():
+        if value not in (None, "") and name != "wish":
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            found.append(text if name == "what" else f"{name} {text}")
+    return "  ".join(found)
 
 
 def _settings_of(file: Path) -> dict[str, Any]:

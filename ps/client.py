@@ -4,7 +4,7 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-It is what the SDK's workers (worker.py) and the training loop of `worker` are made of. The client
+The SDK's workers (ps/worker.py) and the training loop (worker/training_loop.py) use it. The client
 is a thin driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides
 what to send, and the client waits. It has no receiving thread: a call to pull or push processes
 what has arrived, and sleeps at the sockets themselves. While the caller computes, ZeroMQ's thread
@@ -94,12 +94,12 @@ class Client:
     shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
     when another is sent; by default as many as the link needs, within memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
-    or by table. `keep` is the path or URI of the job's snapshots: the residual is written there for
-    each, with what `own_state` returns (ps/snapshots/residual_writer.py). `link` puts all traffic
-    behind a modelled slow link. `stripes` is the number of TCP connections over which a shard's
-    messages are spread; by default as many as the round trip needs (ps/transport/striping.py).
-    `allocate` creates the arrays that `pull` and `new_gradient` return: page-locked ones, where
-    they go to a GPU.
+    or by table. `keep` is the path or URI of the job's snapshots: for each snapshot, the residual
+    and the result of `own_state` are written there (ps/snapshots/residual_writer.py). `link` puts
+    all traffic behind a modelled slow link. `stripes` is the number of TCP connections over which a
+    shard's messages are spread; by default as many as the round trip needs
+    (ps/transport/striping.py). `allocate` creates the arrays that `pull` and `new_gradient` return:
+    page-locked ones, where they go to a GPU.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
@@ -180,7 +180,7 @@ class Client:
 
     @property
     def cluster(self) -> Cluster:
-        """The job's cluster, as far as this client has heard."""
+        """The job's cluster as last reported to this client."""
         return self._current.cluster
 
     # --- pull and push ----------------------------------------------------------------------------
@@ -265,18 +265,18 @@ class Client:
     ) -> None:
         """Send a gradient over `steps` steps and do not wait.
 
-        It is one float32 array of all tables, of shape (layout.size,), or a mapping to one of shape
-        (table.size,) for each of some tables: the others then do not change. All are applied as
-        one. The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock that
-        counts windows of steps.
+        It is one float32 array of all tables, of shape (layout.size,), or a mapping from table
+        names to arrays of shape (table.size,). Tables that it omits do not change. All are applied
+        as one. The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock
+        that counts windows of steps.
 
-        A list of as many numbers will do for an array. `read_versions`, one per shard, are those of
-        the weights that it was computed from (default: the last pull's). The array must not change
-        until it is acknowledged: take it from `new_gradient()`, then drop it. Waits only while
-        `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array does not fit,
-        or when a shard refused the content of an earlier push: that shard then applies nothing of
-        it; the next push may follow. `prefetch` requests in the same message what `pull(prefetch)`
-        will return, including this push: one round trip.
+        A list of the same length is accepted in place of an array. `read_versions`, one per shard,
+        are those of the weights that it was computed from (default: the last pull's). The array
+        must not change until it is acknowledged: take it from `new_gradient()`, then drop it. Waits
+        only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array
+        does not fit, or when a shard refused the content of an earlier push: that shard then
+        applies nothing of it; the next push may follow. `prefetch` requests in the same message
+        what `pull(prefetch)` will return, including this push: one round trip.
         """
         if read_versions is not None:
             read_versions = _read_versions(read_versions)
@@ -390,7 +390,7 @@ class Client:
 
     @property
     def links(self) -> Links:
-        """The links to the shards; others after a reshard."""
+        """The links to the present shards; a reshard replaces them."""
         return self._current.links
 
     def new_gradient(self, *, zeroed: bool = True) -> NDArray[np.float32]:

@@ -4,8 +4,8 @@ Everything a shard does is a transition: a message, its frames and the time come
 out. It opens nothing, waits for nothing and knows no network; a driver (ps/server/server.py)
 carries the bytes, and the same code runs on a virtual clock.
 
-A message must be for this job and this life of the shard; otherwise it is refused here.
-It then goes to one of two classes, which share two others:
+A message must be for this job and this incarnation of the shard; otherwise it is refused here.
+It then goes to `WorkerRequests` or `AdminRequests`; both use `ShardPart` and `ReshardState`:
 
 - `ShardPart` (shard_part.py) is what the shard owns: floats, ledger, counts. All of it that
   outlives a process is one value to copy and restore.
@@ -17,7 +17,7 @@ It then goes to one of two classes, which share two others:
 
 A shard holds a part of some of the job's tables (table_part.py). parameters.py keeps them at one
 version and prevents torn reads: an apply writes the next version into a buffer that nobody reads.
-pushes.py checks a push, updates.py turns it into a version, and pull_replies.py sends weights.
+push_checks.py checks a push, updates.py turns it into a version, and pull_replies.py sends weights.
 
 The shard leaves to others: moving bytes, keeping time, surviving crashes (snapshots and replicas
 hold what `Export` returns), and assigning keys to shards.
@@ -44,7 +44,7 @@ from shards.messages import (
     Request,
     ShardStatus,
 )
-from shards.pushes import Arrived
+from shards.push_checks import Arrived
 from shards.reshard_state import ReshardProgress, ReshardState
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
@@ -64,7 +64,7 @@ class Shard:
         buffers: Callable[[int], Buffers] = Buffers,
         place: Backend = HOST,
     ) -> None:
-        """`boot` numbers this life of the shard; a later life must be given a larger number.
+        """`boot` numbers this incarnation of the shard; a later one must have a larger number.
 
         `buffers` makes the host buffers that weights are sent from, given their size in floats;
         `place` is the backend that holds weights and slots in its memory.
@@ -77,7 +77,7 @@ class Shard:
         self.move = ReshardState(spec.shard)
         self.workers = WorkerRequests(self.part, self.move)
         self.gate = self.workers.gate
-        self._operators = AdminRequests(self.part, self.workers, self.move)
+        self._admin = AdminRequests(self.part, self.workers, self.move)
 
     @property
     def size(self) -> int:
@@ -142,7 +142,7 @@ class Shard:
             self._check_address(probe)
         except DownpourError as error:
             return self.refuse(sender, probe.request, error)
-        answer = self._operators.probed(probe, frames, unix_s=unix_s, cpu_s=cpu_s)
+        answer = self._admin.probed(probe, frames, unix_s=unix_s, cpu_s=cpu_s)
         return Outgoing(sender, *answer)
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -156,8 +156,8 @@ class Shard:
     def due(self, now: float) -> list[str] | None:
         """The workers to `expire` now, perhaps none; None if there is nothing to do.
 
-        A quiesce may end by itself after the last lease has run out. Then no message makes the
-        shard apply what its buffer holds, but an `expire` without workers does.
+        A quiesce may end by itself after the last lease has run out. No message then
+        triggers the buffered pushes; calling `expire` with an empty list applies them.
         """
         silent = self.ledger.silent(now)
         return silent if silent or self.workers.owes_flush(now) else None
@@ -196,7 +196,7 @@ class Shard:
             case Leave():
                 return self.workers.leave(sender, message, now)
             case _:
-                return [Outgoing(sender, *self._operators.answer(message, frames, now))]
+                return [Outgoing(sender, *self._admin.answer(message, frames, now))]
 
     def _finish(
         self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
@@ -206,7 +206,7 @@ class Shard:
         return acknowledged + self.handle_together(pulls, now) if pulls else acknowledged
 
     def _check_address(self, message: Request | Probe) -> None:
-        """Check that the message is for this job and for this life of this shard.
+        """Check that the message is for this job and for this incarnation of this shard.
 
         Raises BadMessage, Moved or Resynchronise.
         """
@@ -220,14 +220,15 @@ class Shard:
             raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
-                f"shard {self.spec.shard} is in life {self.boot}, the message is for {message.boot}"
+                f"shard {self.spec.shard} is incarnation {self.boot}, "
+                f"the message is for {message.boot}"
             )
 
     # --- for its driver -------------------------------------------------------------------------
 
     def status(self) -> ShardStatus:
         """This shard's counters and the status of each worker."""
-        return self._operators.status()
+        return self._admin.status()
 
     @property
     def prepared(self) -> bool:
@@ -259,7 +260,7 @@ class Shard:
         return self.workers.waiting()
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
-        """Make a request wait here because it waits at the copy that the state came from.
+        """Park a request that is also parked at the copy that this state was restored from.
 
         The ledger does not check it again: its worker's lease may have expired since, and its push
         still counts.
@@ -285,7 +286,7 @@ class Shard:
         self.move.standstill.reset(now)
 
     def roll_back(self, now: float) -> None:
-        """Serve from now on with a state that may lack pushes an earlier life acknowledged.
+        """Serve from now on with a state that may lack pushes that it acknowledged before.
 
         The Welcome says so, and each worker then reports, in its Join, the last push that was
         acknowledged to it.

@@ -29,7 +29,7 @@ from shards.ledger import Ledger
 from shards.messages import Push
 from shards.metrics import Metrics
 from shards.parameters import Gradients, ParameterStore
-from shards.pushes import Arrived
+from shards.push_checks import Arrived
 from shards.quiesce import QuiesceTracker
 from shards.spec import ShardSpec
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shards import pushes
+from shards import push_checks
 from shards.envelopes import Outgoing, refused
 from shards.errors import BadInput, Mismatch, Resynchronise
 from shards.gate import Gate
@@ -36,7 +36,7 @@ from shards.messages import (
     Standing,
     Welcome,
 )
-from shards.pushes import Arrived
+from shards.push_checks import Arrived
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
 from shards.updates import Applied
@@ -172,7 +172,7 @@ class WorkerRequests:
         """Make a request wait here, unchecked by the ledger, because it waits at another copy."""
         if isinstance(message, Push):
             held, shard = self._held, self._spec.shard
-            self._updates.add_to_round(pushes.examine(b"", message, frames, held, shard))
+            self._updates.add_to_round(push_checks.examine(b"", message, frames, held, shard))
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 
@@ -272,7 +272,7 @@ class WorkerRequests:
             return [Outgoing(sender, ack), *self._open(now)]
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
-        run.append(pushes.examine(sender, message, frames, self._held, self._spec.shard))
+        run.append(push_checks.examine(sender, message, frames, self._held, self._spec.shard))
         return []
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:

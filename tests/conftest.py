@@ -184,12 +184,12 @@ def emulated() -> None:
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A CuPy whose only GPU is the emulator."""
-    from cupy_kernels import device
+    from cupy_kernels import cupy_device
     from tests.support.fake_cupy import fake_cupy
 
     fake = fake_cupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    caches = (device.gpu, device._function, device._module)
+    caches = (cupy_device.gpu, cupy_device._function, cupy_device._module)
     for cache in caches:
         cache.cache_clear()
     yield fake

@@ -75,7 +75,7 @@ def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
         # A data source is a class of PySpark's, which Spark's own processes load by its name.
         ("pyspark", SPARK | SPARK_ML | {"worker/tfrecord/source.py"}),
         ("py4j", SPARK),
-        ("cupy", {"cupy_kernels/device.py"}),
+        ("cupy", {"cupy_kernels/cupy_device.py"}),
         ("xxhash", {"shards/checksums.py"}),
         ("structlog", {"ps/logs.py"}),
         ("logging", {"ps/logs.py", "worker/spark/session.py"}),  # the latter filters Py4J's records

@@ -24,8 +24,8 @@ from worker import inference, spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of, with_files
-from worker.caffe.nets import Net
 from worker.caffe.phases import Phase
+from worker.caffe.python_nets import Net
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
@@ -76,10 +76,10 @@ def test(
     """The mean of each column of a net's `blobs` over all rows of a DataFrame; blocks until done.
 
     For example {"accuracy": [0.99], "loss": [0.03]}. `solver` gives its first test net, or `net` a
-    net in its test phase; each is a prototxt file, or what `worker.caffe.nets` makes. `blobs` are
-    by default the net's outputs. A blob of one row is flattened, and has a mean for each of its
-    columns. One of the whole batch, such as a loss or the accuracies by class, is averaged over the
-    batches, of the size that the net states, with equal weight for every row.
+    net in its test phase; each is a prototxt file, or what `worker.caffe.python_nets` makes.
+    `blobs` are by default the net's outputs. A blob of one row is flattened, and has a mean for
+    each of its columns. One of the whole batch, such as a loss or the accuracies by class, is
+    averaged over the batches, of the size that the net states, with equal weight for every row.
 
     The columns of `df` are those of `worker.train`; `label` may be missing if no blob needs it.
     `weights` is a .caffemodel, .h5 or .safetensors file with every layer that the blobs depend on.
@@ -140,9 +140,9 @@ def features(
     the column `id` of `df`, or a number that Spark gives each row (monotonically_increasing_id).
     `label` is the column that the argument names, by default `label`; without it there is none.
 
-    `net` is a prototxt file, or a net of `worker.caffe.nets`; its test phase runs, on `batch_size`
-    rows at a time. The other columns of `df` are those of `worker.train`. `weights` is a
-    .caffemodel, .h5 or .safetensors file with every layer that the blobs depend on. `device` is
+    `net` is a prototxt file, or a net of `worker.caffe.python_nets`; its test phase runs, on
+    `batch_size` rows at a time. The other columns of `df` are those of `worker.train`. `weights` is
+    a .caffemodel, .h5 or .safetensors file with every layer that the blobs depend on. `device` is
     cpu, gpu, gpu:N, or auto (a GPU where one answers). Each task leaves out up to `skip_images`
     images that cannot be decoded.
 

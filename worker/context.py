@@ -29,10 +29,10 @@ from shards import arguments
 from shards.errors import BadInput
 from worker.feed import ColumnBatches, RowFeed, selected
 from worker.own_loop import FunctionModel, Gradient, only_table
-from worker.own_state import Continued, continued
 from worker.parameters_file import write_parameters
 from worker.step_machine import Plan
 from worker.training_loop import WorkerReport, train_worker
+from worker.worker_state import Continued, continued
 
 STOP = "stop"
 """The name under which a worker that stops the run registers, for the driver to see it."""

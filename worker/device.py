@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import DTypeLike, NDArray
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.types import AnyArray
 from shards.errors import BadInput
 
@@ -82,7 +82,7 @@ class Gpu:
     """A CUDA device, given by its index among those that this process sees."""
 
     def __init__(self, index: int = 0) -> None:
-        cupy = device.gpu()
+        cupy = cupy_device.gpu()
         if cupy is None:
             raise BadInput(
                 f"device gpu:{index}: expected a GPU that answers, and CuPy (the extra `gpu`)"
@@ -117,7 +117,7 @@ class Gpu:
         return array
 
     def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return device.pinned(shape, dtype)
+        return cupy_device.pinned(shape, dtype)
 
     def upload(self, source: NDArray[Any], target: AnyArray, stream: Stream) -> None:
         assert source.flags.c_contiguous, "CuPy would copy a temporary, gone before it is read"
@@ -176,5 +176,5 @@ class _Graph:
 
 def gpu_count() -> int:
     """How many GPUs this process sees; 0 if none answers or CuPy is not installed."""
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     return 0 if cupy is None else int(cupy.cuda.runtime.getDeviceCount())

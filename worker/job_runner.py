@@ -131,17 +131,18 @@ def run_job(
     the rows are dealt evenly to `job.workers` partitions. With `even`, the rows are also dealt
     where one partition has more than twice the rows of another. A small Spark job counts the rows
     first. With a `source` each task reads its own part of it, from files that every machine must
-    have at the same path; `df` is then `spark.numbered` of the workers.
+    have at the same path; `df` must then be `spark.numbered(session, job.workers)`, one row for
+    each worker.
 
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
     folder below `logs` serves as a snapshot, too. Snapshots go into folders below `snapshots`, a
     path or URI, named by iteration; setting `snapshot_requested` requests one now. `next_reshard`
     is polled for the next request to reshard the job. If the durability needs logs, they are stored
-    below `logs`, in folders named after the job, until the job has ended with a snapshot of its
-    last weights, or has completed where no such snapshot is wanted. Logs of an earlier job there
-    must not hold more updates than the snapshot that is resumed. `evaluation` says when and how the
-    weights are tested while the job trains (worker/evaluation.py).
+    below `logs`, in folders named after the job. They are deleted when the job has written its
+    final snapshot, or has completed and no final snapshot was requested. Logs of an earlier job
+    there must not hold more updates than the snapshot that is resumed. `evaluation` says when and
+    how the weights are tested while the job trains (worker/evaluation.py).
 
     Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second Ctrl-C raises
     KeyboardInterrupt, without a snapshot. Call it from the main thread, in a process connected to
@@ -194,7 +195,8 @@ def run_job(
                 observer,
                 notify,
             ).run()
-        # The outcome of a job that has completed and wants no last snapshot holds all its weights.
+        # If the job completed and no final snapshot was requested, the outcome itself holds the
+        # weights, so the logs are no longer needed.
         unsaved = inputs.catalog is None or not job.snapshot_at_end
         held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
         if held:
@@ -405,7 +407,7 @@ class _Run:
 
     @property
     def _target_reached(self) -> bool:
-        """Whether a test has found what was to be reached, which ends the training."""
+        """Whether a test has reached the target, which ends the training."""
         return self.evaluator is not None and self.evaluator.reached
 
     def _test(self, status: ShardStatus) -> None:

@@ -21,7 +21,6 @@ from shards.tables import DenseTable
 from worker.context import Context
 from worker.options import MOST
 from worker.own_loop import only_table, plan_for
-from worker.own_state import Continued, continued
 from worker.step_machine import (
     BatchesRead,
     ComputeGradient,
@@ -32,6 +31,7 @@ from worker.step_machine import (
 )
 from worker.strategies import Strategy
 from worker.training_loop import ClientDriver
+from worker.worker_state import Continued, continued
 
 Floats = NDArray[np.float32]
 

@@ -24,9 +24,9 @@ from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
 from worker.model import Batch, check_loss
-from worker.own_state import continued
 from worker.strategies import Strategy, strategy_of
 from worker.training_loop import Plan, WorkerReport, train_worker
+from worker.worker_state import continued
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[Any, Batch], tuple[Any, Any]]

@@ -26,9 +26,9 @@ from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
 from worker.data.image_table import ImageSource, listing
 from worker.data.parquet import is_parquet
+from worker.data.parquet_columns import open_table
 from worker.data.pictures import Undecodable
 from worker.data.source import Sample, Source
-from worker.data.table import open_table
 from worker.data.wanted import MOST_SKIPPED, Split, Wanted
 
 __all__ = [

@@ -19,9 +19,9 @@ from ps.snapshots.worker_state import NO_STATE, OwnState
 from shards.tables import KeyRange, segments
 from worker import step_machine as machine
 from worker.model import Ahead, Batch, Model, check_loss
-from worker.own_state import Continued, forgotten, saved_by
 from worker.step_machine import SEEDS, Plan, StepMachine, rate_multipliers
 from worker.strategies.base import Floats
+from worker.worker_state import Continued, forgotten, saved_by
 
 __all__ = ["SEEDS", "Plan", "WorkerReport", "rate_multipliers", "train_worker"]
 

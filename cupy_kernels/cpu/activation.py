@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cupy_kernels import functions as f
+from cupy_kernels import activation_functions as f
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace

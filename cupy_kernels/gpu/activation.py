@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from cupy_kernels.functions import Function, Smooth
-from cupy_kernels.gpu.channels import sum_columns
+from cupy_kernels.activation_functions import Function, Smooth
+from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.launch import launch
 from cupy_kernels.registry import KERNELS
 from cupy_kernels.types import AnyArray, Array

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cupy_kernels.gpu.channels import totals
+from cupy_kernels.gpu.reduction import column_totals
 from cupy_kernels.kernel_specs.channels import chunks
 from cupy_kernels.launch import launch
 from cupy_kernels.running_statistics import RunningStatistics
@@ -85,8 +85,8 @@ def backward(
     scale_sum = work.take("dscale", (channels,), x) if dscale is None else dscale
     known: dict[str, Any] = {"dy": dy, "x": x, "mean": mean, "deviate": deviate, **sizes}
     launch("batch_norm_gradients", partials=partials, **known)
-    totals(partials[0], shift_sum)
-    totals(partials[1], scale_sum)
+    column_totals(partials[0], shift_sum)
+    column_totals(partials[1], scale_sum)
     dx = work.take("dx", x.shape, x)
     sums: dict[str, Any] = {"shift_sum": shift_sum, "scale_sum": scale_sum}
     launch("batch_norm_backward", scale=scale, dx=dx, **sums, **known)

@@ -1,10 +1,10 @@
-"""Scale and bias by channel, sums over all but the channels, moved columns, in kernels."""
+"""Scale and bias by channel, and moved columns, in kernels."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
-from cupy_kernels.kernel_specs.channels import chunks
+from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
@@ -60,30 +60,6 @@ def split(x: Array, sizes: Sequence[int], axis: int, work: Workspace) -> list[Ar
         _copy(x, (columns, end * rest - width), part, (width, 0), rows, width)
         parts.append(part)
     return parts
-
-
-def sum_columns(a: Array, b: Array | None, out: Array, work: Workspace) -> None:
-    """out[c] = the sum of a[:, c], or of a[:, c] * b[:, c]; matrices (rows, columns)."""
-    rows, columns = a.shape
-    whole = chunks(rows) == 1
-    partials = out if whole else work.take("partials", (chunks(rows), columns), a)
-    launch("column_partials", a=a, b=b, partials=partials, rows=rows, columns=columns)
-    if not whole:
-        totals(partials, out)
-
-
-def totals(partials: Array, out: Array) -> None:
-    """out = the sum of the rows of (chunks, columns)."""
-    count, columns = partials.shape
-    launch(
-        "column_totals",
-        partials=partials,
-        sums=out,
-        factor=1.0,
-        add=0,
-        chunks=count,
-        columns=columns,
-    )
 
 
 def _copy(

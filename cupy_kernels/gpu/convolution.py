@@ -4,7 +4,7 @@ from math import prod
 from typing import Any
 
 from cupy_kernels.conv_shapes import Convolution
-from cupy_kernels.gpu.channels import sum_columns
+from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.kernel_specs.convolution import TILE
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array, Kept

@@ -5,7 +5,7 @@ Those kernels cannot read a transposed weight, (k, out) in memory; it uses the p
 
 from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.gpu import convolution
-from cupy_kernels.gpu.channels import sum_columns
+from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array, Precision
 from cupy_kernels.workspace import Workspace

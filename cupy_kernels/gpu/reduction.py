@@ -1,5 +1,9 @@
-"""Reductions along rows in kernels: `row_sums` is launched until each row is one number."""
+"""Sums of rows and columns in kernels.
 
+`row_sums` is launched until each row is one number; a column takes at most two launches.
+"""
+
+from cupy_kernels.kernel_specs.channels import chunks as row_chunks
 from cupy_kernels.kernel_specs.reduction import VALUES, chunks
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array
@@ -45,6 +49,30 @@ def sum_rows(
         _launch(a, b, parts, term, 1.0, None)
         a, b, term, width, stage = parts, None, VALUES, chunks(width), stage + 1
     _launch(a, b, out, term, factor, scale)
+
+
+def sum_columns(a: Array, b: Array | None, out: Array, work: Workspace) -> None:
+    """out[c] = the sum of a[:, c], or of a[:, c] * b[:, c]; matrices (rows, columns)."""
+    rows, columns = a.shape
+    whole = row_chunks(rows) == 1
+    partials = out if whole else work.take("partials", (row_chunks(rows), columns), a)
+    launch("column_partials", a=a, b=b, partials=partials, rows=rows, columns=columns)
+    if not whole:
+        column_totals(partials, out)
+
+
+def column_totals(partials: Array, out: Array) -> None:
+    """out = the sum of the rows of (chunks, columns)."""
+    count, columns = partials.shape
+    launch(
+        "column_totals",
+        partials=partials,
+        sums=out,
+        factor=1.0,
+        add=0,
+        chunks=count,
+        columns=columns,
+    )
 
 
 def _launch(

@@ -148,7 +148,8 @@ class _Attempt:
             return self._failed(End.FAILED, "error", error)
         if summary is None:
             return End.STOPPED, "", "stopped, with a snapshot"
-        return End.SUCCEEDED, "", f"{summary.updates} updates in {summary.seconds:.0f} s"
+        took = f"{summary.updates} updates; the last attempt took {summary.seconds:.0f} s"
+        return End.SUCCEEDED, "", took
 
     def _failed(self, end: End, code: str, error: Exception) -> tuple[End, str, str]:
         text = str(error) or type(error).__name__

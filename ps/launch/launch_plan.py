@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from cupy_kernels.backends import GPU, HOST, Backend
-from cupy_kernels.device import gpu
+from cupy_kernels.cupy_device import gpu
 from ps import paths
 from ps.cluster import Access
 from ps.durability import Durability

@@ -4,7 +4,7 @@ between pushes, and the push number that both belong to.
 It is one safetensors file, replaced as a whole. A residual belongs to one push number: a later push
 has sent some of its values already. So a worker of whom the shards hold later pushes cannot restore
 it. What a strategy keeps, such as a momentum, may be older or newer than the shards
-(worker/own_state.py).
+(worker/worker_state.py).
 """
 
 import os

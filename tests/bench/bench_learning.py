@@ -27,7 +27,7 @@ from tests.bench.report import Goal, goals
 from tests.support import caffe_nets
 from tests.support.serial_solver import SerialSolver
 from worker.caffe.model import CaffeModel
-from worker.caffe.nets import Net, load_net, load_solver
+from worker.caffe.python_nets import Net, load_net, load_solver
 from worker.caffe.solver import Solver
 from worker.caffe.weights import Copied, into_arena
 from worker.model import Batch

@@ -34,4 +34,4 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide all GPUs."""
-    monkeypatch.setattr("cupy_kernels.device.gpu", lambda: None)
+    monkeypatch.setattr("cupy_kernels.cupy_device.gpu", lambda: None)

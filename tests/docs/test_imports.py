@@ -13,7 +13,7 @@ FACADES = (
     "ps",
     "worker",
     "worker.caffe",
-    "worker.caffe.nets",
+    "worker.caffe.python_nets",
     "worker.strategies",
     "worker.jax",
     "worker.keras",

@@ -12,7 +12,7 @@ from pathlib import Path
 from shards.errors import DownpourError
 from shards.rules import Momentum
 from worker.caffe.model import CaffeModel
-from worker.caffe.nets import load_net
+from worker.caffe.python_nets import load_net
 from worker.caffe.solver import read_solver
 from worker.caffe.solver_state import (
     SolverState,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cupy_kernels import backends, device
+from cupy_kernels import backends, cupy_device
 from cupy_kernels.kernel_spec import Kernel, Role
 from cupy_kernels.launch import launch
 from cupy_kernels.registry import KERNELS
@@ -88,7 +88,7 @@ class GpuGround(Ground):
 
     def __init__(self) -> None:
         super().__init__(backends.GPU)
-        found = device.gpu()
+        found = cupy_device.gpu()
         assert found is not None, "a GPU's ground needs a GPU"
         self.cupy: Any = found
         self.main = self.cupy.cuda.Stream(non_blocking=True)

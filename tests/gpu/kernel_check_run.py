@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.registry import KERNELS
 from tests.cupy_kernels.cases import every_case
 from tests.support.kernel_check import Case, check
@@ -56,7 +56,7 @@ def run(cupy: Any, cases: Iterable[Case]) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     if cupy is None:
         print("no GPU answers here: nothing was run")
         return 2

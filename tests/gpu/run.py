@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from tests.bench.report import Goal, goals
 from tests.cupy_kernels.cases import every_case
 from tests.gpu import kernel_check_run, race, races, shards, step_races, training
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--cifar", type=Path, help="the file that tests.gpu.cifar makes")
     parser.add_argument("--skip", action="append", default=[], choices=STAGES)
     given = parser.parse_args()
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     if cupy is None:
         print("no GPU answers here: nothing was run")
         return 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from tests.cupy_kernels.cases import every_case
 from tests.gpu import kernel_check_run
 
@@ -10,7 +10,7 @@ from tests.gpu import kernel_check_run
 @pytest.mark.gpu
 def test_every_kernel_equals_its_reference_on_the_gpu() -> None:
     """All cases, aligned and shifted by one element, within the rows' tolerances."""
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     if cupy is None:
         pytest.skip("no GPU answers here")
     failed = {

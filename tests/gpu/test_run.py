@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from deploy.examples import cifar10
 from tests.bench.report import Goal
 from tests.gpu import cifar, run, training
@@ -20,7 +20,7 @@ from worker.caffe.solver import read_solver
 
 def test_without_a_gpu_nothing_is_run() -> None:
     """It says so and exits with 2."""
-    if device.gpu() is not None:
+    if cupy_device.gpu() is not None:
         pytest.skip("a GPU answers here")
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.run"], capture_output=True, text=True, check=False

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from tests.support import tiny_job
 from tests.support.model_training import LENET, PLANS, TINY, Trained, digits, same, small
 from worker.caffe.device_model import DeviceModel
@@ -14,7 +14,7 @@ from worker.device import Gpu
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device.gpu() is None, reason="no GPU answers here"),
+    pytest.mark.skipif(cupy_device.gpu() is None, reason="no GPU answers here"),
 ]
 
 
@@ -40,7 +40,7 @@ def test_lenet_on_the_gpu_trains_as_on_the_cpu(caplog: pytest.LogCaptureFixture)
 
 def test_the_memory_it_uses_does_not_grow() -> None:
     """Not a byte of the GPU's after the step was captured, however many follow."""
-    cupy = device.gpu()
+    cupy = cupy_device.gpu()
     assert cupy is not None
     model = DeviceModel(TINY, Gpu())
     weights, out = (model.allocate(model.table.size) for _ in range(2))

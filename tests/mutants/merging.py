@@ -8,7 +8,7 @@ from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from shards.dense_part import DensePart
 from shards.parameters import ParameterStore
-from shards.pushes import Arrived
+from shards.push_checks import Arrived
 from shards.shard_state import SavedProgress
 from shards.updates import Applied, Updates
 from tests.mutants.patching import Mutants, Patch

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
-from shards import dense_part, pushes, shard_state, wal_format
+from shards import dense_part, push_checks, shard_state, wal_format
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS
 from shards.worker_requests import WorkerRequests
@@ -26,7 +26,7 @@ def a_repeated_push_advances_the_slots(patch: Patch) -> None:
         answers = real(self, sender, message, frames, *rest)
         if again and frames and not held.empty:
             weights, version = held.weights(), held.version
-            arrived = pushes.examine(sender, message, frames, held, 0)
+            arrived = push_checks.examine(sender, message, frames, held, 0)
             held.apply([arrived.gradients], dict.fromkeys(held.parts, 1.0))
             held._become(version, weights)
         return answers

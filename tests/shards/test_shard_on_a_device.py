@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.backends import GPU, HOST, EmulatorBackend
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
@@ -46,7 +46,7 @@ def test_a_device_and_the_host_answer_alike(rule: type[Rule], decay: Decay, merg
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(device.gpu() is None, reason="no GPU answers here")
+@pytest.mark.skipif(cupy_device.gpu() is None, reason="no GPU answers here")
 def test_every_rule_on_this_machines_gpu() -> None:
     """On this machine's GPU, if there is one, not a bit differs from the host."""
     (goal,) = shards_on_gpu.run()

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("on_host_and_device")
                 " got one more of ten"
             ),
         ),
-        ({"boot": 2}, None, Remedy.RESYNCHRONISE, "shard 0 is in life 1, the message is for 2"),
+        ({"boot": 2}, None, Remedy.RESYNCHRONISE, "shard 0 is incarnation 1, the message is for 2"),
         ({"epoch": 9}, None, Remedy.RESYNCHRONISE, "shard 0 is at map epoch 1, the message at 9"),
         (
             {"stop": 512},

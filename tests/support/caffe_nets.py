@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from worker.caffe.caffe_pb2 import LayerParameter
-from worker.caffe.nets import (
+from worker.caffe.python_nets import (
     LRN,
     LSTM,
     BatchNorm,

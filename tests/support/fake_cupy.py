@@ -1,8 +1,8 @@
 """A stand-in for CuPy on a machine without a GPU: its arrays are NumPy's, its GPU the emulator.
 
-It has what `cupy_kernels.device` and the GPU scripts use, and refuses what CuPy 14 refuses: arrays
-of structs, scalars that are not NumPy's, a grid below 1, more dynamic shared memory than was asked
-for.
+It has what `cupy_kernels.cupy_device` and the GPU scripts use, and refuses what CuPy 14 refuses:
+arrays of structs, scalars that are not NumPy's, a grid below 1, more dynamic shared memory than was
+asked for.
 """
 
 from types import ModuleType, SimpleNamespace

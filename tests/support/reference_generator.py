@@ -23,7 +23,7 @@ import deploy
 import ps
 import worker
 import worker.caffe
-import worker.caffe.nets
+import worker.caffe.python_nets
 import worker.ml
 import worker.strategies
 import worker.torch
@@ -442,7 +442,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "functions of worker": lambda: names(worker, _is_function),
     "classes of worker": lambda: names(worker, _is_class),
     "worker.caffe": lambda: names(worker.caffe),
-    "worker.caffe.nets": lambda: names(worker.caffe.nets, _is_no_layer),
+    "worker.caffe.python_nets": lambda: names(worker.caffe.python_nets, _is_no_layer),
     "worker.strategies": lambda: names(worker.strategies),
     "worker.ml": lambda: names(worker.ml),
     "worker.torch": lambda: names(worker.torch),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from shards.errors import BadInput
 from tests.support.ones_job import Ones
 from worker import device_selection
@@ -45,7 +45,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int
     count: int = request.param
     monkeypatch.setattr(device_selection, "gpu_count", lambda: count)
     monkeypatch.setattr("worker.device.gpu_count", lambda: count)
-    monkeypatch.setattr(device, "gpu", lambda: object() if count else None)
+    monkeypatch.setattr(cupy_device, "gpu", lambda: object() if count else None)
     return count
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from shards.errors import BadInput
 from tests.support import tiny_job
 from tests.support.fake_cuda import DEVICES, fake_cuda, launches_are_captured
@@ -27,7 +27,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = fake_cuda()
     monkeypatch.setitem(sys.modules, "cupy", module)
     launches_are_captured(module.state, monkeypatch)
-    caches = device.gpu, device._function, device._module
+    caches = cupy_device.gpu, cupy_device._function, cupy_device._module
     for cache in caches:
         cache.cache_clear()
     yield module

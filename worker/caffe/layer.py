@@ -24,7 +24,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike
 
-from cupy_kernels import backends, layout, softmax
+from cupy_kernels import backends, image_layout, softmax
 from cupy_kernels.backends import as_host
 from cupy_kernels.host_pool import HostPool
 from cupy_kernels.types import AnyArray, Array, Labels, Precision
@@ -450,7 +450,7 @@ class SourceLayer(Layer):
         there = self.brought(column, f"column{top}", np.float32, like)
         x = self.work.take(f"x{top}", to_nhwc(there).shape, like)
         if there.ndim == 4:
-            layout.channels_last(there, x)
+            image_layout.channels_last(there, x)
         else:
             backends.copy(there, x)
         return x
@@ -480,7 +480,7 @@ def flat(array: AnyArray, axis: int, work: Workspace, role: str) -> Array:
     rows = prod(seen.shape[:axis])
     if not seen.flags.c_contiguous:
         seen = work.take(role, seen.shape, array)
-        layout.channels_first(array, seen)
+        image_layout.channels_first(array, seen)
     return seen.reshape(rows, -1)
 
 
@@ -491,7 +491,7 @@ def as_stored(array: AnyArray, work: Workspace, role: str) -> Array:
         return seen
     copy = work.take(role, seen.shape, array)
     if array.ndim == 4:
-        layout.channels_last(array, copy)
+        image_layout.channels_last(array, copy)
     else:
         backends.copy(seen, copy)
     return copy
@@ -519,7 +519,7 @@ def by_channel(array: AnyArray, axis: int, count: int, work: Workspace, role: st
     if rest == 1:
         return seen.reshape(rows, columns)
     moved = work.take(role, (rows, rest, 1, columns), array)
-    layout.channels_last(seen.reshape(rows, columns, rest, 1), moved)
+    image_layout.channels_last(seen.reshape(rows, columns, rest, 1), moved)
     return moved
 
 
@@ -532,7 +532,7 @@ def from_channel(
     rows, columns, rest = _cut(shape, axis, count)
     if rest > 1:
         ordered = work.take(f"{role} in order", (rows, columns, rest, 1), moved)
-        layout.channels_first(moved.reshape(rows, rest, 1, columns), ordered)
+        image_layout.channels_first(moved.reshape(rows, rest, 1, columns), ordered)
         moved = ordered
     return as_stored(moved.reshape(shape), work, role)
 

@@ -32,11 +32,11 @@ Floats = NDArray[np.float32]
 class Caffe(msgspec.Struct, frozen=True):
     """A Caffe solver and its net, for `worker.train`.
 
-    `solver` is a prototxt, or a `Solver` with a net of your own (`worker.caffe.nets`). `weights`
-    starts from a .caffemodel, .h5 or .safetensors file (fine-tuning); which layers matched is
-    logged. `test_data` is a DataFrame with the columns of the training data, or the path of such
-    files. The weights are tested on it every `test_interval` iterations of the solver and at the
-    end; of a DataFrame this process reads the first `test_iter` batches.
+    `solver` is a prototxt, or a `Solver` with a net of your own (`worker.caffe.python_nets`).
+    `weights` starts from a .caffemodel, .h5 or .safetensors file (fine-tuning); which layers
+    matched is logged. `test_data` is a DataFrame with the columns of the training data, or the path
+    of such files. The weights are tested on it every `test_interval` iterations of the solver and
+    at the end; of a DataFrame this process reads the first `test_iter` batches.
 
     The training data needs a column `label` (whole numbers) and one named `image` or `data` (binary
     uint8 pixels, or a list of numbers). Bytes are a square image and a list is a vector, unless

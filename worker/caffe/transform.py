@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import layout
+from cupy_kernels import image_layout
 from cupy_kernels.backends import as_host, backend_of, copied
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
@@ -87,7 +87,7 @@ class Transform:
         """Subtract the channels' means from (n, c, h, w) and scale, into `out` (n, h, w, c)."""
         if self._means is not None and backend_of(self._means) != backend_of(out):
             self._means = copied(self._means, backend_of(out))
-        layout.images(pixels, self._means, self._param.scale, out)
+        image_layout.images(pixels, self._means, self._param.scale, out)
 
     def _places(self, rows: int, moment: StepKey) -> tuple[list[int], list[int], list[bool]]:
         """For each row where its crop begins, from the top and from the left; whether it flips."""

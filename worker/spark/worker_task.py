@@ -31,8 +31,8 @@ from worker.data.source import Source, part_rows
 from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import ANY, DeviceRequest, allocator, placed
 from worker.model import Model
-from worker.own_state import continued
 from worker.training_loop import Plan, WorkerReport, train_worker
+from worker.worker_state import continued
 
 _OURS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 _LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")

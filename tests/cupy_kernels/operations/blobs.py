@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import activation, batch_norm, channels, dropout, eltwise, embedding
-from cupy_kernels import functions as f
+from cupy_kernels import activation_functions as f
 from cupy_kernels.kernel_specs.elementwise import DERIVATIVE, FORWARD
 from cupy_kernels.registry import KERNELS
 from cupy_kernels.rng_keys import RngKey, limit

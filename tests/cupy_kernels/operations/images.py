@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels import convolution, layout, lrn, pooling, reference
+from cupy_kernels import convolution, image_layout, lrn, pooling, reference
 from cupy_kernels.conv_shapes import Convolution, Lrn, Pooling
 from cupy_kernels.registry import KERNELS
 from cupy_kernels.rng_keys import RngKey
@@ -155,13 +155,13 @@ def turn(dice: np.random.Generator) -> Operation:
     def run(there: There, works: Works) -> Results:
         a, roles = there(x), ("last", "image", "plain")
         found = {role: works["a"].take(role, (2, 5, 7, 3), a) for role in roles}
-        layout.channels_last(a, found["last"])
-        layout.images(there(pixels), there(mean), 0.125, found["image"])
-        layout.images(a, None, 2.0, found["plain"])
+        image_layout.channels_last(a, found["last"])
+        image_layout.images(there(pixels), there(mean), 0.125, found["image"])
+        image_layout.images(a, None, 2.0, found["plain"])
         back = works["a"].take("first", x.shape, a)
-        layout.channels_first(found["last"], back)
+        image_layout.channels_first(found["last"], back)
         strided = works["a"].take("strided", (2, 3, 7, 3), a)
-        layout.channels_last(a[:, :, ::2], strided)
+        image_layout.channels_last(a[:, :, ::2], strided)
         return {**found, "first": back, "strided": strided}
 
     scaled = (wide(last(pixels)) - mean) * 0.125

@@ -10,8 +10,8 @@ from tests.support.caffe_nets import NETS
 from worker.caffe.caffe_pb2 import LayerParameter
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
-from worker.caffe.nets import Input, Net, load_net
 from worker.caffe.phases import Phase
+from worker.caffe.python_nets import Input, Net, load_net
 from worker.caffe.solver import read_solver
 from worker.caffe.text import parse_net
 from worker.caffe.weight_files import read_blobs, write_weights

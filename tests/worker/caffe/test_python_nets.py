@@ -8,12 +8,13 @@ import pytest
 
 from shards.errors import BadInput
 from tests.support.small_nets import SMALL, rows
-from worker.caffe import nets
+from worker.caffe import python_nets
 from worker.caffe.caffe_pb2 import LayerParameter, NetParameter
 from worker.caffe.layer import COMMON_FIELDS
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
-from worker.caffe.nets import (
+from worker.caffe.phases import Phase
+from worker.caffe.python_nets import (
     Accuracy,
     Convolution,
     Data,
@@ -27,7 +28,6 @@ from worker.caffe.nets import (
     load_solver,
     make_layer,
 )
-from worker.caffe.phases import Phase
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
 
@@ -41,8 +41,8 @@ def entry(text: str) -> LayerParameter:
 @pytest.mark.parametrize("kind", sorted(LAYERS))
 def test_every_type_is_a_function_of_its_name(kind: str) -> None:
     """It is exported, and its settings are the fields that the type honours."""
-    assert kind in nets.__all__
-    function = getattr(nets, kind)
+    assert kind in python_nets.__all__
+    function = getattr(python_nets, kind)
     made = function("a", ["b", "c"], top="d")
     assert made == entry(f'name: "a" type: "{kind}" bottom: "b" bottom: "c" top: "d"')
     fields = {field for own in LAYERS[kind].SUPPORTED_FIELDS.values() for field in own}
@@ -131,8 +131,10 @@ def test_names_are_checked() -> None:
         make_layer("Pool", "p", "x")
     with pytest.raises(BadInput, match="Net n: layer 0: expected a layer, got 'x'"):
         Net("n", ["x"])  # type: ignore[list-item]
-    with pytest.raises(AttributeError, match=r"module worker\.caffe\.nets has no attribute Pool"):
-        _ = nets.Pool
+    with pytest.raises(
+        AttributeError, match=r"module worker\.caffe\.python_nets has no attribute Pool"
+    ):
+        _ = python_nets.Pool
 
 
 def test_a_net_computes_what_its_prototxt_computes(tmp_path: Path) -> None:

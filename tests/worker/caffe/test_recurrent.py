@@ -7,7 +7,7 @@ from cupy_kernels.types import AnyArray
 from worker.caffe.caffe_pb2 import LayerParameter
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
-from worker.caffe.nets import LSTM, RNN, EuclideanLoss, Input, Net, Reshape
+from worker.caffe.python_nets import LSTM, RNN, EuclideanLoss, Input, Net, Reshape
 
 TIME, BATCH, SIZE, OUTPUTS = 6, 2, 3, 4
 FILLER = {"weight_filler": {"type": "uniform", "min": -0.5, "max": 0.5}}

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from tests.support.serial_solver import SerialSolver
 from worker.caffe.model import CaffeModel
-from worker.caffe.nets import Convolution, InnerProduct, Input, Net, Pooling, ReLU, SoftmaxWithLoss
+from worker.caffe.python_nets import (
+    Convolution,
+    InnerProduct,
+    Input,
+    Net,
+    Pooling,
+    ReLU,
+    SoftmaxWithLoss,
+)
 from worker.caffe.solver import read_solver
 from worker.caffe.solver_state import history_of
 

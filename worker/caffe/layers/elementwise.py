@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from math import log
 from typing import ClassVar, NamedTuple
 
-from cupy_kernels import activation, functions
-from cupy_kernels.functions import Function
+from cupy_kernels import activation, activation_functions
+from cupy_kernels.activation_functions import Function
 from cupy_kernels.types import Array
 from worker.caffe.layer import (
     Arrays,
@@ -43,7 +43,7 @@ class Elementwise(Unary):
         return self._y
 
     def differentiate(self, dy: Array) -> Array | None:
-        if isinstance(self.function, functions.Threshold):
+        if isinstance(self.function, activation_functions.Threshold):
             return None  # its derivative is zero
         return activation.backward(self.function, dy, self._x, self._y, self.work)
 
@@ -55,15 +55,15 @@ class ReLU(Elementwise):
     _done = _over = False
 
     def function_of(self) -> Function:
-        return functions.Relu(self.spec.relu_param.negative_slope)
+        return activation_functions.Relu(self.spec.relu_param.negative_slope)
 
     def fuse_into(self, before: Layer) -> bool:
-        self._done = self.function == functions.Relu() and before.fuse_relu()
+        self._done = self.function == activation_functions.Relu() and before.fuse_relu()
         self._over = before.OVERWRITABLE
         return self._done
 
     def apply(self, x: Array, moment: StepKey) -> Array:
-        if self.function != functions.Relu():
+        if self.function != activation_functions.Relu():
             return super().apply(x, moment)
         y = x if self._done else activation.relu(x, 0.0, self.work, over=self._over)
         self._x = self._y = y  # its gradient can be computed from its output
@@ -114,24 +114,24 @@ def _log_of_base(layer: Layer, base: float) -> float:
 def _exp(layer: Layer) -> Function:
     param = layer.spec.exp_param
     factor = _log_of_base(layer, param.base)
-    return functions.Exp(factor * param.scale, factor * param.shift)
+    return activation_functions.Exp(factor * param.scale, factor * param.shift)
 
 
 def _log(layer: Layer) -> Function:
     param = layer.spec.log_param
-    return functions.Log(param.scale, param.shift, 1 / _log_of_base(layer, param.base))
+    return activation_functions.Log(param.scale, param.shift, 1 / _log_of_base(layer, param.base))
 
 
 def _power(layer: Layer) -> Function:
     param = layer.spec.power_param
-    return functions.Power(param.power, param.scale, param.shift)
+    return activation_functions.Power(param.power, param.scale, param.shift)
 
 
 def _clip(layer: Layer) -> Function:
     param = layer.spec.clip_param
     if param.min > param.max:
         raise layer.bad(f"expected a min of at most max, got {param.min:g} and {param.max:g}")
-    return functions.Clip(param.min, param.max)
+    return activation_functions.Clip(param.min, param.max)
 
 
 class _Row(NamedTuple):
@@ -145,13 +145,13 @@ def _own(message: str, *fields: str) -> Takes:
 
 
 _FUNCTIONS = {
-    "AbsVal": _Row("The absolute value.", {}, lambda _: functions.Abs()),
-    "BNLL": _Row("log(1 + e^x).", {}, lambda _: functions.Bnll()),
+    "AbsVal": _Row("The absolute value.", {}, lambda _: activation_functions.Abs()),
+    "BNLL": _Row("log(1 + e^x).", {}, lambda _: activation_functions.Bnll()),
     "Clip": _Row("x limited to [min, max].", _own("clip_param", "min", "max"), _clip),
     "ELU": _Row(
         "x above 0, alpha * (e^x - 1) elsewhere.",
         _own("elu_param", "alpha"),
-        lambda layer: functions.Elu(layer.spec.elu_param.alpha),
+        lambda layer: activation_functions.Elu(layer.spec.elu_param.alpha),
     ),
     "Exp": _Row(
         "base^(shift + scale * x); a base of -1 stands for e.",
@@ -167,20 +167,22 @@ _FUNCTIONS = {
         "(shift + scale * x)^power.", _own("power_param", "power", "scale", "shift"), _power
     ),
     "Sigmoid": _Row(
-        "1 / (1 + e^-x).", _own("sigmoid_param", "engine"), lambda _: functions.Sigmoid()
+        "1 / (1 + e^-x).", _own("sigmoid_param", "engine"), lambda _: activation_functions.Sigmoid()
     ),
     "Swish": _Row(
         "x / (1 + e^(-beta * x)).",
         _own("swish_param", "beta"),
-        lambda layer: functions.Swish(layer.spec.swish_param.beta),
+        lambda layer: activation_functions.Swish(layer.spec.swish_param.beta),
     ),
     "TanH": _Row(
-        "The hyperbolic tangent.", _own("tanh_param", "engine"), lambda _: functions.Tanh()
+        "The hyperbolic tangent.",
+        _own("tanh_param", "engine"),
+        lambda _: activation_functions.Tanh(),
     ),
     "Threshold": _Row(
         "1 above the threshold, 0 elsewhere; it has no gradient.",
         _own("threshold_param", "threshold"),
-        lambda layer: functions.Threshold(layer.spec.threshold_param.threshold),
+        lambda layer: activation_functions.Threshold(layer.spec.threshold_param.threshold),
     ),
 }
 

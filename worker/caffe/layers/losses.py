@@ -26,7 +26,7 @@ from worker.caffe.layer import (
     caffe_shape,
     flat,
 )
-from worker.caffe.layers.normalisers import divisor, mode_of
+from worker.caffe.layers.loss_divisor import divisor, mode_of
 from worker.caffe.layers.softmax import Labelled
 
 _LOSS = frozenset({"ignore_label", "normalize", "normalization"})

@@ -14,7 +14,7 @@ from math import prod
 from typing import ClassVar
 
 from cupy_kernels import activation, backends, channels, inner_product, recurrent
-from cupy_kernels.functions import Tanh
+from cupy_kernels.activation_functions import Tanh
 from cupy_kernels.types import AnyArray, Array
 from worker.caffe.layer import (
     Arrays,

@@ -26,7 +26,7 @@ from worker.caffe.layer import (
     contiguous,
     to_nchw,
 )
-from worker.caffe.layers.normalisers import divisor, mode_of
+from worker.caffe.layers.loss_divisor import divisor, mode_of
 
 
 class Softmax(Unary):

@@ -1,6 +1,6 @@
 """Networks written in Python, and nets and solvers from files to change and train.
 
-    from worker.caffe.nets import Convolution, Input, Net, Pooling, SoftmaxWithLoss
+    from worker.caffe.python_nets import Convolution, Input, Net, Pooling, SoftmaxWithLoss
 
     net = Net("small", [
         Input("data", shape=(64, 1, 28, 28)),

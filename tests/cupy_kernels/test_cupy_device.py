@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupy_kernels import device
+from cupy_kernels import cupy_device
 from cupy_kernels.host_pool import HostPool
 from cupy_kernels.workspace import Workspace
 
@@ -16,12 +16,13 @@ from cupy_kernels.workspace import Workspace
 def test_importing_the_kernels_imports_no_cupy() -> None:
     """Only asking for the GPU does; the answer here is the module or None, never an exception."""
     code = (
-        "import sys; import cupy_kernels.device, cupy_kernels.convolution, cupy_kernels.pooling;"
+        "import sys; import cupy_kernels.cupy_device, cupy_kernels.convolution;"
+        "import cupy_kernels.pooling;"
         "assert not any(name.startswith('cupy') and not name.startswith('cupy_kernels')"
         " for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    answer = device.gpu()
+    answer = cupy_device.gpu()
     assert answer is None or answer.cuda.runtime.getDeviceCount() > 0
 
 
@@ -38,11 +39,11 @@ def test_a_broken_cupy_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             runtime = Runtime
 
     monkeypatch.setitem(sys.modules, "cupy", Broken)
-    device.gpu.cache_clear()
+    cupy_device.gpu.cache_clear()
     try:
-        assert device.gpu() is None
+        assert cupy_device.gpu() is None
     finally:
-        device.gpu.cache_clear()
+        cupy_device.gpu.cache_clear()
 
 
 def test_memory_of_the_host_is_reused_once_nothing_refers_to_it() -> None:

@@ -19,10 +19,10 @@ from shards.schedules import Fixed
 from tests.support.eventually import eventually
 from tests.support.pure_cluster import TABLE, bowl, start
 from worker.model import Batch
-from worker.own_state import continued
 from worker.strategies import EAMSGD, EASGD, AsyncDiLoCo, DiLoCo, Downpour, SparkNet, Strategy
 from worker.strategies.base import Floats
 from worker.training_loop import Plan, WorkerReport, train_worker
+from worker.worker_state import continued
 
 KEEPERS: list[Strategy] = [
     EASGD(tau=4),

@@ -4,8 +4,8 @@ All functions fill an array of the caller, which must be contiguous and not over
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.cpu import layout as on_host
-from cupy_kernels.gpu import layout as in_kernels
+from cupy_kernels.cpu import image_layout as on_host
+from cupy_kernels.gpu import image_layout as in_kernels
 from cupy_kernels.types import AnyArray, Array
 
 
