@@ -39,7 +39,7 @@ _SERVE = (
     "import sys; from pathlib import Path; from deploy.service import app, launcher, server;"
     "app.LocalLauncher = lambda: launcher.LocalLauncher((sys.executable, sys.argv[3]));"
     "server.serve(app.ServeOptions(home=Path(sys.argv[1]), slots=1000),"
-    " '127.0.0.1', int(sys.argv[2]))"
+    " server.Listen(host='127.0.0.1', port=int(sys.argv[2])))"
 )
 
 
