@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.runner import job_folder
@@ -309,7 +309,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         found = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
         return msgspec.to_builtins(found) if found is not None else {}
 
-    @router.get("/jobs/{job}/series")
+    @router.get("/jobs/{job}/series", responses={200: {"content": {"text/csv": {}}}})
     def series(
         job: JobId,
         names: Annotated[str, Query(description="Columns, by comma.")] = "loss",
@@ -332,7 +332,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         answer = {"x": across, "series": columns, "evaluations": tests}
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    @router.get("/jobs/{job}/logs")
+    @router.get("/jobs/{job}/logs", response_class=PlainTextResponse)
     def logs(
         job: JobId,
         part: Annotated[str | None, Query(max_length=100)] = None,

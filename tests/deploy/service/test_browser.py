@@ -160,7 +160,7 @@ def test_signing_in(start: Start) -> None:
         tab.sees("#secret", "dps_")
         carol = store.of_token(page.locator("#secret code").inner_text())
         assert carol is not None
-        assert carol.projects == {"vision", "speech"}
+        assert carol.projects == frozenset({"vision", "speech"})
         page.reload()
         tab.sees("#tokens", "carol")
         tab.sees("#audit", "POST /tokens")
