@@ -204,7 +204,7 @@ def test_damaged_images_are_left_out_up_to_the_limit(downpour: Run, trained: Pat
     columns = {"image": pa.array(encoded, pa.binary()), "label": table["label"]}
     pq.write_table(pa.table(columns), trained / "damaged.parquet")
     for command in (TEST, FEATURES):
-        line = command.replace("--data data", "--data damaged.parquet --skip-images")
+        line = command.replace("--data data", "--data damaged.parquet") + " --skip-images"
         most = r".*expected at most 0 images that cannot be decoded, got 1, the last in row 2"
         refuses(downpour, trained, f"{line} 0", most)
         assert downpour(*f"{line} 1".split())[0] == 0
