@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills choice controls fuzz-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -134,9 +134,6 @@ cuts: install ## cut links for 3 to 10 s, again and again for SECONDS=300: how s
 
 nodes: install ## kill all processes of a Ray node, twice, and see what copies and logs do; minutes
 	$(BIN)/python -m tests.chaos.nodes
-
-executors: install ## add, kill and remove executors of Spark while they train; a minute
-	$(BIN)/python -m tests.chaos.executors
 
 soak: SECONDS = 3600
 soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards and workers grow by
