@@ -307,6 +307,8 @@ def main() -> None:
                 between = time.monotonic()
                 trained = by_workers(name, net, rows, df, classes, seed)
                 ended = time.monotonic()
+                if trained.outcome.interrupted:
+                    raise KeyboardInterrupt
                 together = accuracy(net, trained.params, tests)
                 print(
                     f"| {name} | {len(rows.x)} | {task.epochs} | {seed} | {alone:.2f} |"
