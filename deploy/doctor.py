@@ -147,9 +147,9 @@ def report(found: Diagnosis) -> str:
     if lines:
         parts.append("\n".join(f"! {line}" for line in lines))
     if found.advice is not None:
-        parts += [_explained(found, found.advice), _snippet(found.advice)]
         advice = found.advice
-        parts.append(quote(advice.rtt_s + advice.push_s + advice.pull_s, advice.compute_s))
+        exchange_s = advice.rtt_s + advice.push_s + advice.pull_s
+        parts += [_explained(found, advice), quote(exchange_s, advice.compute_s), _snippet(advice)]
     else:
         parts.append("No advice until every shard answers.")
     return "\n\n".join(part for part in parts if part)

@@ -131,7 +131,7 @@ def _sentence(what: str, error: msgspec.ValidationError) -> str:
     """An error of a value inside `what`, or of a whole trial, with the keys that it may have."""
     message, _, where = str(error).partition(" - at `$")
     where = f"{what}{where.rstrip('`')}".removeprefix(".")
-    _, unknown, key = message.partition("object contains unknown field ")
+    _, unknown, key = message.partition("Object contains unknown field ")
     if unknown:
         part = where.rpartition(".")[2].partition("[")[0]
         return f"{where}: expected one of {', '.join(_KEYS[part])}, got {key.strip('`')}"
