@@ -179,11 +179,11 @@ class Supervisor:
 
     def _start(self, row: JobRow, to: JobState) -> None:
         """Start the next attempt. The order is on disk before the process exists."""
+        self._store.write_settings(row)
         nonce, attempt = secrets.token_hex(8), row.attempt + 1
         row = self._store.move(
             row, to, kind="start", attempt=attempt, nonce=nonce, contact="", not_before=0.0
         )
-        self._store.write_settings(row)
         try:
             self._launcher.launch(self._store.folder(row.id), attempt, nonce)
         except OSError as error:

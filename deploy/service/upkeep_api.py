@@ -31,7 +31,7 @@ class ManifestFile(BaseModel):
     sha256: str = Field(description="64 hexadecimal digits.")
 
 
-class Manifest(BaseModel):
+class UploadRequest(BaseModel):
     """The body of an upload: all its files."""
 
     model_config = ConfigDict(extra="forbid")
@@ -79,7 +79,7 @@ def routes(
 
 def _add_uploads(router: APIRouter, uploads: Uploads) -> None:
     @router.post("/uploads", status_code=201)
-    def begin_upload(body: Manifest) -> dict[str, Any]:
+    def begin_upload(body: UploadRequest) -> dict[str, Any]:
         """Begin an upload, or learn what an earlier one with the same files still lacks."""
         files = [UploadedFile(file.path, file.bytes, file.sha256) for file in body.files]
         found: dict[str, Any] = msgspec.to_builtins(uploads.begin(files))
