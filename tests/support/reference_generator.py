@@ -413,13 +413,14 @@ def service_routes() -> str:
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))
     service.include_router(upkeep_api.routes(services, absent, absent, absent, absent))
+    rules = {route.replace(":path}", "}"): rule for route, rule in RULES.items()}
     rows = []
     for path, methods in service.openapi()["paths"].items():
         for method, each in methods.items():
             query = [p["name"] for p in each.get("parameters", ()) if p["in"] == "query"]
             meaning = " ".join(each["description"].split())
             shown = ", ".join(f"`{name}`" for name in query)
-            rule = RULES[f"{method.upper()} {path}"]
+            rule = rules[f"{method.upper()} {path}"]
             role = str(rule.role) if rule.own is None else f"{rule.role}; {rule.own} for its own"
             name = f"`{method.upper()} {path.removeprefix('/api/v1')}`"
             rows.append((name, shown, role, meaning))
