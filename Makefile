@@ -11,7 +11,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -144,6 +144,10 @@ soak: install ## a fault every 2 s for SECONDS=3600; how many MB an hour shards 
 
 fuzz: install ## hostile bytes: messages, frames, connections, and 100,000 flipped bits; minutes
 	$(BIN)/python -m tests.fuzz.run
+
+fuzz-service: install ## generated requests for every operation of the service; a minute
+	$(PIP) install --quiet --no-build-isolation --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.service_api
 
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured

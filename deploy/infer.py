@@ -143,7 +143,7 @@ def run_features(
 
 
 def fitted(
-    net: Description, data: Path, split: Split, skip_images: int
+    net: Description, data: Path, split: Split, skip_images: int = MOST_SKIPPED
 ) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape."""
     source = open_net_data(data_of(net), data, split, skip_images=skip_images)

@@ -56,7 +56,7 @@ class ForwardPass(msgspec.Struct, frozen=True):
     blobs: tuple[str, ...]
     batch_size: int
     device: DeviceRequest
-    skip_images: int
+    skip_images: int = MOST_SKIPPED
 
 
 _loaded: dict[str, tuple[CaffeModel, Floats]] = {}

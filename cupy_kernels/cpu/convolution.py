@@ -247,7 +247,8 @@ def _blocks(y_shape: tuple[int, ...], h: int, shape: Convolution, size: int) -> 
 
 def _lines(block: _Block) -> int:
     """The lines of all its images."""
-    return (block.images.stop - block.images.start) * (block.lines[1] - block.lines[0])
+    images: int = block.images.stop - block.images.start
+    return images * (block.lines[1] - block.lines[0])
 
 
 def _rows(block: _Block, size: int, shape: Convolution) -> slice:

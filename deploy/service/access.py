@@ -42,14 +42,14 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+# No Strict-Transport-Security: it would hold for every port of this host, Spark's pages among them.
 _HEADERS = {
     b"content-security-policy": POLICY.encode(),
     b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
+    b"referrer-policy": b"same-origin",  # `no-referrer` would make the Origin of our forms null
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
-_HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
 _UNSAFE = {"POST", "PUT", "PATCH", "DELETE"}
 _MOST_ADDRESSES = 4096
 
@@ -162,7 +162,7 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = _Reply(send, https=self._exposure.https)
+        reply = _Reply(send)
         headers = Headers(scope=scope)
         try:
             _check_sizes(scope, headers)
@@ -304,9 +304,8 @@ class AccessGuard:
 class _Reply:
     """Sends an answer with the headers of every answer, and remembers its status."""
 
-    def __init__(self, send: Send, *, https: bool) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._headers = [*_HEADERS.items(), *([_HTTPS_ONLY] if https else [])]
         self.status = 0
         self.started = False
 
@@ -314,9 +313,9 @@ class _Reply:
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
             names = {name.lower() for name, _ in message["headers"]}
-            more = [each for each in self._headers if each[0] not in names]
             if b"cache-control" not in names:
-                more = [*more, (b"cache-control", b"no-store")]
+                message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
+            more = [each for each in _HEADERS.items() if each[0] not in names]
             message["headers"] = [*message["headers"], *more]
         await self._send(message)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.runner import job_folder
@@ -21,7 +21,7 @@ from deploy.service.access_store import AccessStore
 from deploy.service.comparison import curve
 from deploy.service.identities import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
-from deploy.service.problems import Problem, not_found
+from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
@@ -98,7 +98,7 @@ def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
 
 def routes(services: Services) -> APIRouter:
     """All routes, for these services."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
     access_api.add_routes(router, services.store, services.access)
@@ -309,7 +309,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         found = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
         return msgspec.to_builtins(found) if found is not None else {}
 
-    @router.get("/jobs/{job}/series")
+    @router.get("/jobs/{job}/series", responses={200: {"content": {"text/csv": {}}}})
     def series(
         job: JobId,
         names: Annotated[str, Query(description="Columns, by comma.")] = "loss",
@@ -332,7 +332,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         answer = {"x": across, "series": columns, "evaluations": tests}
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    @router.get("/jobs/{job}/logs")
+    @router.get("/jobs/{job}/logs", response_class=PlainTextResponse)
     def logs(
         job: JobId,
         part: Annotated[str | None, Query(max_length=100)] = None,

@@ -154,7 +154,7 @@ def application(service: Service) -> FastAPI:
         upkeep_api.routes(parts, service.uploads, service.webhooks, options.home, options.limits)
     )
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
-    metrics = ServiceMetrics(service.store, service.feed)
+    metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> dict[str, str]:

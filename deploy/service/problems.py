@@ -10,6 +10,23 @@ from deploy.service.job_store import StateChanged
 from shards.errors import BadInput, DownpourError
 
 MEDIA_TYPE = "application/problem+json"
+_TEXT = {"type": "string"}
+PROBLEMS: dict[str, Any] = {
+    "description": "What is wrong, and what to do.",
+    "content": {
+        MEDIA_TYPE: {
+            "schema": {
+                "type": "object",
+                "required": ["status", "code", "detail"],
+                "properties": {
+                    "status": {"type": "integer"},
+                    **dict.fromkeys(("code", "detail", "field", "expected", "got", "hint"), _TEXT),
+                },
+            }
+        }
+    },
+}
+"""Every error, as the OpenAPI document describes it."""
 _EXPECTED = re.compile(r"(?:--)?([\w-]+)[^:]*: expected (.+?),? (?:and )?got (.*?)(?:; (.*))?$")
 
 

@@ -1,6 +1,6 @@
 """The training service: how fast lists are, how soon it is back, what it weighs.
 
-    python tests/bench/bench_service.py [--jobs 10000] [--folders 1000] [--live 20]
+    python tests/bench/bench_service.py [--jobs 10000] [--folders 1000] [--live 20] [--keyed 1000]
 
 Each part starts a `downpour serve` of its own in a fresh home. The jobs of the long list are rows
 of the database; the folders that are indexed again are real ones, of jobs in a terminal state; the
@@ -9,15 +9,18 @@ live jobs are runners that train nothing (tests/support/stub_runner.py).
 
 import argparse
 import gzip
+import json
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -38,17 +41,20 @@ from tests.support.service_in_process import STUB
 _SERVE = (
     "import sys; from pathlib import Path; from deploy.service import app, launcher, server;"
     "app.LocalLauncher = lambda: launcher.LocalLauncher((sys.executable, sys.argv[3]));"
-    "server.serve(app.ServeOptions(home=Path(sys.argv[1]), slots=1000),"
-    " '127.0.0.1', int(sys.argv[2]))"
+    "server.serve(app.ServeOptions(home=Path(sys.argv[1]), slots=int(sys.argv[4])),"
+    " server.Listen(host='127.0.0.1', port=int(sys.argv[2])))"
 )
 
 
 @contextmanager
-def served(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
+def served(
+    home: Path, slots: int = 1000
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client, float]]:
     """A service on `home`, a client, and the seconds until it had looked at all jobs."""
     port = free_port()
     begun = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, str(home), str(port), str(STUB)])
+    words = [str(home), str(port), str(STUB), str(slots)]
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, *words])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             while True:
@@ -131,6 +137,105 @@ def live_jobs(home: Path, solver: Path, count: int) -> dict[str, float]:
     return {"restart_s": back, "submit_ms": 1000 * submit, "rss_live_mb": weight}
 
 
+def keyed(home: Path, solver: Path, count: int, seed: int) -> dict[str, float]:
+    """Submit jobs with keys, kill the service amid them, and submit all of them again."""
+    given = {"solver": str(solver), "workers": 2}
+    body = {"settings": given, "labels": {"stub": "train"}}
+    dice = random.Random(seed)
+
+    def submit(http: httpx.Client, numbers: range) -> dict[int, str]:
+        found = {}
+        for number in numbers:
+            with suppress(httpx.TransportError):
+                key = {"Idempotency-Key": f"key {number}"}
+                found[number] = http.post("/api/v1/jobs", json=body, headers=key).json()["id"]
+        return found
+
+    with served(home, slots=2) as (process, http, _):
+        first = submit(http, range(dice.randrange(count // 4, 3 * count // 4)))
+        victim = threading.Timer(dice.uniform(0.0, 0.5), process.kill)
+        victim.start()
+        first |= submit(http, range(len(first), count))
+        victim.join()
+        process.wait()
+    begun = time.perf_counter()
+    with served(home, slots=2) as (_, http, _):
+        again = submit(http, range(count))
+        spent = time.perf_counter() - begun
+        cursor, ids = None, set()
+        while True:
+            where = {"limit": 200} | ({"cursor": cursor} if cursor else {})
+            page = http.get("/api/v1/jobs", params=where).json()
+            ids |= {job["id"] for job in page["jobs"]}
+            if (cursor := page["cursor"]) is None:
+                break
+        for job in http.get("/api/v1/jobs?state=RUNNING&state=STARTING").json()["jobs"]:
+            http.post(f"/api/v1/jobs/{job['id']}:cancel", json={"mode": "now"})
+    same = all(again[number] == job for number, job in first.items())
+    assert (len(ids), len(again), same) == (count, count, True), (len(ids), len(again), same)
+    return {"keyed_jobs": len(ids), "keyed_before_kill": len(first), "keyed_again_s": spent}
+
+
+def busy(home: Path, solver: Path, jobs: int, rate: int, viewers: int) -> dict[str, float]:
+    """Events of live jobs while viewers watch: how late they arrive, and what that costs."""
+    with served(home) as (process, http, _), ExitStack() as stack:
+        body = {"settings": {"solver": str(solver)}, "labels": {"stub": "train"}}
+        ids = [http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(jobs)]
+        while len(http.get("/api/v1/jobs?state=RUNNING&limit=200").json()["jobs"]) < jobs:
+            time.sleep(0.05)
+        for _ in range(viewers - 1):
+            stack.enter_context(http.stream("GET", f"/api/v1/stream?jobs={ids[0]}", timeout=None))
+        lags: list[float] = []
+        ended = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(str(http.base_url), lags, ended))
+        watcher.start()
+        time.sleep(1.0)
+        used = psutil.Process(process.pid).cpu_times()
+        begun = time.perf_counter()
+        numbers = [
+            len((home / "jobs" / job / "events.jsonl").read_bytes().splitlines()) for job in ids
+        ]
+        each, sent = max(1, rate // jobs // 10), 0
+        while time.perf_counter() - begun < 5.0:
+            for place, job in enumerate(ids):
+                lines = []
+                for _ in range(each):
+                    numbers[place] += 1
+                    entry = {"number": numbers[place], "time": time.time(), "attempt": 1}
+                    lines.append(json.dumps(entry | {"kind": "notice", "data": {"text": "x"}}))
+                with (home / "jobs" / job / "events.jsonl").open("a") as file:
+                    file.write("\n".join(lines) + "\n")
+                sent += each
+            time.sleep(max(0.0, begun + sent / rate - time.perf_counter()))
+        spent = time.perf_counter() - begun
+        deadline = time.monotonic() + 60.0
+        while len(lags) < sent and time.monotonic() < deadline:
+            time.sleep(0.1)
+        now = psutil.Process(process.pid).cpu_times()
+        weight = rss_mb(process)
+        ended.set()
+        for job in ids:
+            http.post(f"/api/v1/jobs/{job}:cancel", json={"mode": "now"})
+        watcher.join()
+    assert len(lags) == sent, (len(lags), sent)
+    return {
+        "events_per_s": sent / spent, "event_lag_p95_s": statistics.quantiles(lags, n=20)[-1],
+        "busy_rss_mb": weight, "viewers": viewers,
+        "busy_cpu_share": (now.user + now.system - used.user - used.system) / spent,
+    }  # fmt: skip
+
+
+def _watch(url: str, lags: list[float], ended: threading.Event) -> None:
+    """Note how long after its time each notice arrives at a viewer of all jobs."""
+    path = f"{url.rstrip('/')}/api/v1/stream?after=0"
+    with suppress(httpx.TransportError), httpx.stream("GET", path, timeout=2.0) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: ") and '"notice"' in line:
+                lags.append(time.time() - json.loads(line[6:])["time"])
+            if ended.is_set():
+                return
+
+
 def reindexed(home: Path, solver: Path, count: int) -> dict[str, float]:
     """Rebuild a database from the folders of its jobs."""
     engine = open_database(home / DATABASE)
@@ -151,16 +256,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--folders", type=int, default=1000)
     parser.add_argument("--live", type=int, default=20)
+    parser.add_argument("--keyed", type=int, default=1000)
     chosen = parser.parse_args()
     figures: dict[str, float] = {"cores": len(os.sched_getaffinity(0))}
     with tempfile.TemporaryDirectory() as folder:
-        homes = [Path(folder) / name for name in ("list", "live", "folders")]
+        homes = [Path(folder) / name for name in ("list", "live", "folders", "keyed", "busy")]
         for home in homes:
             home.mkdir(mode=0o700)
         solver = tiny_job.write_job(Path(folder))
         figures |= long_list(homes[0], chosen.jobs)
         figures |= live_jobs(homes[1], solver, chosen.live)
         figures |= reindexed(homes[2], solver, chosen.folders)
+        figures |= keyed(homes[3], solver, chosen.keyed, seed=1)
+        figures |= busy(homes[4], solver, chosen.live, 5000, viewers=50)
     save("service", figures)
     goals(
         [
@@ -170,6 +278,9 @@ def main() -> None:
             Goal("service, idle", figures["rss_idle_mb"], 110, "MB"),
             Goal(f"service, {chosen.live} live jobs", figures["rss_live_mb"], 150, "MB"),
             Goal(f"restart with {chosen.live} live jobs", figures["restart_s"], 3, "s"),
+            Goal("events taken in", figures["events_per_s"], 5000, "/s", at_least=True),
+            Goal("event to a viewer, p95", figures["event_lag_p95_s"], 1, "s"),
+            Goal("service, 20 live jobs and 50 viewers", figures["busy_rss_mb"], 150, "MB"),
             Goal(f"reindex of {chosen.folders} folders", figures["reindex_s"], 20, "s"),
         ]
     )

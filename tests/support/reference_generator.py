@@ -407,6 +407,7 @@ def service_routes() -> str:
     from deploy.service import api, results_api, upkeep_api
     from deploy.service.rules import RULES
 
+    rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
     absent: Any = None  # describing the routes calls none of them
     services = api.Services(absent, absent, absent, absent, absent)
     service = FastAPI()

@@ -274,7 +274,7 @@ async function check(number, verb, to) {
 }
 
 async function pin(number, verb) {
-  const answer = await fetch(`${api}/checkpoints/${number}:${verb}`, { method: "POST" });
+  const answer = await fetch(`${api}/checkpoints/${number}:${verb}`, { method: "POST", headers: { "X-CSRF-Token": $("meta[name=csrf]").content } });
   said(answer.ok ? `${number}: ${verb}ned` : (await answer.json()).detail);
 }
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import deploy
 from deploy.runner.readings import SeriesPoint
 from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
@@ -308,6 +310,9 @@ def test_health_and_metrics(service: Running) -> None:
     text = service.http.get("/metrics").text
     assert 'downpour_jobs{state="SUCCEEDED"} 1.0' in text
     assert "worker=" not in text
+    rules = (Path(deploy.__file__).parent / "prometheus" / "alerts.yml").read_text()
+    named = set(re.findall(r"downpour_\w+", rules))
+    assert named <= set(re.findall(r"downpour_\w+", text))
 
 
 def test_every_route_is_described(idle: Running) -> None:

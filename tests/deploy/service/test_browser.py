@@ -3,13 +3,18 @@
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
-from tests.support.service_in_process import Running, listening
+from deploy.service.access import Exposure
+from deploy.service.identities import TokenRole
+from tests.support.service_in_process import Running, Start, listening
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -49,6 +54,12 @@ class Tab:
 
 @pytest.fixture
 def tab(service: Running) -> Iterator[Tab]:
+    with opened(service) as found:
+        yield found
+
+
+@contextmanager
+def opened(service: Running) -> Iterator[Tab]:
     with listening(service) as url, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
@@ -58,6 +69,20 @@ def tab(service: Running) -> Iterator[Tab]:
         browser.close()
         service.service.feed.close()
         assert found.faults == []
+
+
+def accessible(tab: Tab) -> None:
+    """Fail if axe finds a violation in the page, wide or narrow; without axe, look no further."""
+    axe = find_spec("axe_playwright_python")
+    if axe is None or axe.origin is None:
+        return
+    (script,) = Path(axe.origin).parent.rglob("axe.min.js")
+    tab.page.evaluate(script.read_text())
+    for width in (1280, 360):
+        tab.page.set_viewport_size({"width": width, "height": 740})
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        found = tab.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
 def write_readings(service: Running, job: str, steps: int) -> None:
@@ -94,6 +119,7 @@ def test_a_list_that_is_open_stays_current(service: Running, tab: Tab) -> None:
     focused = "document.activeElement.className"
     assert tab.page.evaluate(focused) == "skip"
     assert service.get(job)["name"] == HOSTILE
+    accessible(tab)
 
 
 def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
@@ -115,4 +141,35 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.page.set_viewport_size({"width": 360, "height": 740})
     tab.page.get_by_role("button", name="Resume").click()
     tab.sees("#attempt", "attempt 2")
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+    accessible(tab)
+
+
+def test_signing_in(start: Start) -> None:
+    """A token opens the page that was asked for; the session changes things, and ends."""
+    with start(driven=False, exposure=Exposure(tokens=True)) as running, opened(running) as tab:
+        store, page = running.service.access, tab.page
+        _, token = store.create_token("root", TokenRole.ADMINISTRATOR, None, 3600.0)
+        page.goto(tab.url + "/service")
+        accessible(tab)
+        page.get_by_label("Token").fill(token)
+        page.keyboard.press("Enter")
+        tab.sees("h1", "Service")
+        page.get_by_label("Name").fill("carol")
+        page.get_by_label("Projects").fill("vision, speech")
+        page.get_by_role("button", name="Create").click()
+        tab.sees("#secret", "dps_")
+        carol = store.of_token(page.locator("#secret code").inner_text())
+        assert carol is not None
+        assert carol.projects == frozenset({"vision", "speech"})
+        page.reload()
+        tab.sees("#tokens", "carol")
+        tab.sees("#audit", "POST /tokens")
+        accessible(tab)
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Revoke").first.click()
+        tab.sees("#tokens", "revoked")
+        page.get_by_role("button", name="Sign out").click()
+        tab.sees("h1", "Sign in")
+        page.goto(tab.url + "/")
+        tab.sees("h1", "Sign in")
+        tab.faults[:] = [fault for fault in tab.faults if "Revoke the token of carol" not in fault]
