@@ -401,7 +401,8 @@ def ask(
 ) -> None:
     with service.open() as client:
         found = client.post(f"/jobs/{job}:{verb}", body or {})
-    show(found, as_json, job_line(found))
+    name = found.get("name", "")  # of a clone; the answers to other orders have none
+    show(found, as_json, f"{found['id']}  {found['state']:<10}  {name}".rstrip())
 
 
 def show(found: dict[str, Any], as_json: bool, line: str) -> None:

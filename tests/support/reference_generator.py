@@ -414,6 +414,7 @@ def service_routes() -> str:
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))
     service.include_router(upkeep_api.routes(services, absent, absent, absent, absent))
+    rules = {route.replace(":path}", "}"): rule for route, rule in RULES.items()}
     rows = []
     for path, methods in service.openapi()["paths"].items():
         for method, each in methods.items():
