@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
+PACKAGES := ps worker shards cupy_kernels deploy
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
@@ -23,8 +24,10 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEM
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
 		--shards 2 --workers 4 --staleness 4 --strategy downpour:scale=1 --out $(DEMO)
 
-# Two processes of tests: most of what a test does is to wait. See tests/conftest.py.
+# Two processes of tests: most of what a test does is to wait. See tests/conftest.py. They start
+# hundreds of processes, which must not compile the sources again, as under PYTHONDONTWRITEBYTECODE.
 test: lint ## lint, then all tests
+	$(BIN)/python -m compileall -q $(PACKAGES) tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 SEEDS ?= 5000
@@ -166,7 +169,7 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-build.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --require-hashes --requirement constraints-build.txt
 	$(UV) pip install --python $(BIN)/python --no-build-isolation --require-hashes \
-			--requirement constraints.txt \
+			--compile-bytecode --requirement constraints.txt \
 		|| $(PIP) install --no-build-isolation --require-hashes --requirement constraints.txt
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.experiments.choices import quote
+from deploy.choices import quote
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
 from ps.cluster import Cluster
 from ps.links.advisor import Advice, advise, remarks

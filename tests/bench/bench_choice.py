@@ -8,7 +8,7 @@ import math
 import re
 from pathlib import Path
 
-from deploy.experiments.choices import TARGET, Choice, keep, table
+from deploy.choices import TARGET, Choice, keep, table
 from deploy.experiments.runner import Folder, run_sweep
 from deploy.experiments.statistics import TargetTimes
 from deploy.experiments.sweeps import Sweep, read_sweep

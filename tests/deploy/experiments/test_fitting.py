@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ SLOW = {"worker-2": 3.0}
 def recorded(path: Path, *, sizes: tuple[int, ...] = (100_000,), pushes: int = 300) -> Path:
     """Records of three workers on a link of 20 ms and 8 Mbit, of which one is slow."""
     cluster = ClusterModel(workers=3, times=StepTimes(mean_s=0.05, cv=0.2), stragglers=SLOW)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number in range(3):
         now, draws = 0.0, cluster.step_times(1, number)
         for push in range(pushes):

@@ -170,7 +170,7 @@ def test_a_full_disk_ends_the_sweep_with_one_sentence(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "in another library's words")
 
-    monkeypatch.setattr(runner.pq, "write_table", full)
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
     with pytest.raises(BadInput, match=r"parquet: expected to write a result, got: No space left"):
         run_sweep(read_sweep(written(tmp_path)), tmp_path / "out", note=quiet)
     assert not list((tmp_path / "out" / "failed").iterdir())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.experiments.choices import kept, quote, table
+from deploy.choices import kept, quote, table
 from deploy.experiments.sweeps import read_sweep
 
 ROOT = Path(__file__).parents[3]

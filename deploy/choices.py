@@ -85,9 +85,7 @@ def quote(exchange_s: float, compute_s: float) -> str:
 @cache
 def kept() -> list[Choice]:
     """The figures that are shipped."""
-    return msgspec.json.decode(
-        (files("deploy.experiments") / _FILE).read_bytes(), type=list[Choice]
-    )
+    return msgspec.json.decode((files("deploy") / _FILE).read_bytes(), type=list[Choice])
 
 
 def keep(choices: Sequence[Choice], folder: Path) -> None:
