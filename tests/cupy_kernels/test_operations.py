@@ -19,8 +19,8 @@ from cupy_kernels import (
     dropout,
     eltwise,
     embedding,
+    image_layout,
     inner_product,
-    layout,
     losses,
     lrn,
     mvn,
@@ -94,8 +94,8 @@ def test_weights_are_packed_for_large_images(monkeypatch: pytest.MonkeyPatch) ->
 
 
 SUBJECTS = (
-    activation, batch_norm, channels, convolution, dropout, eltwise, embedding, inner_product,
-    layout, losses, lrn, mvn, pooling, recurrent, reduction, softmax,
+    activation, batch_norm, channels, convolution, dropout, eltwise, embedding, image_layout,
+    inner_product, losses, lrn, mvn, pooling, recurrent, reduction, softmax,
 )  # fmt: skip
 
 
