@@ -47,7 +47,9 @@ def reading(waiting: int = 0, workers: int = 4, **more: Any) -> Reading:
     return Reading(time=1.0, attempt=1, readings=figures, point=point, **given)
 
 
-def names(watch: JobWatch, row: JobRow, found: Reading | None, now: float) -> list[tuple[str, bool]]:
+def names(
+    watch: JobWatch, row: JobRow, found: Reading | None, now: float
+) -> list[tuple[str, bool]]:
     return [(change.alert, change.on) for change in watch.look(row, found, now)]
 
 
