@@ -116,6 +116,9 @@ class Supervisor:
             wish = secrets.token_hex(6)
             if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
                 self._expect(row, verb, applies=row.state in states_for(verb))
+                if verb is Verb.SET:  # others may have changed since these were checked
+                    new = {name: details["settings"][name] for name in details["changes"]}
+                    details["settings"] = row.settings | new
                 self._store.note(row, verb.value, wish=wish, **details)
                 if verb is Verb.SET:
                     self._restart(row, wish)
