@@ -190,12 +190,9 @@ class UpdatesWriter:
         self._origins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._moved_at = 0.0
-        if path.is_file():
-            raise BadInput(
-                f"{path}: expected a folder of parts, got a file of an earlier version; make it"
-                f" {path.name}/{_name(0)}"
-            )
         try:
+            if path.is_file():  # of an earlier version, with fewer columns
+                path.rename(path.with_name(f"{path.name}.former"))
             path.mkdir(mode=0o700, exist_ok=True)
             for left in path.glob(".*"):
                 left.unlink()

@@ -239,17 +239,19 @@ class Submissions:
             self._within(option, path, sender, "" if name in _INPUTS else job)
             if name in _INPUTS and not path.exists():
                 raise BadInput(f"{option}: expected a file or folder, got {path}; it is missing")
-        place = _local(settings.snapshots) if settings.snapshots is not None else None
+        place = (
+            _local("--snapshots", settings.snapshots) if settings.snapshots is not None else None
+        )
         if place is not None:
             self._within("--snapshots", place, sender, job)
 
     def _check_resume(self, text: str, sender: Principal) -> None:
         """Raise BadInput unless `text` is a snapshot, of a run and at a place for the sender."""
         run, separator, number = text.rpartition("@")
-        place = _local(run if separator and number.isdecimal() else text)
+        place = _local("resume", run if separator and number.isdecimal() else text)
         if place is not None:
             self._within("resume", place, sender)
-        shelf = _local(origin_of(text).shelf)
+        shelf = _local("resume", origin_of(text).shelf)
         if shelf is not None:
             self._within("resume", shelf, sender)
 
@@ -303,14 +305,14 @@ class Submissions:
             )
 
 
-def _local(place: str) -> Path | None:
+def _local(what: str, place: str) -> Path | None:
     """The path that a place of snapshots names; None for an object store. Raises BadInput."""
     if place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))
     scheme, separator, _ = place.partition("://")
     if separator and scheme not in _OBJECT_STORES:
         known = ", ".join(sorted(_OBJECT_STORES))
-        raise BadInput(f"place: expected a path, file or one of {known}; got {scheme[:40]}://")
+        raise BadInput(f"{what}: expected a path, file or one of {known}; got {scheme[:40]}://")
     return None if separator else Path(place)
 
 

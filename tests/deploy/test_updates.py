@@ -221,14 +221,14 @@ def test_a_damaged_part_is_named_and_left_alone(tmp_path: Path, damage: str) -> 
     assert [part.read_bytes() for part in path.iterdir()] in (before, before[::-1])
 
 
-def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
-    """A single file is refused with the place that it belongs to."""
+def test_a_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:
+    """A run that continues keeps the single file under another name; readers name it."""
     path = tmp_path / "updates.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(BadInput, match=r"expected a folder of parts.*part-000000\.parquet"):
-        UpdatesWriter(path, job="j", seed=0, restored=[1])
     with pytest.raises(BadInput, match="expected a folder of updates"):
         list(read_updates(path))
+    UpdatesWriter(path, job="j", seed=0, restored=[1]).close()
+    assert (path.is_dir(), path.with_name("updates.parquet.former").read_bytes()) == (True, b"PAR1")
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def test_paths_of_other_jobs_and_of_the_service(guarded: Guarded, home: Path) ->
         {"out": str(home / "new")},
         {"snapshots": f"file://{theirs}/run"},
         {"snapshots": "/tmp/elsewhere"},
+        {"snapshots": f"local://{theirs}/run"},
+        {"snapshots": f"fsspec+file://{theirs}/run"},
     ):
         answer = guarded.make(mine, **settings)
         assert (answer.status_code, answer.json()["field"]) == (422, *settings), settings

@@ -213,6 +213,32 @@ def test_an_address_that_is_not_public(host: str) -> None:
     assert Hosts((f"private:{named}",)).address(f"http://{host}/")
 
 
+def test_ids_of_events_are_never_used_twice(start: Start) -> None:
+    """The job of the newest events is deleted: a webhook still gets those of the next job."""
+    receiver, now = Receiver(), [1000.0]
+    with start(driven=False) as running:
+        sender = webhooks(running, receiver, now)
+        sender.add("http://127.0.0.1:9/hook")
+        for _ in range(2):
+            job = running.submit("train")
+            running.ask(job, "cancel")
+            sender.send_due()
+            assert running.http.delete(f"/api/v1/jobs/{job}").status_code == 204
+    assert len(receiver.requests) == 2
+
+
+def test_a_url_that_cannot_be_sent_to_is_an_error_of_its_webhook(start: Start) -> None:
+    """The courier survives it, and other webhooks get their events."""
+    receiver, now = Receiver(), [1000.0]
+    with start(driven=False) as running:
+        sender = webhooks(running, receiver, now)
+        sender.add("http://127.0.0.1:9/a\x7f")
+        sender.add("http://127.0.0.1:9/b")
+        running.ask(running.submit("train"), "cancel")
+        sender.send_due()
+    assert [each.url.path for each in receiver.requests] == ["/b"]
+
+
 def test_webhooks_by_rest(start: Start, home: Path) -> None:
     """The secret is in the first answer alone; without an allowed host there are none."""
     with start(driven=False) as running:

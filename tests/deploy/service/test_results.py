@@ -177,6 +177,7 @@ def test_nothing_that_is_needed_is_deleted(idle: Running) -> None:
             "iteration,samples,seconds,accuracy\n3,1,1.0,0.9\n6,2,2.0,0.8\n"
         )
     clone = idle.ask(ended, "clone", snapshot="2").json()
+    idle.submit(resume=f"file://{run_of(idle, ended)}/snapshots/1")
     idle.http.post(f"/api/v1/jobs/{ended}/checkpoints/4:pin")
     idle.ask(ended, "cancel")
     answer = idle.http.delete(f"/api/v1/jobs/{ended}")
@@ -184,11 +185,11 @@ def test_nothing_that_is_needed_is_deleted(idle: Running) -> None:
     now = store.get(ended).updated
     assert plan(store, home, ServiceLimits(checkpoints=8), now) == []
     young = {Path(each.path).name for each in plan(store, home, ServiceLimits(), now + DAY_S)}
-    assert young == {"1", "5"}
+    assert young == {"5"}
     late = plan(store, home, ServiceLimits(), now + 100 * DAY_S)
     assert {each.job for each in late} == {ended}
     assert {Path(each.path).name for each in late} == {
-        "1", "5", "part-000000.parquet", "driver-1.log",
+        "5", "part-000000.parquet", "driver-1.log",
     }  # fmt: skip
     assert idle.http.post("/api/v1/service:gc").json()["freed"] == 0
     assert all(Path(each.path).exists() for each in late)

@@ -1,6 +1,8 @@
 """The files that a runner writes: journals that survive a kill, series that stay small."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.run_folder import lock_folder
 from deploy.runner import job_folder
-from deploy.runner.attempt import run_attempt
+from deploy.runner.attempt import _Attempt, run_attempt
 from deploy.runner.journal import Journal, JournalReader
 from deploy.runner.readings import (
     MOST_POINTS,
@@ -166,3 +168,18 @@ def test_a_late_runner_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(job_folder.ATTEMPT_VARIABLE, "old")
     with pytest.raises(BadInput, match="nonce of the newest attempt"):
         run_attempt(folder)
+
+
+def test_orders_to_drain_send_one_signal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal would end the training without the snapshot that the first one asked for."""
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with Journal(folder / "events.jsonl") as events:
+        identity = job_folder.AttemptIdentity(attempt=1, nonce="n", pid=1, started=0.0, boot="b")
+        attempt = _Attempt(folder, identity, events)
+        attempt._stop("drain")
+        attempt._stop("drain")
+        assert sent == [signal.SIGTERM]
+        attempt._stop("now")
+    assert sent == [signal.SIGTERM] * 2
