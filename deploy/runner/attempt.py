@@ -102,6 +102,7 @@ class _Attempt:
         self._identity = identity
         self._events = events
         self._settings = job_folder.load_settings(folder)
+        self._stopping = False
         self._acts = {"snapshot": self._snapshot, "reshard": self._reshard}
 
     def run(self) -> AttemptOutcome:
@@ -191,11 +192,17 @@ class _Attempt:
                     threading.Thread(target=self._answer, args=(order, act), daemon=True).start()
 
     def _stop(self, mode: str) -> None:
-        """The first SIGTERM ends the training with a snapshot, a second one ends it at once."""
+        """The first SIGTERM ends the training with a snapshot, a second one ends it at once.
+
+        Several orders to drain send one signal, for a second would lose the snapshot.
+        """
         self._events.append("stopping", self._identity.attempt, mode=mode)
-        os.kill(os.getpid(), signal.SIGTERM)
+        first, self._stopping = not self._stopping, True
+        if first:
+            os.kill(os.getpid(), signal.SIGTERM)
         if mode == "now":
-            time.sleep(1.0)
+            if first:
+                time.sleep(1.0)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _answer(self, order: Entry, act: Callable[[Entry], dict[str, Any]]) -> None:

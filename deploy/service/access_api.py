@@ -26,7 +26,7 @@ class NewToken(BaseModel):
     days: float = Field(default=90.0, gt=0, le=366, description="Days until it expires.")
 
 
-class Limits(BaseModel):
+class LimitsRequest(BaseModel):
     """The body of a project's limits; what is not given is unlimited."""
 
     model_config = ConfigDict(extra="forbid")
@@ -85,7 +85,7 @@ def add_routes(router: APIRouter, jobs: JobStore, store: AccessStore) -> None:
 
     @router.put("/projects/{project}")
     def limit(
-        request: Request, project: Annotated[str, Path(max_length=64)], body: Limits
+        request: Request, project: Annotated[str, Path(max_length=64)], body: LimitsRequest
     ) -> dict[str, Any]:
         """Set the limits of a project, in place of those that it had."""
         limits = ProjectLimits(**body.model_dump())

@@ -40,7 +40,7 @@ ALERTS = {
 """What each alert means."""
 
 
-class Watch:
+class JobWatch:
     """The alerts of all jobs. `look` returns what has changed for one of them."""
 
     def __init__(self) -> None:

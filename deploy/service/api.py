@@ -124,7 +124,10 @@ def seen(store: JobStore, sender: Principal, jobs: Sequence[str]) -> list[JobRow
 
 def own_key(sender: Principal, key: str | None) -> str | None:
     """An idempotency key as it is stored: no sender gets the answer to another one's request."""
-    return key if key is None or sender == LOCAL else f"{sender.name} {key}"
+    if key is None or sender == LOCAL:
+        return key
+    # The name of a revoked token may be given again, for other projects.
+    return f"{sender.name} {','.join(sorted(sender.projects or ('*',)))} {key}"
 
 
 class _Once:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.service.problems import Problem
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import shelf_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
@@ -22,6 +23,7 @@ FORMATS = {"safetensors": ".safetensors", "caffemodel": ".caffemodel", "h5": ".h
 _LONGEST_S = 600.0
 _COMMAND = (sys.executable, "-c", "from deploy.cli import main; main()", "snapshots")
 _one_at_a_time = threading.Lock()
+_places = threading.BoundedSemaphore(4)  # other threads of the service answer other requests
 
 
 def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
@@ -73,13 +75,17 @@ def _catalog(settings: TrainSettings, name: str) -> SnapshotCatalog:
 
 
 def _run(*words: str) -> bytes:
-    with _one_at_a_time:
-        try:
+    if not _places.acquire(blocking=False):
+        raise Problem(503, "busy", "checkpoints: others are read at present; repeat this later")
+    try:
+        with _one_at_a_time:
             done = subprocess.run(
                 [*_COMMAND, *words], capture_output=True, check=False, timeout=_LONGEST_S
             )
-        except subprocess.TimeoutExpired:
-            raise GiveUp(f"snapshots {words[0]}: no result for {_LONGEST_S:g} s") from None
+    except subprocess.TimeoutExpired:
+        raise GiveUp(f"snapshots {words[0]}: no result for {_LONGEST_S:g} s") from None
+    finally:
+        _places.release()
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip().splitlines()
         line = text[-1].removeprefix("downpour: error: ") if text else f"status {done.returncode}"

@@ -338,13 +338,18 @@ class JobStore:
 
     def remove(self, seen: JobRow) -> None:
         """Forget a job in a terminal state; its folder is deleted by the caller first."""
+        event = tables.event.c
         with self._lock, self._engine.begin() as connection:
             for table, column in (
                 (tables.job, tables.job.c.id),
                 (tables.attempt, tables.attempt.c.job),
-                (tables.event, tables.event.c.job),
             ):
                 connection.execute(sa.delete(table).where(column == seen.id))
+            # The newest event stays, for SQLite would give its id to the next one: streams and
+            # webhooks continue behind the last id that they have seen.
+            newest = connection.execute(sa.select(sa.func.max(event.id))).scalar()
+            unneeded = (event.job == seen.id) & (event.id != newest)
+            connection.execute(sa.delete(tables.event).where(unneeded))
         self._changed()
 
     # Idempotency keys.

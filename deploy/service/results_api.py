@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
 from deploy.runner.readings import SeriesPoint
@@ -84,17 +84,20 @@ def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
         ] = "safetensors",
     ) -> Response:
         """The weights of a checkpoint as a file."""
-        handle, name = tempfile.mkstemp(suffix=FORMATS[form])
-        os.close(handle)
-        target = FilePath(name)
-        target.unlink()
-        try:
-            exported(_settings(store, job), number, target)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-        done = BackgroundTask(target.unlink, missing_ok=True)
-        return FileResponse(target, filename=f"{job}-{number}{FORMATS[form]}", background=done)
+        name = f"{job}-{number}{FORMATS[form]}"
+        with tempfile.TemporaryDirectory() as folder:
+            exported(_settings(store, job), number, FilePath(folder) / name)
+            file = (FilePath(folder) / name).open("rb")  # it can be read without its name
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f'attachment; filename="{name}"',
+        }
+        return StreamingResponse(
+            iter(lambda: file.read(1 << 20), b""),
+            headers=headers,
+            media_type="application/octet-stream",
+            background=BackgroundTask(file.close),
+        )
 
     def pin(job: str, number: str, *, pinned: bool) -> dict[str, Any]:
         row = find(store, job)

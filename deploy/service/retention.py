@@ -5,6 +5,7 @@ another job began with, one that is pinned, the newest ones or the best one, or 
 service's home. Records of jobs stay for ever.
 """
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +22,7 @@ from deploy.runner.job_folder import Submission
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.states import TERMINAL
 from deploy.service.uploads import UPLOADS
+from deploy.snapshot_ref import origin_of
 from shards.errors import BadInput, DownpourError
 
 _DAY_S = 86400.0
@@ -91,14 +93,22 @@ def collect(removals: list[Removal]) -> int:
 
 def needed_by(store: JobStore, row: JobRow) -> list[str]:
     """The jobs under way that began with a checkpoint of this one, or will begin with it."""
-    run = row.settings["out"]
+    shelf = _shelf(Path(row.settings["out"]) / SNAPSHOTS)
     return [
         other.id
         for other in store.unfinished()
         if other.id != row.id
-        and (origin := _origin(store, other)) is not None
-        and Path(origin.rpartition("@")[0]) == Path(run)
+        and (
+            ((origin := _origin(store, other)) is not None and origin[0] == shelf)
+            or _reads_from(other, store.folder(row.id))
+        )
     ]
+
+
+def _reads_from(row: JobRow, folder: Path) -> bool:
+    """Whether an input of a job, such as its first weights, is below a folder."""
+    inputs = (row.settings.get(name) for name in ("solver", "data", "test_data", "weights"))
+    return any(Path(str(value)).is_relative_to(folder) for value in inputs if value is not None)
 
 
 def _all(store: JobStore) -> list[JobRow]:
@@ -112,17 +122,25 @@ def _all(store: JobStore) -> list[JobRow]:
             return rows[::-1]
 
 
-def _origin(store: JobStore, row: JobRow) -> str | None:
-    """The checkpoint that a job began with, as RUN@NUMBER."""
+def _shelf(place: str | Path) -> str:
+    """A folder of snapshots by one name, however it is written; an object store as it is."""
+    return str(place) if "://" in str(place) else os.path.realpath(place)
+
+
+def _origin(store: JobStore, row: JobRow) -> tuple[str, str | None] | None:
+    """The place and the number of the checkpoint that a job began with; None: the newest."""
     try:
         found = job_folder.load(store.folder(row.id) / job_folder.JOB, Submission)
-    except BadInput:
+        if found is None or not found.origin:
+            return None
+        origin = origin_of(found.origin)
+    except (BadInput, OSError):
         return None
-    return found.origin if found is not None else None
+    return _shelf(origin.shelf), origin.name
 
 
 def _of_job(
-    folder: Path, row: JobRow, keep: ServiceLimits, now: float, origins: set[str]
+    folder: Path, row: JobRow, keep: ServiceLimits, now: float, origins: set[tuple[str, str | None]]
 ) -> Iterator[Removal]:
     days, run = (now - row.updated) / _DAY_S, Path(row.settings["out"])
     own = run.is_relative_to(folder)  # a run folder elsewhere is its owner's
@@ -142,7 +160,10 @@ def _of_job(
             *row.pinned,
             *_best(row, numbers),
         }
-        kept |= {name for name in numbers if f"{run}@{name}" in origins}
+        shelf = _shelf(run / SNAPSHOTS)
+        kept |= {name for name in numbers if (shelf, name) in origins}
+        if (shelf, None) in origins:
+            kept |= set(numbers[-1:])
         for name in numbers:
             if name not in kept:
                 why = "neither new, best, pinned nor the beginning of another job"

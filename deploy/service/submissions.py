@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -42,6 +43,8 @@ CHANGEABLE = frozenset(
 """Options that `:set` may change: the others decide what the job is, or what it holds."""
 _ADOPTION_S = 120.0
 _ADDRESSES = ("snapshots", "spark", "ray")
+# Others, such as local://, may name files of this machine, which a sender may not see.
+_OBJECT_STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs"})
 
 
 class Submitted(BaseModel):
@@ -102,6 +105,7 @@ class Submissions:
     ) -> JobRow:
         """Store the job; raises BadInput that names the field. A `key` belongs to one job."""
         if key is not None and (earlier := self._store.with_key(key)) is not None:
+            check_project(sender, earlier.project)
             return earlier
         check_project(sender, request.project)
         job = self._store.new_id()
@@ -192,6 +196,7 @@ class Submissions:
         if (known := self._store.with_run(run)) is not None:
             raise BadInput(f"run: expected a run without a job, got that of job {known}")
         settings = TrainSettings.load(run / SETTINGS).replace(out=run)
+        _check_secrets(settings)
         found = checkpoints(settings)
         state = JobState.CANCELLED
         if (run / SUMMARY).is_file():
@@ -212,7 +217,8 @@ class Submissions:
             submission, settings, state=state, reason=reason, snapshot=snapshot, attempt=1
         )
         command = [sys.executable, "-m", "deploy.runner.adoption", str(self._store.folder(job))]
-        subprocess.run(command, capture_output=True, check=False, timeout=_ADOPTION_S)
+        with suppress(subprocess.TimeoutExpired):  # the job is listed, without a series
+            subprocess.run(command, capture_output=True, check=False, timeout=_ADOPTION_S)
         return row
 
     def checked(self, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,10 +304,14 @@ class Submissions:
 
 
 def _local(place: str) -> Path | None:
-    """The path that a place of snapshots names; None for an object store."""
+    """The path that a place of snapshots names; None for an object store. Raises BadInput."""
     if place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))
-    return None if "://" in place else Path(place)
+    scheme, separator, _ = place.partition("://")
+    if separator and scheme not in _OBJECT_STORES:
+        known = ", ".join(sorted(_OBJECT_STORES))
+        raise BadInput(f"place: expected a path, file or one of {known}; got {scheme[:40]}://")
+    return None if separator else Path(place)
 
 
 def _check_secrets(settings: TrainSettings) -> None:

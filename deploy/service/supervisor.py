@@ -25,7 +25,7 @@ from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
 from deploy.runner.readings import read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.alerts import RESERVE_BYTES, DiskWatch, Watch
+from deploy.service.alerts import RESERVE_BYTES, DiskWatch, JobWatch
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore, StateChanged
 from deploy.service.launcher import Life, LocalLauncher
@@ -85,7 +85,7 @@ class Supervisor:
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
-        self._watch = Watch()
+        self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
         self.halted = ""
         """Why no queued job is started at present; empty if jobs are started."""
@@ -116,6 +116,9 @@ class Supervisor:
             wish = secrets.token_hex(6)
             if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
                 self._expect(row, verb, applies=row.state in states_for(verb))
+                if verb is Verb.SET:  # others may have changed since these were checked
+                    new = {name: details["settings"][name] for name in details["changes"]}
+                    details["settings"] = row.settings | new
                 self._store.note(row, verb.value, wish=wish, **details)
                 if verb is Verb.SET:
                     self._restart(row, wish)

@@ -89,9 +89,10 @@ class Uploads:
                 self._check_room(sum(file.bytes for file in files))
                 (folder / _FILES).mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(folder / _MANIFEST, content, private=True)
-                for file in files:
-                    if not file.bytes:
-                        self._finish(self._target(upload, file.path), file)
+            for file in files:
+                if not file.bytes and not self._target(upload, file.path).is_file():
+                    self._finish(self._target(upload, file.path), file)
+            os.utime(folder)  # its age counts from the last use
         return self.status(upload)
 
     def status(self, upload: str) -> UploadStatus:
@@ -126,6 +127,7 @@ class Uploads:
                 received += len(chunk)
             if received == file.bytes and not target.is_file():
                 self._finish(target, file)
+                os.utime(self.folder / upload)
         return FileProgress(path, file.bytes, received, target.is_file())
 
     def resolved(self, text: str) -> str:

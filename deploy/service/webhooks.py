@@ -210,7 +210,7 @@ class Webhooks:
                 ) as answer,
             ):
                 return "" if answer.is_success else f"status {answer.status_code}"
-        except (httpx.HTTPError, BadInput, GiveUp, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, BadInput, GiveUp, ValueError) as error:
             return str(error)[:200] or type(error).__name__
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from deploy.choices import kept, quote, table
 from deploy.experiments.sweeps import read_sweep
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_the_kept_figures() -> None:

@@ -372,8 +372,8 @@ def _strategies() -> dict[Any, Any]:
         worker.EAMSGD: {"alpha": "above 0?", "tau": count, "momentum": share},
         worker.SparkNet: {"tau": count, "momentum": share},
         worker.LocalSGD: {"h": count},
-        worker.DiLoCo: diloco,
-        worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds"},
+        worker.DiLoCo: diloco | {"b": "0.."},
+        worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds", "b": "0.."},
         worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
     }
     for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD):
@@ -821,7 +821,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "resume": "path?",
                 "snapshots": "path?",
                 "logs": "path?",
-                "observer": "",
+                "callbacks": "",
                 **_OPTIONS,
             },
             _OPTION_NAMES,

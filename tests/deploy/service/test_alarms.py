@@ -11,7 +11,7 @@ import pytest
 
 from deploy.progress_model import Readings, WorkerReading
 from deploy.runner.readings import Reading, SeriesPoint
-from deploy.service.alerts import ALERTS, DiskWatch, Watch
+from deploy.service.alerts import ALERTS, DiskWatch, JobWatch
 from deploy.service.job_store import JobRow
 from deploy.service.states import JobState
 from deploy.service.webhooks import MOST_TRIES, Hosts, Webhooks
@@ -47,13 +47,15 @@ def reading(waiting: int = 0, workers: int = 4, **more: Any) -> Reading:
     return Reading(time=1.0, attempt=1, readings=figures, point=point, **given)
 
 
-def names(watch: Watch, row: JobRow, found: Reading | None, now: float) -> list[tuple[str, bool]]:
+def names(
+    watch: JobWatch, row: JobRow, found: Reading | None, now: float
+) -> list[tuple[str, bool]]:
     return [(change.alert, change.on) for change in watch.look(row, found, now)]
 
 
 def test_an_alert_begins_and_ends_once() -> None:
     """Each change is reported once; what has to last is reported when it has lasted."""
-    watch = Watch()
+    watch = JobWatch()
     assert names(watch, ROW, reading(2), 0.0) == []
     assert names(watch, ROW, reading(2), 59.0) == []
     assert names(watch, ROW, reading(2), 60.0) == [("at_bound", True)]
@@ -75,16 +77,16 @@ def test_an_alert_begins_and_ends_once() -> None:
 def test_what_is_alarming(row: dict[str, Any], found: Reading | None, alert: str) -> None:
     """Each kind of alert comes from its own evidence, and from a reading of this attempt."""
     job = msgspec.structs.replace(ROW, **row)
-    assert names(Watch(), job, found, 0.0) == [(alert, True)]
+    assert names(JobWatch(), job, found, 0.0) == [(alert, True)]
     assert alert in ALERTS
     if found is not None:
         later = msgspec.structs.replace(job, attempt=2)
-        assert names(Watch(), later, found, 0.0) == []
+        assert names(JobWatch(), later, found, 0.0) == []
 
 
 def test_a_degraded_job_alarms_after_a_while() -> None:
     """For five minutes it may recover by itself."""
-    watch, job = Watch(), msgspec.structs.replace(ROW, state=JobState.DEGRADED)
+    watch, job = JobWatch(), msgspec.structs.replace(ROW, state=JobState.DEGRADED)
     assert names(watch, job, None, 0.0) == []
     assert names(watch, job, None, 300.0) == [("degraded", True)]
 
