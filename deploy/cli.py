@@ -75,7 +75,9 @@ Net = Annotated[Path, typer.Option(help="The network, a Caffe prototxt.", show_d
 Weights = Annotated[
     Path, typer.Option(help="A .caffemodel, .h5 or .safetensors file.", show_default=False)
 ]
-Data = Annotated[Path, typer.Option(help=DATA, show_default=False)]
+Data = Annotated[
+    Path | None, typer.Option(help=DATA, show_default="the sources that the net's data layers name")
+]
 Device = Annotated[
     str, typer.Option(help="What to compute on: cpu, gpu, gpu:N, or auto (a GPU if one answers).")
 ]
@@ -102,7 +104,7 @@ Tasks = Annotated[
 def test(
     solver: Annotated[Path, typer.Option(help="The solver, a Caffe prototxt.", show_default=False)],
     weights: Weights,
-    data: Data,
+    data: Data = None,  # noqa: PT028  # a command called test, no test
     device: Device = "auto",  # noqa: PT028  # a command called test, no test
     spark: Spark = None,  # noqa: PT028  # a command called test, no test
     workers: Tasks = 2,  # noqa: PT028  # a command called test, no test
@@ -110,7 +112,8 @@ def test(
 ) -> None:
     """Print the loss and the accuracy of a network on test data.
 
-    Test data is the test part of --data, or all its rows if it has no parts.
+    Test data is the test part of --data, or all its rows if it has no parts. Without --data, it is
+    what the test net's data layers name.
     """
     from deploy.infer import OnSpark, run_test
 
@@ -123,7 +126,6 @@ def test(
 def features(
     net: Net,
     weights: Weights,
-    data: Data,
     blobs: Annotated[
         str, typer.Option(help="Blob names, separated by commas.", show_default=False)
     ],
@@ -131,6 +133,7 @@ def features(
         str,
         typer.Option(help="The folder to create; with --spark also a URI.", show_default=False),
     ],
+    data: Data = None,
     split: Annotated[
         str | None,
         typer.Option(

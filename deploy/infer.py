@@ -43,7 +43,7 @@ class OnSpark(NamedTuple):
 def run_test(
     solver: Path,
     weights: Path,
-    data: Path,
+    data: Path | None,
     device: str = "auto",
     on: OnSpark | None = None,
     skip_images: int = MOST_SKIPPED,
@@ -59,7 +59,7 @@ def run_test(
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = fitted(read.tests[0].net, _seen(data, on), _split(None, data), skip_images)
+    source, net = fitted(read.tests[0].net, _seen(data, on), None, skip_images)
     model = CaffeModel(net)
     if on is not None:
         with _frame(source, on) as df:
@@ -81,7 +81,7 @@ def run_test(
 def run_features(
     net: Path,
     weights: Path,
-    data: Path,
+    data: Path | None,
     blobs: list[str],
     output: str,
     split: str | None,
@@ -105,7 +105,7 @@ def run_features(
         raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
     folder = _new_folder(output, on)
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
-    source, shaped = fitted(read, _seen(data, on), _split(split, data), skip_images)
+    source, shaped = fitted(read, _seen(data, on), split, skip_images)
     model = CaffeModel(shaped)
     check_row_blobs(model, blobs)
     if on is not None:
@@ -143,10 +143,19 @@ def run_features(
 
 
 def fitted(
-    net: Description, data: Path, split: Split, skip_images: int = MOST_SKIPPED
+    net: Description, data: Path | None, split: str | None, skip_images: int = MOST_SKIPPED
 ) -> tuple[ImageSource, Description]:
-    """One part of `data`, read in the row format of `net`, and the net for that row shape."""
-    source = open_net_data(data_of(net), data, split, skip_images=skip_images)
+    """One part of `data`, read in the row format of `net`, and the net for that row shape.
+
+    Without `data` it is a part of the sources that the net names.
+    """
+    named = data_of(net).absolute()
+    place = named.source if data is None else data
+    if place is None:
+        raise BadInput(
+            f"--data: expected data, as no data layer of {net.file} names a source; got none"
+        )
+    source = open_net_data(named, data, _split(split, place), skip_images=skip_images)
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
 
 
@@ -162,9 +171,9 @@ def _new_folder(output: str, on: OnSpark | None) -> Path | None:
     return folder
 
 
-def _seen(data: Path, on: OnSpark | None) -> Path:
+def _seen(data: Path | None, on: OnSpark | None) -> Path | None:
     """The place of the data as tasks see it, which run in folders of their own."""
-    return data if on is None else data.absolute()
+    return data if on is None or data is None else data.absolute()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from shards.errors import BadInput
 from worker import inference, spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
-from worker.caffe.net_data import data_of, with_files
+from worker.caffe.net_data import wanted_of, with_files
 from worker.caffe.phases import Phase
 from worker.caffe.python_nets import Net
 from worker.caffe.solver import Solver, read_solver
@@ -235,7 +235,7 @@ def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
 
 def _fitted(df: spark.DataFrame, net: Description) -> Description:
     """The net for the rows of `df`; raises BadInput for no rows, and for no column of images."""
-    wanted = data_of(net).wanted
+    wanted = wanted_of(net)
     if not wanted.tops:
         check_columns(df, (DATA,))
     shape, others = shapes_of(df, wanted)

@@ -25,8 +25,9 @@ from worker.data.hdf5 import Hdf5Source, is_hdf5
 from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
 from worker.data.image_table import ImageSource, listing
+from worker.data.joined import JoinedSource, LayerSource
 from worker.data.parquet import is_parquet
-from worker.data.parquet_columns import open_table
+from worker.data.parquet_columns import TableSource, open_table
 from worker.data.pictures import Undecodable
 from worker.data.source import Sample, Source
 from worker.data.wanted import MOST_SKIPPED, Split, Wanted
@@ -123,9 +124,28 @@ def open_net_data(
 ) -> ImageSource:
     """A part of the data at `place`, or else of the source that a net names, as the net wants it.
 
-    Labels outside [0, classes) are refused. A reader leaves out up to `skip_images` images. Raises
-    BadInput that names the layer, if it named the source, and the file.
+    Labels outside [0, classes) are refused. A reader leaves out up to `skip_images` images. The
+    sources of several layers are read in step. Raises BadInput that names the layer, if it named
+    the source, and the file.
     """
+    if data.others:
+        if place is not None:
+            names = " and ".join(each.layer for each in (data, *data.others))
+            raise BadInput(
+                f"data {place}: expected no such data, as the net reads the sources of {names}"
+            )
+        members = list[LayerSource]()
+        for each in (replace(data, others=()), *data.others):
+            own = classes if len(each.tops) > 1 else None  # without a top, labels are not read
+            source = open_net_data(each, None, split, own, seed, skip_images)
+            if not isinstance(source, Source) or isinstance(source, TableSource):
+                raise BadInput(
+                    f"{each.layer}: expected data of one of these formats, to be read in step with"
+                    f" another source: LMDB, LevelDB, HDF5, image list, image folder; got"
+                    f" {each.source}"
+                )
+            members.append(LayerSource(source, each.tops))
+        return JoinedSource(members)
     wanted = replace(
         data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
     )

@@ -108,7 +108,12 @@ def needs_test_net(solver: Solver, what: str, data: object) -> None:
 
 
 def classes_of(net: Network) -> int | None:
-    """The number of classes that the net's losses expect in the labels; None if unknown."""
+    """The number of classes that the net's losses expect in the labels.
+
+    None if it is unknown, or if the net reads several columns of labels.
+    """
+    if sum(column.kind is ColumnKind.LABEL for column in net.column_specs) > 1:
+        return None
     layers = [node.layer for node in net.nodes]
     losses = [layer for layer in layers if layer.LOSS and isinstance(layer, Labelled | ClassLoss)]
     expected = [

@@ -24,6 +24,13 @@ from worker.data.wanted import Wanted
 
 _NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}
 _DATA = "data"
+_PARAMS = {
+    "Data": "data_param",
+    "ImageData": "image_data_param",
+    "MemoryData": "memory_data_param",
+    "HDF5Data": "hdf5_data_param",
+    "CoSData": "cos_data_param",
+}
 _OF_YAHOO = "com.yahoo.ml.caffe."  # the sources of CaffeOnSpark; formats are recognised here
 
 
@@ -31,7 +38,8 @@ class NetData(msgspec.Struct, frozen=True):
     """The source of a net's data, if its prototxt names one, and how the net reads any data.
 
     `kind` is a user's own class of sources, by its full name, or empty. `form` is the format of a
-    DataFrame's files, as the prototxt states it, or empty. `layer` names the layer in errors.
+    DataFrame's files, as the prototxt states it, or empty. `layer` names the layer in errors, and
+    `tops` are its tops. `others` are the sources of further layers, which are read in step.
     """
 
     wanted: Wanted
@@ -39,10 +47,20 @@ class NetData(msgspec.Struct, frozen=True):
     kind: str = ""
     form: str = ""
     layer: str = ""
+    tops: tuple[str, ...] = ()
+    others: tuple["NetData", ...] = ()
+
+    def absolute(self) -> "NetData":
+        """This with sources that do not depend on the working directory."""
+        source = None if self.source is None else self.source.absolute()
+        return replace(self, source=source, others=tuple(each.absolute() for each in self.others))
 
 
 def data_of(net: Description) -> NetData:
-    """What the prototxt of `net` says about its data; raises BadInput for two sources."""
+    """What the prototxt of `net` says about its data.
+
+    Raises BadInput for layers with sources and different batch sizes.
+    """
     layers = _layers(net)
     stated = (shape for layer in layers if (shape := _stated(layer)) is not None)
     params = (layer.memory_data_param for layer in layers)
@@ -53,15 +71,34 @@ def data_of(net: Description) -> NetData:
         image_encoded=next(encoded, None),
     )
     named = [layer for layer in layers if _name(layer)]
-    if len(named) > 1:
-        names = " and ".join(layer.name for layer in named)
-        raise BadInput(
-            f"{net.file}: expected one data layer that names a source in each phase, got {names};"
-            " put their columns into one HDF5 file or DataFrame"
-        )
     if not named:
         return NetData(wanted)
-    layer = named[0]
+    if len(named) == 1:
+        return _source(net, named[0], wanted)
+    for layer in named[1:]:
+        if _batch_size(layer) != _batch_size(named[0]):
+            raise BadInput(
+                f"{net.file}: layers {named[0].name} and {layer.name}: expected one batch_size for"
+                f" both, got {_batch_size(named[0])} and {_batch_size(layer)}"
+            )
+    first, *others = (_source(net, each, replace(wanted, shape=_stated(each))) for each in named)
+    return replace(first, others=tuple(others))
+
+
+def wanted_of(net: Description) -> Wanted:
+    """What `net` wants of the rows of one table; raises BadInput for a net with two sources."""
+    data = data_of(net)
+    if data.others:
+        names = " and ".join(each.layer for each in (data, *data.others))
+        raise BadInput(
+            f"expected one data layer that names a source, as the rows come from one table, got"
+            f" {names}; use one HDF5Data or CoSData layer with the tops of all"
+        )
+    return data.wanted
+
+
+def _source(net: Description, layer: LayerParameter, wanted: Wanted) -> NetData:
+    """The source that a layer names."""
     kind = layer.source_class
     return NetData(
         wanted=_OPTIONS[layer.type](layer, wanted),
@@ -69,6 +106,7 @@ def data_of(net: Description) -> NetData:
         kind="" if kind.startswith(_OF_YAHOO) else kind,
         form=layer.memory_data_param.dataframe_format or layer.cos_data_param.dataframe_format,
         layer=f"{net.file}: layer {layer.name}",
+        tops=tuple(layer.top),
     )
 
 
@@ -104,18 +142,11 @@ def _stated(layer: LayerParameter) -> Shape | None:
 
 def _name(layer: LayerParameter) -> str:
     """The source that a layer names; empty if none."""
-    match layer.type:
-        case "Data":
-            return layer.data_param.source
-        case "ImageData":
-            return layer.image_data_param.source
-        case "MemoryData":
-            return layer.memory_data_param.source
-        case "HDF5Data":
-            return layer.hdf5_data_param.source
-        case "CoSData":
-            return layer.cos_data_param.source
-    return ""
+    return str(getattr(layer, _PARAMS[layer.type]).source) if layer.type in _PARAMS else ""
+
+
+def _batch_size(layer: LayerParameter) -> int:
+    return int(getattr(layer, _PARAMS[layer.type]).batch_size)
 
 
 def _colour(layer: LayerParameter) -> bool | None:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 import worker
 from shards.errors import BadInput
 from worker import spark
-from worker.caffe.net_data import data_of
+from worker.caffe.net_data import wanted_of
 from worker.caffe.solver import Solver
 from worker.caffe.training import Caffe, fitted_solver
 from worker.callbacks import Callback, check_callbacks
@@ -156,7 +156,7 @@ class NetEstimator(
         kind = Caffe(path, weights=self._weights)
         solver = kind.solver
         assert isinstance(solver, Solver), "read when it was made"
-        wanted = data_of(solver.train).wanted
+        wanted = wanted_of(solver.train)
         name = wanted.tops[0] if wanted.tops else "data"
 
         def read(df: DataFrame) -> DataFrame:

@@ -112,9 +112,15 @@ class _Images(_Source):
 
     def given_shape(self) -> Image:
         """The (c, h, w) passed in with the prototxt, for layers that do not state it themselves."""
-        if self.setting.data_shape is None:
+        if self.known_shape is None:
             raise self.bad("the prototxt states no image size; expected data_shape=(c, h, w)")
-        return self.setting.data_shape
+        return self.known_shape
+
+    @property
+    def known_shape(self) -> Image | None:
+        """The (c, h, w) of the data: of this layer's own source, where the net has several."""
+        own = self.setting.row_shapes.get(self.spec.top[0], ())
+        return (own[0], own[1], own[2]) if len(own) == 3 else self.setting.data_shape
 
 
 class Data(_Images):
@@ -170,7 +176,7 @@ class MemoryData(_Images):
         return param.image_encoded if param.HasField("image_encoded") else None
 
     def _shapes(self) -> tuple[Shape, ...]:
-        param, given = self.spec.memory_data_param, self.setting.data_shape
+        param, given = self.spec.memory_data_param, self.known_shape
         said = (param.channels, param.height, param.width)
         if not all(said):
             return self.shapes(param.batch_size, self.given_shape())
