@@ -180,7 +180,7 @@ class JobStore:
         return _row(row) if row is not None else None
 
     def with_run(self, run: Path) -> str | None:
-        """The id of the job whose run folder this is; None if there is none."""
+        """The id of the job with this run folder; None if there is none."""
         out = tables.job.c.settings["out"].as_string()
         with self._engine.connect() as connection:
             found: str | None = connection.execute(
@@ -338,18 +338,13 @@ class JobStore:
 
     def remove(self, seen: JobRow) -> None:
         """Forget a job in a terminal state; its folder is deleted by the caller first."""
-        event = tables.event.c
         with self._lock, self._engine.begin() as connection:
             for table, column in (
                 (tables.job, tables.job.c.id),
                 (tables.attempt, tables.attempt.c.job),
+                (tables.event, tables.event.c.job),
             ):
                 connection.execute(sa.delete(table).where(column == seen.id))
-            # The newest event stays, for SQLite would give its id to the next one: streams and
-            # webhooks continue behind the last id that they have seen.
-            newest = connection.execute(sa.select(sa.func.max(event.id))).scalar()
-            unneeded = (event.job == seen.id) & (event.id != newest)
-            connection.execute(sa.delete(tables.event).where(unneeded))
         self._changed()
 
     # Idempotency keys.
@@ -392,7 +387,11 @@ class JobStore:
         with self._lock, self._engine.begin() as connection:
             for table in (tables.job, tables.attempt, tables.event, tables.idempotency):
                 connection.execute(sa.delete(table))
-        return sum(self._index(folder) for folder in self._folders())
+        found = sum(self._index(folder) for folder in self._folders())
+        newest = self.last_event()  # no webhook gets the past again, under new ids
+        with self._lock, self._engine.begin() as connection:
+            connection.execute(sa.update(tables.webhook).values(sent=newest))
+        return found
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self._jobs.iterdir() if (path / job_folder.JOB).is_file())

@@ -76,6 +76,7 @@ event = sa.Table(
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
     sa.UniqueConstraint("job", "source", "number"),
+    sqlite_autoincrement=True,  # streams and webhooks continue after an id: none is used twice
 )
 sa.Index("event_by_job", event.c.job, event.c.id)
 

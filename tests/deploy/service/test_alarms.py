@@ -214,7 +214,8 @@ def test_an_address_that_is_not_public(host: str) -> None:
 
 
 def test_ids_of_events_are_never_used_twice(start: Start) -> None:
-    """The job of the newest events is deleted: a webhook still gets those of the next job."""
+    """The job of the newest events is deleted, or all jobs are indexed again: a webhook still gets
+    the events that follow, and none twice."""
     receiver, now = Receiver(), [1000.0]
     with start(driven=False) as running:
         sender = webhooks(running, receiver, now)
@@ -224,7 +225,14 @@ def test_ids_of_events_are_never_used_twice(start: Start) -> None:
             running.ask(job, "cancel")
             sender.send_due()
             assert running.http.delete(f"/api/v1/jobs/{job}").status_code == 204
-    assert len(receiver.requests) == 2
+        running.ask(running.submit("train"), "cancel")
+        sender.send_due()
+        running.service.store.rebuild()
+        sender.send_due()
+        assert len(receiver.requests) == 3
+        running.ask(running.submit("train"), "cancel")
+        sender.send_due()
+    assert len(receiver.requests) == 4
 
 
 def test_a_url_that_cannot_be_sent_to_is_an_error_of_its_webhook(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Webhooks; the alerts of a job, and its checkpoints that are kept."""
+"""Webhooks; the alerts of a job, its checkpoints that are kept; ids of events used once."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,6 +11,10 @@ def upgrade() -> None:
     """Create the table and the columns. Jobs of before have neither alerts nor pins."""
     for name in ("alerts", "pinned"):
         op.add_column("job", sa.Column(name, sa.JSON, nullable=False, server_default="[]"))
+    with op.batch_alter_table(
+        "event", recreate="always", table_kwargs={"sqlite_autoincrement": True}
+    ):
+        pass  # SQLite gives a deleted id again, unless the table is made for it
     op.create_table(
         "webhook",
         sa.Column("id", sa.String, primary_key=True),
