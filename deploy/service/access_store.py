@@ -68,7 +68,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessStore:
-    """What the service knows about those who use it. Threads and processes may share it."""
+    """The records of tokens, projects and the audit. Threads and processes may share it."""
 
     def __init__(self, engine: sa.Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine

@@ -4,16 +4,13 @@ The experiments' own code is large. A report is written by `downpour exp report`
 own, when it is asked for and results are newer than it.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
-from shards.errors import GiveUp
+from deploy.service.commands import output_of
 
 REPORT = "report.html"
-_REPORT_S = 300.0
 
 
 class Experiment(msgspec.Struct, frozen=True):
@@ -49,21 +46,14 @@ def experiments(folder: Path) -> list[Experiment]:
 
 
 def report(folder: Path, name: str) -> bytes:
-    """The page of an experiment's report; raises KeyError for an unknown one, GiveUp."""
+    """The page of an experiment's report; raises KeyError for an unknown one.
+
+    A report that cannot be written is the error of `output_of`.
+    """
     known = {each.name: each for each in experiments(folder)}
     found, path = known[name], folder / name / REPORT
     if not path.is_file() or path.stat().st_mtime < found.modified:
-        command = [sys.executable, "-c", "from deploy.cli import main; main()", "exp", "report"]
-        try:
-            done = subprocess.run(
-                [*command, str(folder / name)], capture_output=True, check=False, timeout=_REPORT_S
-            )
-        except subprocess.TimeoutExpired:
-            raise GiveUp(f"experiment {name}: no report for {_REPORT_S:g} s") from None
-        if done.returncode:
-            raise GiveUp(
-                f"experiment {name}: {done.stderr.decode(errors='replace')[-300:].strip()}"
-            )
+        output_of("exp", "report", str(folder / name))
     return path.read_bytes()
 
 
