@@ -15,7 +15,7 @@ from shards.errors import BadInput
 from worker.arrow_images import Extents
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS
-from worker.data.source import Sample, Source
+from worker.data.source import ColumnSource
 from worker.data.wanted import Wanted
 
 _MOST_VALUES = 1 << 27  # of a row, and of a chunk
@@ -23,7 +23,7 @@ _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
-class Hdf5Source(Source):
+class Hdf5Source(ColumnSource):
     """Rows of several datasets, which every file has under the same names."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
@@ -56,9 +56,6 @@ class Hdf5Source(Source):
     def check(self) -> None:
         if not self.rows:
             raise BadInput(f"{self.path}: expected rows, got none")
-
-    def read(self, start: int, stop: int) -> Iterator[Sample]:
-        raise NotImplementedError("rows of several columns are read as batches")
 
     def batches(
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None

@@ -10,7 +10,7 @@ from shards.errors import BadInput
 from worker.arrow_images import Extents
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS
-from worker.data.source import Sample, Source
+from worker.data.source import ColumnSource, Source
 
 
 class LayerSource(NamedTuple):
@@ -32,7 +32,7 @@ class LayerSource(NamedTuple):
         return self.source.row_shapes or {self.tops[0]: self.source.shape}
 
 
-class JoinedSource(Source):
+class JoinedSource(ColumnSource):
     """The columns of several sources, by the names of tops.
 
     It has as many rows as the longest source; a shorter one starts over at its end, as Caffe's data
@@ -70,9 +70,6 @@ class JoinedSource(Source):
     def check(self) -> None:
         for member in self._members:
             member.source.check()
-
-    def read(self, start: int, stop: int) -> Iterator[Sample]:
-        raise NotImplementedError("rows of several columns are read as batches")
 
     def batches(
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None

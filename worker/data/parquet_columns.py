@@ -21,13 +21,13 @@ from worker.data import pictures
 from worker.data.encoded import decoded
 from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part
-from worker.data.source import Sample, Source
+from worker.data.source import ColumnSource
 from worker.data.wanted import Wanted
 
 _OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
 
 
-class TableSource(Source):
+class TableSource(ColumnSource):
     """The rows of Parquet files, in order, with the columns that a net wants."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
@@ -56,9 +56,6 @@ class TableSource(Source):
         if not self.rows:
             raise BadInput(f"{self.path}: expected rows, got none")
         assert self.schema is not None
-
-    def read(self, start: int, stop: int) -> Iterator[Sample]:
-        raise NotImplementedError("rows of several columns are read as batches")
 
     def batches(
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None

@@ -168,6 +168,13 @@ def part_rows(source: Source, parts: int, part: int) -> Iterator[Any]:
         yield from source.batches(start=start, stop=stop)
 
 
+class ColumnSource(Source):
+    """Rows of several columns, which a subclass reads as batches alone."""
+
+    def read(self, start: int, stop: int) -> Iterator[Sample]:
+        raise NotImplementedError("rows of several columns are read as batches")
+
+
 class _Skipped:
     """The images that one reader of a source has skipped."""
 
