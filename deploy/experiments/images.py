@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
+from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows, cross_entropy
 from shards.tables import DenseTable, TensorSpec
 from worker.strategies.base import Floats
 
@@ -101,12 +101,7 @@ class Mlp:
             activations.append(hidden)
         scores = activations[-1] @ parts[-2]
         scores += parts[-1]
-        scores -= scores.max(1, keepdims=True)
-        slope = np.exp(scores)
-        slope /= slope.sum(1, keepdims=True)
-        hit = slope[self._range, right]
-        slope[self._range, right] -= 1
-        slope *= np.float32(1 / self.batch)
+        loss, slope = cross_entropy(scores, self._range, right)
         end = len(out)
         for number in reversed(range(len(self._layers))):
             (weight, shape), (bias, _) = self._places[2 * number : 2 * number + 2]
@@ -118,7 +113,7 @@ class Mlp:
             if number:
                 slope = slope @ parts[2 * number].T
                 slope *= activations[number] > 0
-        return -float(np.log(np.maximum(hit, 1e-30)).mean())
+        return loss
 
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.experiments.problem import BLOCK, Batch, Measurement, Places
+from deploy.experiments.problem import BLOCK, Batch, Measurement, Places, cross_entropy
 from shards.tables import DenseTable, TensorSpec
 from worker.strategies.base import Floats
 
@@ -75,12 +75,7 @@ class CharacterModel:
         embedded = parts["embedding"][before].reshape(self.batch, -1)
         hidden = np.tanh(embedded @ parts["hidden"] + parts["hidden_bias"])
         scores = hidden @ parts["output"] + parts["output_bias"]
-        scores -= scores.max(1, keepdims=True)
-        slope = np.exp(scores)
-        slope /= slope.sum(1, keepdims=True)
-        hit = slope[self._range, after]
-        slope[self._range, after] -= 1
-        slope *= np.float32(1 / self.batch)
+        loss, slope = cross_entropy(scores, self._range, after)
         out[:] = 0
         np.matmul(hidden.T, slope, out=slopes["output"])
         slope.sum(0, out=slopes["output_bias"])
@@ -93,7 +88,7 @@ class CharacterModel:
         chosen = np.zeros((SYMBOLS, before.size), np.float32)
         chosen[before.ravel(), np.arange(before.size)] = 1
         np.matmul(chosen, back, out=slopes["embedding"])
-        return -float(np.log(np.maximum(hit, 1e-30)).mean())
+        return loss
 
     def measure(self, weights: Floats) -> Measurement:
         if not np.isfinite(weights).all():

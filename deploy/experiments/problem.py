@@ -64,3 +64,18 @@ class Places:
     def views(self, arena: Floats) -> dict[str, Floats]:
         """A view of each tensor by name."""
         return {name: arena[place].reshape(shape) for name, place, shape in self._places}
+
+
+def cross_entropy(scores: Floats, rows: Rows, right: NDArray[Any]) -> tuple[float, Floats]:
+    """The mean cross-entropy of a batch, and its slope in the scores, float32 of their shape.
+
+    `scores` has a row for each example, and is overwritten; `rows` numbers them, and `right` has
+    the right class of each.
+    """
+    scores -= scores.max(1, keepdims=True)
+    slope = np.exp(scores)
+    slope /= slope.sum(1, keepdims=True)
+    hit = slope[rows, right]
+    slope[rows, right] -= 1
+    slope *= np.float32(1 / len(rows))
+    return -float(np.log(np.maximum(hit, 1e-30)).mean()), slope

@@ -1,4 +1,4 @@
-"""`python -m deploy.runner.adoption FOLDER`: the series of a job whose run was made by `train`.
+"""`python -m deploy.runner.adoption FOLDER`: the series of a job with a run of `train`.
 
 The service lists such a run without having followed it. This reads its updates once, in a process
 of its own because the service loads no Arrow, and writes the series that its page draws.

@@ -19,7 +19,7 @@ _RULES = {**_SENSITIVE, **_ROBUST}
 
 
 def judge(bench: Bench, control: bool) -> list[Check]:
-    """One worker in batches of 32, whose weights are 0 to s updates old; s from 0 to 32.
+    """One worker in batches of 32, with weights that are 0 to s updates old; s from 0 to 32.
 
     As in the paper, a rule and depth have one rate for all s, tuned at s = 0. The control has no
     delays. T(s) are the updates to an error of 8 %, at the run's end where it is missed. Accept,

@@ -1,5 +1,6 @@
 """Shapes 2, 3 and 9: how long to wait for slow workers."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from deploy.experiments.shapes.base import (
     Check,
     Shape,
     ShapeVerdict,
+    Tuned,
     errors,
     judged,
     listed,
@@ -18,7 +20,7 @@ from deploy.experiments.shapes.base import (
     times_to,
 )
 from deploy.experiments.statistics import slope
-from deploy.experiments.trials import Trial
+from deploy.experiments.trials import Trial, TrialResult
 
 _TARGET = 10.0  # the error in percent that a time to a target is counted to
 _HALF_IDLE_CV = 0.45  # of lognormal times, at which 16 workers wait half of the time in rounds
@@ -35,21 +37,15 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
     known = [0, 1, 2, 4, 8, 16]
     times = _FIXED if control else StepTimes(mean_s=1.0, cv=0.1, slow_share=0.05, slow_factor=6.0)
     gradients = bench.pick(4000, 20_000)
-    levels = [
-        Trial(
-            strategy="ssp",
-            bound=bound,
-            gradients=gradients,
-            look_every=gradients // 80,
-            tested=bench.pick(2000, 10_000),
-            cluster=ClusterModel(workers=8, times=times),
-        )
-        for bound in known
-    ]
-    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = bench.run(tuned, bench.pick(5, 10))
-    waits = [float(np.mean([one.wait_share for one in results])) for results in found]
+    first = Trial(
+        strategy="ssp",
+        gradients=gradients,
+        look_every=gradients // 80,
+        tested=bench.pick(2000, 10_000),
+        cluster=ClusterModel(workers=8, times=times),
+    )
+    found, _ = _at_bounds(bench, first, known)
+    waits = _waits(found)
     falls = all(later < former for former, later in pairwise(waits))
     updates = [times_to(results, _TARGET, updates=True) for results in found]
     seconds = [times_to(results, _TARGET).median for results in found]
@@ -74,7 +70,7 @@ def bounds(bench: Bench, control: bool) -> list[Check]:
 
 
 def idling(bench: Bench, control: bool) -> list[Check]:
-    """Sixteen workers whose step times differ so much that they wait half of the time at bound 0.
+    """Sixteen workers with step times so uneven that they wait half of the time at bound 0.
 
     Sparse logistic regression with the proximal rule, batch 16, bounds 0 to 16, rates tuned for
     each. The target is 1.1 times the error that bound 0 ends with on the seeds that choose rates.
@@ -85,25 +81,19 @@ def idling(bench: Bench, control: bool) -> list[Check]:
     known = [0, 1, 2, 4, 8, 16]
     times = _FIXED if control else StepTimes(mean_s=1.0, cv=_HALF_IDLE_CV)
     gradients = bench.pick(8000, 40_000)
-    levels = [
-        Trial(
-            workload="l1",
-            batch=16,
-            rule="proximal",
-            strategy="ssp",
-            bound=bound,
-            gradients=gradients,
-            look_every=gradients // 80,
-            tested=bench.pick(5000, 10_000),
-            cluster=ClusterModel(workers=16, times=times),
-        )
-        for bound in known
-    ]
-    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
+    first = Trial(
+        workload="l1",
+        batch=16,
+        rule="proximal",
+        strategy="ssp",
+        gradients=gradients,
+        look_every=gradients // 80,
+        tested=bench.pick(5000, 10_000),
+        cluster=ClusterModel(workers=16, times=times),
+    )
+    found, rates = _at_bounds(bench, first, known)
     target = 1.1 * rates[0].error
-    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = bench.run(tuned, bench.pick(5, 10))
-    waits = [float(np.mean([one.wait_share for one in results])) for results in found]
+    waits = _waits(found)
     seconds = [times_to(results, target).median for results in found]
     updates = [times_to(results, target, updates=True) for results in found]
     trend = slope(known, [_finite(one.values, gradients) for one in updates])
@@ -128,6 +118,21 @@ def idling(bench: Bench, control: bool) -> list[Check]:
             positive(trend),
         ),
     ]
+
+
+def _at_bounds(
+    bench: Bench, first: Trial, bounds: Sequence[int]
+) -> tuple[list[list[TrialResult]], list[Tuned]]:
+    """The results of a trial at each bound, with the best rate for it, and these rates."""
+    levels = [structs.replace(first, bound=bound) for bound in bounds]
+    rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
+    tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
+    return bench.run(tuned, bench.pick(5, 10)), rates
+
+
+def _waits(found: Sequence[Sequence[TrialResult]]) -> list[float]:
+    """The mean share of time that workers wait, for each bound."""
+    return [float(np.mean([one.wait_share for one in results])) for results in found]
 
 
 def _finite(values: tuple[float, ...], end: float) -> list[float]:
