@@ -45,6 +45,14 @@ _STUCK_S = 420.0
 _LEFT_S = 30.0
 
 
+def _parent(pid: int) -> int | None:
+    """The process that started another; None if that one has ended."""
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+
+
 class Trial:
     """A service that is killed and started again, its jobs, and what was seen of them."""
 
@@ -89,7 +97,9 @@ class Trial:
 
     def count_runners(self) -> None:
         for job in self.jobs:
-            self.doubled += len(self.processes(job, "deploy.runner")) > 1
+            found = {pid: _parent(pid) for pid in self.processes(job, "deploy.runner")}
+            # A child that has not run its own program yet looks like its runner.
+            self.doubled += sum(parent not in found for parent in found.values()) > 1
 
     def processes(self, job: str, words: str) -> list[int]:
         """The processes of a job with one of these words in their command line."""
