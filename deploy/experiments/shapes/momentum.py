@@ -96,7 +96,6 @@ def _explicit(bench: Bench, strategy: str) -> Check:
             strategy=strategy,
             rule=f"momentum:momentum={momentum}",
             gradients=bench.pick(3000, 15_000),
-            tested=bench.pick(2000, 10_000),
             cluster=ClusterModel(workers=workers, times=_EXPONENTIAL),
         )
         for workers in known
@@ -104,7 +103,7 @@ def _explicit(bench: Bench, strategy: str) -> Check:
     ]
     rates = bench.tune(trials)
     tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(trials, rates, strict=True)]
-    found = bench.run(tuned, bench.pick(3, 10))
+    found = bench.run(tuned, 10)
     means = np.array([np.mean(errors(results)) for results in found]).reshape(len(known), -1)
     best = [levels[place] for place in means.argmin(1)]
     return Check(

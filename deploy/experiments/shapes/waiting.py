@@ -158,7 +158,6 @@ def _slope(bench: Bench, control: bool) -> Check:
         Trial(
             strategy="asp:scale=1",
             gradients=bench.pick(6000, 30_000),
-            tested=bench.pick(2000, 10_000),
             cluster=ClusterModel(workers=1 if control else staleness + 1, times=_FIXED),
         )
         for staleness in known

@@ -1,5 +1,7 @@
 """The shapes: their figures where theory gives them, their verdicts, and their controls."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -168,20 +170,30 @@ def test_a_rule_is_judged_by_the_interval() -> None:
 def test_rates_are_chosen_on_seeds_of_their_own(
     small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best has the least error, the greedy one is the largest within a standard error."""
+    """The best has the least error, the greedy one is the largest within a standard error. All
+    seeds are tried around them only, and rates below 1e-3 if that is the best of the first ones."""
     ran: list[Trial] = []
 
     def results(trials: list[Trial]) -> Any:
         ran.extend(trials)
-        at = {0.001: 50.0, 0.004: 10.0, 0.016: 10.2, 0.064: 90.0, 0.256: 90.0}
-        return [Scored(at[one.rate] + one.seed - 100) for one in trials]
+        at = {-2: 70.0, -1: 70.0, 0: 50.0, 1: 20.0, 2: 10.0, 3: 9.0, 4: 9.2, 5: 12.0, 6: 90.0}
+        powers = [round(math.log2(one.rate / 0.001)) + one.batch - 4 for one in trials]
+        return [
+            Scored(at.get(power, 90.0) + one.seed - 101)
+            for power, one in zip(powers, trials, strict=True)
+        ]
 
     monkeypatch.setattr(small, "_run", results)
     (chosen,) = small.tune([Trial()])
-    assert (chosen.best, chosen.greedy) == (0.004, 0.016)
-    assert {one.seed for one in ran} == {100, 101}
-    assert small.tuned == len(ran) == 10
+    assert chosen == Tuned(0.008, 0.016, 9.0)
+    tried = Counter(round(math.log2(one.rate / 0.001)) for one in ran)
+    assert tried == {0: 1, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3, 8: 1}
+    assert {one.seed for one in ran} == {100, 101, 102}
+    assert small.tuned == len(ran)
     assert small.results == []
+    low, usual = small.tune([Trial(batch=10), Trial()])
+    assert low == Tuned(0.001 / 8, 0.001 / 4, 9.0)
+    assert usual == chosen
 
 
 class Scored:
