@@ -16,7 +16,7 @@ takes it as none, so it is only printed.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -29,7 +29,7 @@ Numbers = NDArray[np.float64]
 
 _COLUMNS = ("time", "worker", "shard", "steps", "wall_age_s", "wait_s", "rtt_s", "bytes", "dropped")
 _FEWEST = 10  # records of a worker
-_SLOW = 1.25  # times the median, from which a worker is a straggler
+_APART = 1.25  # times the median, or a part of it, from which a worker has a factor of its own
 _QUICK = 0.2e-3  # round trips below this are those of one machine: no link
 
 
@@ -49,9 +49,15 @@ class ClusterFit(NamedTuple):
     records: int
 
     @property
+    def link(self) -> str:
+        """The link that most workers have, as a text."""
+        texts = [*self.links.values()]
+        return max(texts, key=texts.count)
+
+    @property
     def section(self) -> str:
         """The `[cluster]` section of a sweep."""
-        link = _most_common([*self.links.values()])
+        link = self.link
         others = {name: text for name, text in self.links.items() if text != link}
         lines = [
             "[cluster]",
@@ -94,7 +100,14 @@ def fit_run(path: Path) -> ClusterFit:
         raise BadInput(f"{file}: expected a column {missing[0]}, got {', '.join(known)}")
     table = pq.read_table(file, columns=list(_COLUMNS)).to_pydict()
     names = np.array(table.pop("worker"))
-    rows = {name: np.array(values, np.float64) for name, values in table.items()}
+    return fit_rows(str(file), names, {k: np.array(v, np.float64) for k, v in table.items()})
+
+
+def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> ClusterFit:
+    """Fit records in columns: the workers' names, and the other columns of updates.parquet.
+
+    `origin` is where they are from, for errors. Raises BadInput for records that do not suffice.
+    """
     whole = (rows["dropped"] == 0) & np.isfinite(rows["wall_age_s"]) & np.isfinite(rows["rtt_s"])
     first = rows["shard"] == 0
     workers = sorted(set(names[first].tolist()))
@@ -102,7 +115,7 @@ def fit_run(path: Path) -> ClusterFit:
     fewest = min((int(one.sum()) for one in per_worker), default=0)
     if fewest < _FEWEST:
         raise BadInput(
-            f"{file}: expected {_FEWEST} records of each worker with wall_age_s and rtt_s,"
+            f"{origin}: expected {_FEWEST} records of each worker with wall_age_s and rtt_s,"
             f" got {fewest}"
         )
     steps = [
@@ -115,7 +128,7 @@ def fit_run(path: Path) -> ClusterFit:
     factors = {
         f"worker-{number}": median / usual
         for number, median in enumerate(medians)
-        if median > _SLOW * usual
+        if not usual / _APART <= median <= _APART * usual
     }
     scaled = np.concatenate(
         [one / factors.get(f"worker-{number}", 1.0) for number, one in enumerate(steps)]
@@ -175,7 +188,3 @@ def _throughput(
         predicted += float(taken.sum() / spent.sum())
         recorded += float(taken[1:].sum() / max(1e-9, time[-1] - time[0]))
     return predicted / recorded
-
-
-def _most_common(texts: Sequence[str]) -> str:
-    return max(texts, key=texts.count)

@@ -24,10 +24,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from deploy.experiments.agreement import distance
 from deploy.experiments.cluster import Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
-from deploy.experiments.training import TrainingSimulation, route_of
+from deploy.experiments.training import Look, TrainingSimulation, route_of
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
@@ -88,16 +89,6 @@ def compare(trial: Trial) -> Comparison:
         gradients = run.job.steps * trial.cluster.workers
         simulated = TrainingSimulation(run.job, workload).run(gradients).records
     return Comparison(run, equal, simulated, distance(run.records, simulated))
-
-
-def distance(first: NDArray[np.void], second: NDArray[np.void]) -> float:
-    """The largest difference between the distributions of staleness."""
-    length = 1 + int(max(rows["staleness"].max() for rows in (first, second)))
-    shares = [
-        np.cumsum(np.bincount(rows["staleness"], minlength=length)) / len(rows)
-        for rows in (first, second)
-    ]
-    return float(np.abs(shares[0] - shares[1]).max())
 
 
 def run_real(trial: Trial, workload: Workload) -> RealRun:
@@ -180,10 +171,19 @@ def replayed(run: RealRun, workload: Workload) -> Floats:
 
     Raises BadInput for records that the job cannot have made.
     """
-    instant = structs.replace(run.job.cluster, link="", links={})
-    replay = _Replay(structs.replace(run.job, cluster=instant), workload)
+    replay = _Replay.of(run, workload)
     replay.follow(run.records)
     return replay.weights()
+
+
+def measured(run: RealRun, workload: Workload, look_every: int) -> list[Look]:
+    """Measurements of a real run's weights about every `look_every` updates, from its replay.
+
+    Their times are those of the record. Raises BadInput as `replayed` does.
+    """
+    replay = _Replay.of(run, workload)
+    replay.follow(run.records, look_every)
+    return replay.looks
 
 
 class _Replay(TrainingSimulation):
@@ -193,6 +193,13 @@ class _Replay(TrainingSimulation):
         self._held: dict[bytes, deque[Send]] = defaultdict(deque)
         self._merge = job.strategy.server(job.cluster.workers).merge
         super().__init__(job, workload)
+        self.looks = [self._look()]
+
+    @classmethod
+    def of(cls, run: RealRun, workload: Workload) -> "_Replay":
+        """A replay without links: turns take the place of times."""
+        instant = structs.replace(run.job.cluster, link="", links={})
+        return cls(structs.replace(run.job, cluster=instant), workload)
 
     def carry(self, route: bytes, shard: int, sends: Sequence[Send], link: Link | None) -> None:
         """Hold pulls and pushes; registration has no turn."""
@@ -202,8 +209,8 @@ class _Replay(TrainingSimulation):
             else:
                 self.arrive(route, shard, [send])
 
-    def follow(self, records: NDArray[np.void]) -> None:
-        """Take the recorded turns."""
+    def follow(self, records: NDArray[np.void], look_every: int = 0) -> None:
+        """Take the recorded turns; measure the weights every `look_every` updates (0: never)."""
         names = {worker_name(number): number for number in range(len(self.workers))}
         numbers = [names[name.decode()] for name in records["worker"]]
         reads = self._reads(numbers, records["read_version"].tolist())
@@ -215,6 +222,8 @@ class _Replay(TrainingSimulation):
                 end += 1
             self._push(numbers[place:end])
             place = end
+            if look_every and self.shards[0].version >= self.looks[-1].updates + look_every:
+                self.looks.append(self._look()._replace(seconds=times[place - 1] - times[0]))
 
     def _unread(self, reads: dict[int, deque[int]], pushes: int) -> bool:
         """Whether these pushes and the next one of the same moment may have shared a pass over the

@@ -10,15 +10,17 @@ from hypothesis import strategies as some
 from msgspec import structs
 
 from deploy.experiments import trials
+from deploy.experiments.agreement import agreement
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
+from deploy.experiments.real_runs import RealRun, replayed
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.training import Course, TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.transport.link_model import LinkStream
-from shards import aggregation, rules, updates
+from shards import rules, updates
 from shards.errors import BadInput
 from shards.gate import Gate
 from shards.messages import Push
@@ -113,13 +115,21 @@ def no_delay(stream: LinkStream) -> float:
     return 0.0
 
 
-DEFECTS: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
-    "the gate lets one step more pass": (Gate, "passes", late_gate, job("ssp", 1)),
-    "a rule has another momentum": (
-        rules.Momentum,
-        "constants",
-        heavier,
-        structs.replace(job("asp"), rule=rules.Momentum(0.9)),
+def fresh(_: updates.Updates, message: Push) -> int:
+    """The staleness at the push: its worker has just read."""
+    return 0
+
+
+def unscaled(_: updates.Updates, message: Push) -> float:
+    return 1.0
+
+
+TIMES: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
+    "the gate lets one step more pass": (
+        Gate,
+        "passes",
+        late_gate,
+        job("ssp", 0, stragglers={}, times=StepTimes(cv=0.45)),
     ),
     "a link without its delay": (LinkStream, "_delay_s", no_delay, job("asp", link=SLOW)),
     "a straggler is ignored": (
@@ -131,27 +141,46 @@ DEFECTS: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_defect_changes_the_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator runs the shipped code: a defect in it shows in weights or records."""
-    home, attribute, wrong, one = DEFECTS[name]
-    right = trained(one)
+@pytest.mark.parametrize("name", TIMES)
+def test_a_planted_defect_breaks_the_agreement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator runs the shipped code: with a defect in it, its records no longer agree with
+    those of a run without, by the design's limit of .05 for staleness, throughput and waits."""
+    home, attribute, wrong, one = TIMES[name]
+    right, _ = trained(one, 1200)
+    for again in (False, True):
+        found = agreement(right.records, trained(one, 1200)[0].records)
+        off = max(found.distance, abs(found.throughput), abs(found.wait_share))
+        assert off > 0.05 if again else off == 0
+        monkeypatch.setattr(home, attribute, wrong)
+
+
+WEIGHTS: dict[str, tuple[Any, str, Any, SimulatedJob]] = {
+    "a rule has another momentum": (
+        rules.Momentum,
+        "constants",
+        heavier,
+        structs.replace(job("asp"), rule=rules.Momentum(0.9)),
+    ),
+    "staleness is counted at the push": (updates.Updates, "_staleness", fresh, job("stale_rate")),
+    "a rate is not scaled by its staleness": (
+        updates.Updates,
+        "_scale",
+        unscaled,
+        job("stale_rate"),
+    ),
+    "softsync's rate is not scaled": (updates.Updates, "_scale", unscaled, job("softsync:n=4")),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_planted_defect_breaks_the_replay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns of a run lead to its weights, and with a defect in shards or rules to others."""
+    home, attribute, wrong, one = WEIGHTS[name]
+    course, weights = trained(one)
+    run = RealRun(one, course.records, np.frombuffer(weights, np.float32), course.seconds, 0.0)
+    assert replayed(run, workload_of("quad")).tobytes() == weights
     monkeypatch.setattr(home, attribute, wrong)
-    found = trained(one)
-    assert (found[0].records.tobytes(), found[1]) != (right[0].records.tobytes(), right[1])
-
-
-def test_staleness_counted_at_the_push_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate by staleness that takes every gradient for a fresh one gives other weights."""
-    one = job("stale_rate")
-    right = trained(one)
-
-    def fresh(self: updates.Updates, _: Push) -> float:
-        return self._spec.scale * self._weigh(0)
-
-    monkeypatch.setattr(updates.Updates, "_scale", fresh)
-    assert trained(one)[1] != right[1]
-    assert aggregation.WEIGHINGS["inverse"](9) < 1
+    assert replayed(run, workload_of("quad")).tobytes() != weights
 
 
 def test_a_diverging_run_is_a_result() -> None:
