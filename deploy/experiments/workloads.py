@@ -8,6 +8,7 @@ import numpy as np
 
 from deploy.experiments.images import Mlp, mnist
 from deploy.experiments.language import CharacterModel, text_read
+from deploy.experiments.lenet import LeNetImages
 from deploy.experiments.logistic import Logistic
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Workload
 from shards.errors import BadInput
@@ -56,7 +57,7 @@ class Quad:
         return Measurement(loss, 100 * loss / (0.5 * float(steep @ np.ones_like(at))))
 
 
-WORKLOADS = ("quad", "l1", "mlp", "deep", "charlm")
+WORKLOADS = ("quad", "l1", "mlp", "deep", "lenet", "charlm")
 _DEPTHS = ("1", "2", "4", "6")
 
 
@@ -71,6 +72,8 @@ def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
             return Logistic(batch, tested)
         case "mlp" if not option:
             return Mlp(batch, tested=tested)
+        case "lenet" if not option:
+            return LeNetImages(batch, tested)
         case "charlm" if not option:
             return CharacterModel(batch, tested)
         case "deep" if option in _DEPTHS:
@@ -85,7 +88,7 @@ def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
 def data_digest(name: str) -> str:
     """The digest of the data that a workload reads; empty if it reads none."""
     match name.partition(":")[0]:
-        case "l1" | "mlp" | "deep":
+        case "l1" | "mlp" | "deep" | "lenet":
             parts = [part.tobytes() for part in mnist()]
         case "charlm":
             parts = [text_read().tobytes()]

@@ -26,6 +26,9 @@ from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
 from tests.bench.report import Goal, goals
 
+GRADIENTS = (("mlp", 4, 3000), ("mlp", 64, 1000), ("charlm", 32, 500), ("lenet", 64, 60))
+"""The gradients that are timed: workload, batch and number."""
+
 SWEEP = """
 name = "bench"
 seeds = [0, 49]
@@ -45,10 +48,10 @@ def updates_a_second(workers: int, updates: int) -> float:
     return updates / (time.process_time() - began)
 
 
-def gradient_share(gradients: int) -> float:
+def gradient_share(name: str, batch: int, gradients: int) -> float:
     """The bare loop of gradients over the simulator's time for as many."""
     trial = Trial(rate=0.01, cluster=ClusterModel(workers=8))
-    workload = workload_of("mlp")
+    workload = workload_of(name, batch)
     weights, batches, out = workload.start(0), workload.batches(0, 0), workload.table.empty()
     took = []
     for _ in range(3):
@@ -90,14 +93,17 @@ def main() -> None:
         few = updates_a_second(30, given.updates // 4)
         many = given.updates / updates_a_second(1000, given.updates)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        share = gradient_share(3000)
+        shares = {one: gradient_share(*one) for one in GRADIENTS}
         overhead, report = sweep_figures(Path(folder))
     goals(
         [
             Goal("timing mode, 30 workers", few, 100_000, "updates/s", at_least=True),
             Goal(f"{given.updates:,} updates of 1,000 workers", many, 15, "s"),
             Goal("memory of that", memory, 500, "MB"),
-            Goal("gradients mode, share of the bare loop", 100 * share, 80, "%", at_least=True),
+            *(
+                Goal(f"share of bare gradients, {name}, batch {batch}", 100 * share, 80, "%", True)
+                for (name, batch, _), share in shares.items()
+            ),
             Goal("runner's overhead a trial", overhead, 0.3, "s"),
             Goal("report over 500 trials", report, 20, "s"),
         ]

@@ -17,7 +17,7 @@ from deploy.experiments.logistic import Proximal
 from deploy.experiments.real_runs import RealRun, replayed
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.training import Course, TrainingSimulation
-from deploy.experiments.trials import Trial
+from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
 from ps.transport.link_model import LinkStream
 from shards import rules, updates
@@ -270,15 +270,24 @@ def test_a_wrong_cluster_is_one_sentence(kind: Any, wrong: dict[str, Any], messa
         kind(**wrong)
 
 
-@pytest.mark.parametrize("name", ["l2", "lenet", "charlm:8", "deep:3", "quad:2"])
+@pytest.mark.parametrize("name", ["l2", "lenet:2", "charlm:8", "deep:3", "quad:2"])
 def test_an_unknown_workload_is_named(name: str) -> None:
     with pytest.raises(BadInput, match=name):
         workload_of(name)
 
 
+def test_lenet_learns_in_the_simulator() -> None:
+    """Through the Caffe layers: weights, test error and loss of the demo's network."""
+    one = Trial(workload="lenet", batch=8, tested=200, gradients=20, rate=0.05, strategy="asp")
+    first, last = run_trial(structs.replace(one, cluster=ClusterModel(workers=2))).looks
+    assert 80 < first.error < 100
+    assert last.error < 75
+    assert last.loss < first.loss < 3
+
+
 def test_gradients_are_those_of_the_loss() -> None:
     """A gradient equals the finite differences of its loss, in each layer."""
-    for name in ("l1", "mlp", "deep:2", "charlm"):
+    for name in ("l1", "mlp", "deep:2", "lenet", "charlm"):
         problem = workload_of(name, 8, 100)
         weights, batch = problem.start(1), next(problem.batches(1, 0))
         out = np.full_like(weights, 7.0)
