@@ -8,13 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from deploy.experiments import charts
 from deploy.experiments.charts import Series
 from deploy.experiments.runner import Folder, judge_sweep
-from deploy.experiments.shapes.base import ShapeOutcome
+from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
 from deploy.experiments.sweeps import Point, Sweep, read_sweep
 from deploy.experiments.trials import TrialResult
@@ -51,10 +50,7 @@ def write_report(path: Path, out: Path) -> int:
     Raises BadInput for a folder with neither.
     """
     folder = Folder(path)
-    outcomes = [
-        msgspec.json.decode(file.read_bytes(), type=ShapeOutcome)
-        for file in sorted(path.glob("shape-*.json"))
-    ]
+    outcomes = kept(path)
     parts = ["<h1>Staleness experiments</h1>"]
     if outcomes:
         parts += _shapes(outcomes)

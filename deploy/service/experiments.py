@@ -58,4 +58,4 @@ def report(folder: Path, name: str) -> bytes:
 
 
 def _results(path: Path) -> list[Path]:
-    return [*path.glob("trials/*.parquet"), *path.glob("shape-*.json")]
+    return [*path.glob("trials/*.parquet"), *path.glob("shape-*.msgpack")]

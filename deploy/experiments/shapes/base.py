@@ -234,11 +234,18 @@ def play(
 
 
 def keep(outcome: ShapeOutcome, folder: Path) -> None:
-    """Write an outcome as JSON, under the name that a report looks for."""
+    """Write an outcome under the name that `kept` looks for, in MessagePack: JSON has no NaN, which
+    is the loss of a run that diverged."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
-    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.json"
-    path.write_bytes(msgspec.json.encode(outcome))
+    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
+    path.write_bytes(msgspec.msgpack.encode(outcome))
+
+
+def kept(folder: Path) -> list[ShapeOutcome]:
+    """The outcomes in a folder, by number."""
+    files = sorted(folder.glob("shape-*.msgpack"))
+    return [msgspec.msgpack.decode(one.read_bytes(), type=ShapeOutcome) for one in files]
 
 
 def seeded(trial: Trial, seed: int) -> Trial:

@@ -250,8 +250,15 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     sweep, folder = read_sweep(written(tmp_path)), tmp_path / "out"
     run_sweep(sweep, folder, note=quiet)
     check = Check("a < b", "a is less", "1 < 2", ShapeVerdict.REPRODUCED)
+    diverging = Trial(workload="quad", strategy="asp", rate=1e6, gradients=400, look_every=200)
     outcome = ShapeOutcome(
-        number=1, title="t", source="s", preset=Preset.CI, control=False, checks=[check]
+        number=1,
+        title="t",
+        source="s",
+        preset=Preset.CI,
+        control=False,
+        checks=[check],
+        trials=[run_trial(diverging)],
     )
     keep(outcome, folder)
     size = write_report(folder, folder / "report.html")
