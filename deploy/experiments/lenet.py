@@ -6,11 +6,13 @@
 import threading
 from collections.abc import Iterator
 from importlib.resources import as_file, files
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deploy.experiments.images import Bytes, mnist
-from deploy.experiments.problem import BLOCK, Batch, Measurement
+from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weights import moved
@@ -51,7 +53,7 @@ class LeNetImages:
 
     def gradient(self, weights: Floats, batch: Batch, out: Floats) -> float:
         data = mnist()
-        columns = {"data": _pictures(data.train[batch]), "label": data.labels[batch]}
+        columns = _columns(data.train[batch], data.labels[batch])
         with np.errstate(over="ignore", invalid="ignore"):  # a diverging run overflows
             return self._model.gradient(weights, columns, out, step=0, seed=0)
 
@@ -64,7 +66,7 @@ class LeNetImages:
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, self._tested, _TESTED_TOGETHER):
                 rows = slice(first, min(first + _TESTED_TOGETHER, self._tested))
-                columns = {"data": _pictures(data.test[rows]), "label": data.test_labels[rows]}
+                columns = _columns(data.test[rows], data.test_labels[rows])
                 found, many = model.outputs(laid, columns), rows.stop - rows.start
                 sums += many * np.array([found["loss"], 1 - found["accuracy"]])
                 counted += many
@@ -72,5 +74,6 @@ class LeNetImages:
         return Measurement(float(loss), 100 * float(wrong))
 
 
-def _pictures(images: Bytes) -> Bytes:
-    return images.reshape(-1, 1, 28, 28)
+def _columns(images: Bytes, labels: Rows) -> dict[str, NDArray[Any]]:
+    """Images (n, 784) and their labels as the network's data layer names them."""
+    return {"data": images.reshape(-1, 1, 28, 28), "label": labels}

@@ -169,7 +169,7 @@ def main() -> None:
     goals(
         Goal(
             f"{name} within {limit:g}, of {len(CASES)}",
-            sum(abs(case[key]) <= limit for case in figures.values()),
+            sum(bool(abs(case[key]) <= limit) for case in figures.values()),
             len(CASES),
             at_least=True,
         )
