@@ -116,7 +116,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_fetch": -1}, "--n-fetch: expected at least 1, got -1"),
     ({"warm_steps": -1}, "--warm-steps: expected at least 0, got -1"),
     ({"staleness": -1}, "--staleness: expected at least 0, got -1"),
-    ({"n_push": 6}, "pushing every 6 steps needs at least 5, got 4"),
+    ({"n_push": 6, "staleness": 4}, "pushing every 6 steps needs at least 5, got 4"),
     (
         {"n_push": 5, "prefetch": True},
         "pushing every 5 steps with prefetch needs at least 5, got 4",
