@@ -50,7 +50,7 @@ def _staleness(what: str, value: object) -> int | str | None:
         return USUAL
     if isinstance(value, str) and value != NO_BOUND:
         if not _is_count(value):
-            expected = f"a whole number of steps, {NO_BOUND} or {USUAL}"
+            expected = f"a whole number of steps or {NO_BOUND}"
             raise BadInput(f"{what}: expected {expected}, got {value[:80]!r}")
         value = int(value)
     if isinstance(value, int) and value > MOST:
@@ -113,7 +113,7 @@ class TrainingPlan(Options):
 
     staleness: Parsed[int | None, float | str] = option(
         f"Steps the fastest worker may be ahead of the slowest, {NO_BOUND} or {USUAL}.",
-        default=USUAL, shown="usual: the strategy's; of most 4, 0 in rounds",
+        default=USUAL, shown="usual: of most strategies 4, in rounds 0",
         check=_staleness, is_text=True,
     )  # fmt: skip
     on_stale: Parsed[StaleLimit | None, str] = option(
