@@ -16,7 +16,6 @@ from shards.errors import BadInput
 from worker.option_fields import Declared, declared
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainingPlan, WorkerRuntime
 from worker.signals import sigterm_too
-from worker.strategies import strategy_named
 
 if TYPE_CHECKING:
     from deploy.snapshot_ref import SnapshotRef
@@ -126,8 +125,6 @@ def _settings(
 
     An option that is given wins over the earlier run's value, and that over the default.
     """
-    if "strategy" in given and "staleness" not in (*given, *unset):
-        given["staleness"] = strategy_named(given["strategy"]).usual_bound
     if unset and (origin is None or origin.run is None):
         raise BadInput(f"--unset {unset[0]}: expected --resume with an earlier run, got none")
     if origin is None:

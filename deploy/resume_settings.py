@@ -12,7 +12,6 @@ from typing import Any
 from deploy.settings import TrainSettings, misplaced, option_name, written
 from shards.errors import BadInput
 from worker.option_fields import declared
-from worker.strategies import strategy_named
 
 _DEFAULTS = {
     name: each.default for name, each in declared(TrainSettings).items() if not each.required
@@ -28,14 +27,15 @@ def resumed(
     does not exist, or that is both given and unset.
     """
     merged = {**earlier.asdict(), **given}
-    # Staleness comes last, because its default depends on the strategy.
-    for name in sorted(_names(unset, given), key="staleness".__eq__):
-        merged[name] = _default(name, merged)
+    for name in _names(unset, given):
+        merged[name] = _DEFAULTS[name]
+    if "strategy" in given and "staleness" not in given:
+        merged["staleness"] = _DEFAULTS["staleness"]  # the earlier strategy's may not fit
     dropped = []
     for name, why in misplaced(merged).items():
         if name not in given:
             dropped.append(f"dropped {written(name, merged[name])} from the earlier run: {why}")
-            merged[name] = _default(name, merged)
+            merged[name] = _DEFAULTS[name]
     return TrainSettings(**merged), dropped
 
 
@@ -48,10 +48,3 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
         if name in given:
             raise BadInput(f"{option_name(name)}: expected it or --unset {text}, got both")
     return names
-
-
-def _default(name: str, settings: Mapping[str, Any]) -> object:
-    """The default of a setting; that of `staleness` depends on the strategy in `settings`."""
-    if name == "staleness":
-        return strategy_named(settings["strategy"]).usual_bound
-    return _DEFAULTS[name]

@@ -31,7 +31,7 @@ from ps.resharding import reshard
 from ps.tables import Tables, tables_of
 from ps.wal.catalog import load_state, logs_of
 from shards import arguments
-from shards.aggregation import ServerHalf, StaleLimit, stale_limit_of
+from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from shards.resumption import resumed
 from shards.shard_state import ShardState
@@ -135,11 +135,12 @@ def start(
 
     `tables` is a `ps.Tables`, one `ps.Dense`, or parameters for one table. `on` is where the shards
     run: `threads` of this process, `processes` of this machine, or actors of the `ray` that this
-    process is connected to. `staleness` is the bound in steps; None is none. `workers` is the
-    expected number of workers, by which schedules count iterations. `start` gives tables, by name,
-    other first values than those they were described with; `resume` is a snapshot, or the folder of
-    a killed job's logs, from which everything continues, workers' pushes included. `server` is a
-    strategy's half at the shards and `strategy` its name (`worker.start` gives both).
+    process is connected to. `staleness` is the bound in steps; None is none, or 0 where the
+    `server` merges pushes in rounds. `workers` is the expected number of workers, by which
+    schedules count iterations. `start` gives tables, by name, other first values than those they
+    were described with; `resume` is a snapshot, or the folder of a killed job's logs, from which
+    everything continues, workers' pushes included. `server` is a strategy's half at the shards and
+    `strategy` its name (`worker.start` gives both).
 
     Options of the launch:
 
@@ -171,6 +172,8 @@ def start(
     stale = stale_limit_of("on_stale", options.pop("on_stale", None))
     half = msgspec.structs.replace(half, stale=stale)
     arguments.text("strategy", strategy, "a strategy's name")
+    if staleness is None and isinstance(half.merge, Round):
+        staleness = 0  # the only bound of rounds
     specs = expect_compression(
         shard_specs(
             [

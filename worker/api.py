@@ -81,12 +81,12 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
     `worker.CustomModel`). Each partition is one worker, unless `workers` gives the number to deal
     the rows to (required over Spark Connect). Every worker needs a row.
 
-    Training: `staleness` is the bound in steps, None or inf for no bound; strategy "bsp" needs 0.
-    `strategy` may also be an object, such as `worker.Downpour(n_push=4)`. `seed`, `max_iter`,
-    `device` and `snapshot_every` default to what a Caffe solver says. `resume` continues from a
-    folder below an earlier run's `snapshots`, or from one below its `logs`, which a killed job
-    left. `resume` and `snapshots` may be URIs that pyarrow supports, such as s3://bucket/run
-    (docs/how-to/snapshots.md).
+    Training: `staleness` is the bound in steps, None or inf for no bound; by default the one that
+    suits the strategy. `strategy` may also be an object, such as `worker.Downpour(n_push=4)`.
+    `seed`, `max_iter`, `device` and `snapshot_every` default to what a Caffe solver says. `resume`
+    continues from a folder below an earlier run's `snapshots`, or from one below its `logs`, which
+    a killed job left. `resume` and `snapshots` may be URIs that pyarrow supports, such as
+    s3://bucket/run (docs/how-to/snapshots.md).
 
     Shards: durability "process" and "logged" need a folder `logs` of this job alone; each node with
     a shard may have its own, or several may share one. A folder with an earlier job's logs is

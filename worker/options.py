@@ -30,6 +30,8 @@ from worker.training_loop import SEEDS
 DEFAULT_SEED = 1
 """The seed of a run for which none is given."""
 NO_BOUND = "inf"
+USUAL = "usual"
+"""The staleness bound that suits the strategy (`suitable_bound`)."""
 LAST_PORT = 65535
 MOST = 2**31 - 1
 """The largest count of anything that an option accepts."""
@@ -42,8 +44,10 @@ _MOST_DIGITS = 100  # longer numbers are rejected as text, before int() spends t
 _DOWNPOUR = {field.name: str(field.default) for field in fields(Downpour)}
 
 
-def _staleness(what: str, value: object) -> int | None:
-    """A bound in steps, also as text; `inf` and None are no bound."""
+def _staleness(what: str, value: object) -> int | str | None:
+    """A bound in steps, also as text; `inf` and None are no bound. USUAL stays as it is."""
+    if value == USUAL:
+        return USUAL
     if isinstance(value, str) and value != NO_BOUND:
         if not _is_count(value):
             expected = f"a whole number of steps or {NO_BOUND}"
@@ -108,8 +112,9 @@ class TrainingPlan(Options):
     """How the workers learn. None for an option of the strategy is the strategy's default."""
 
     staleness: Parsed[int | None, float | str] = option(
-        f"Steps the fastest worker may be ahead of the slowest, or {NO_BOUND}.",
-        default=4, shown="4; 0 for a strategy in rounds", check=_staleness, is_text=True,
+        f"Steps the fastest worker may be ahead of the slowest, {NO_BOUND} or {USUAL}.",
+        default=USUAL, shown="usual: of most strategies 4, in rounds 0",
+        check=_staleness, is_text=True,
     )  # fmt: skip
     on_stale: Parsed[StaleLimit | None, str] = option(
         "What shards do with a push more than N updates stale: wait, scale:N or drop:N.",
@@ -150,6 +155,9 @@ class TrainingPlan(Options):
     def check(self) -> None:
         super().check()
         strategy = self.build_strategy()
+        given: object = self.staleness
+        if given == USUAL:
+            object.__setattr__(self, "staleness", strategy.suitable_bound(self.prefetch))
         strategy.check(self.staleness, self.prefetch)
         if self.on_stale is not None and isinstance(strategy.server(1).merge, Round):
             raise BadInput(f"{self.named('on_stale')}: expected wait for a strategy in rounds")

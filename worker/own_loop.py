@@ -19,7 +19,6 @@ import ps
 from ps.logs import logger
 from ps.tables import tables_of
 from shards import arguments
-from shards.aggregation import Round
 from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
@@ -43,18 +42,25 @@ def start(
     """Start shards as `ps.start` does, for a `strategy` with this many `workers`.
 
     `tables` is one table, or the parameters for one. Where the strategy brings an update rule or a
-    rate of its own, it replaces the table's; a warning is logged. The staleness bound is 0 by
-    default for a synchronous strategy, and none for any other. Raises BadInput for options that
-    diverge with this number of workers.
+    rate of its own, it replaces the table's; a warning is logged. Without `staleness` the bound is
+    the one that suits the strategy. Raises BadInput for a bound at which workers would wait for
+    each other for ever, and for options that diverge with this number of workers.
     """
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
     described, half = tables_of(tables), chosen.server(workers)
     for name, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=name).warning("%s", notice)
-    if isinstance(half.merge, Round):
-        options.setdefault("staleness", 0)
-    return ps.start(described, workers=workers, server=half, strategy=_name_of(chosen), **options)
+    bound = arguments.bound("staleness", options.pop("staleness", chosen.suitable_bound()))
+    chosen.check(bound, prefetch=False)
+    return ps.start(
+        described,
+        workers=workers,
+        staleness=bound,
+        server=half,
+        strategy=_name_of(chosen),
+        **options,
+    )
 
 
 def loop(

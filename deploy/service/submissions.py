@@ -26,7 +26,6 @@ from deploy.settings import TrainSettings
 from deploy.snapshot_ref import origin_of
 from ps.snapshots.object_store import without_secrets
 from shards.errors import BadInput
-from worker.strategies import strategy_named
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
@@ -113,8 +112,6 @@ class Submissions:
         for name in _INPUTS:
             if isinstance(plain.get(name), str):
                 plain[name] = self._uploads.resolved(plain[name])
-        if "strategy" in plain and "staleness" not in plain:
-            plain["staleness"] = strategy_named(plain["strategy"]).usual_bound
         if "solver" not in plain:
             raise BadInput("--solver: expected a Caffe solver, got none")
         plain.setdefault("out", str(self._store.folder(job) / job_folder.RUN))

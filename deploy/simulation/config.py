@@ -6,7 +6,7 @@ import msgspec
 
 from deploy.simulation_kinds import ClusterConfig
 from ps.durability import Durability
-from shards.aggregation import EACH, Buffer, Merge, Round
+from shards.aggregation import EACH, Buffer, Merge, Round, StaleLimit
 from shards.rules import RULES
 
 FIRST, SECOND = "sim", "more"
@@ -25,7 +25,8 @@ class SimulationConfig(
     takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
     shards/rules.py, with its default constants. With a `second` rule the job has a second table,
     and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
-    the size of a buffer.
+    the size of a buffer. With `stale_after` a push that is more updates stale than that is applied
+    at a lower rate, or is dropped with `stale_drop` (StaleLimit).
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -39,6 +40,8 @@ class SimulationConfig(
     merge: Literal["each", "round", "buffer"] = "each"
     backups: int = 0
     buffer: int = 2
+    stale_after: int | None = None
+    stale_drop: bool = False
     rule: str = "sgd"
     second: str = ""
     warm_steps: int = 0
@@ -74,14 +77,23 @@ class SimulationConfig(
         return EACH
 
     @property
+    def stale(self) -> StaleLimit | None:
+        """The limit on the staleness of single pushes."""
+        return None if self.stale_after is None else StaleLimit(self.stale_after, self.stale_drop)
+
+    @property
     def slots(self) -> bool:
         """Whether weights alone do not show which pushes they hold.
 
         So it is if a rule keeps slots, if a push may leave a table out, if pushes wait in a buffer,
-        and if a round drops some.
+        if a round drops some, and if stale ones count for less.
         """
         return bool(
-            RULES[self.rule].slot_names or self.backups or self.second or self.merge == "buffer"
+            RULES[self.rule].slot_names
+            or self.backups
+            or self.second
+            or self.merge == "buffer"
+            or self.stale_after
         )
 
     def pushed(self, seq: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per 
 TABLES = 0.4  # the share of seeds with a second table, among those with lossless pushes
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
+LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
@@ -70,6 +71,10 @@ def swarm(
     if draw.random() < TABLES and setting.push not in SPARSE:
         others = [rule for rule in ("sgd", *RULES_WITH_SLOTS) if rule != setting.rule]
         setting = msgspec.structs.replace(setting, second=draw.choice(others))
+    # Drawn last: other draws of a seed stay as they were.
+    if setting.merge == "each" and setting.push not in SPARSE and draw.random() < LIMITED:
+        after, drop = draw.choice([1, 2, 3]), draw.random() < 0.5
+        setting = msgspec.structs.replace(setting, stale_after=after, stale_drop=drop)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 

@@ -8,7 +8,8 @@ shard's weights and slots must be equal to the bit, whatever happened to it. A p
 torn, applied twice or delayed changes everything after it.
 
 A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
-that a round has dropped changes nothing.
+that was dropped changes nothing. How stale a push was follows from the versions in its record, and
+with a limit on staleness, so does what must have become of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from cupy_kernels.updates import mean
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import BLOCK, Array, Promise, Violation, gradient
-from shards.aggregation import Buffer
+from shards.aggregation import Buffer, StaleLimit
 from shards.rules import RULES, Decay, Rule
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, of_table
@@ -55,6 +56,31 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
         )
 
 
+def check_limit(rows: NDArray[np.void], limit: StaleLimit, where: str) -> None:
+    """Check that exactly the pushes above a limit on staleness were dropped or scaled down."""
+    found = [tuple(row) for row in rows[["seq", "scale", "dropped"]].tolist()]
+    for (seq, scale, dropped), staleness in zip(found, _staleness(rows), strict=True):
+        drops = limit.drop and staleness > limit.after
+        wanted = 0.0 if drops else _factor(staleness, limit)
+        if (scale, bool(dropped)) != (wanted, drops):
+            raise Violation(
+                Promise.SERIAL,
+                f"{where}: push {seq} of staleness {staleness} counts {scale:g} times,"
+                f" {wanted:g} times expected under {limit}",
+            )
+
+
+def _staleness(rows: NDArray[np.void]) -> list[int]:
+    """The updates between the read and the application of each push; a dropped one made none."""
+    applied = rows["apply_version"] - (rows["dropped"] == 0)
+    return [int(t) for t in applied - rows["read_version"]]
+
+
+def _factor(staleness: int, limit: StaleLimit | None) -> float:
+    stale = limit is not None and staleness > limit.after
+    return limit.after / staleness if limit is not None and stale else 1.0
+
+
 def check_state(
     rows: NDArray[np.void],
     shard: Shard,
@@ -82,7 +108,7 @@ def check_state(
     buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
     for name, wanted in zip(
         (WEIGHTS, *rule.slot_names, *buffer),
-        _replayed(shard, rule, block, pushed, counts),
+        _replayed(shard, rule, block, pushed, counts, setting.stale),
         strict=True,
     ):
         found = arrays[name][part]
@@ -100,6 +126,7 @@ def _replayed(
     block: int,
     rows: NDArray[np.void],
     counts: Sequence[tuple[int, int]],
+    limit: StaleLimit | None,
 ) -> Sequence[Array]:
     """A block's weights and slots, a buffer included, after all these pushes of its table.
 
@@ -109,7 +136,7 @@ def _replayed(
     merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     buffer = np.zeros(BLOCK, np.float32)
-    for version, parts in _updates(block, rows[rows["dropped"] == 0]):
+    for version, parts, stale in _updates(block, rows[rows["dropped"] == 0]):
         if isinstance(merge, Buffer):
             total = np.add.reduce(parts)  # whole numbers: exact in any order
             if version > shard.version:
@@ -121,19 +148,25 @@ def _replayed(
         known = [updates for began, updates in counts if began < version]
         count = max(count, *known) + 1
         rule.apply(
-            *(weights, total, tuple(slots), out, _WHOLE), rate=1.0, decay=Decay(), count=count
+            *(weights, total, tuple(slots), out, _WHOLE),
+            rate=_factor(stale, limit),
+            decay=Decay(),
+            count=count,
         )
         weights, out = out, weights
     return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
 
 
-def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array]]]:
-    """The version made by each update, and the gradients of its pushes."""
-    records = zip(
-        rows["apply_version"].tolist(), rows["worker"].tolist(), rows["seq"].tolist(), strict=True
-    )
-    for version, pushes in groupby(records, key=lambda row: row[0]):
-        yield version, [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq in pushes]
+def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array], int]]:
+    """The version made by each update, the gradients of its pushes, and the first one's
+    staleness.
+    """
+    columns = (rows[name].tolist() for name in ("apply_version", "worker", "seq"))
+    records = zip(*columns, _staleness(rows), strict=True)
+    for version, group in groupby(records, key=lambda row: row[0]):
+        pushes = list(group)
+        gradients = [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq, _ in pushes]
+        yield version, gradients, pushes[0][3]
 
 
 def _first(found: Array, wanted: Array) -> str:

@@ -15,7 +15,7 @@ from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.reads import Reads
-from deploy.simulation.reference_model import Beginning, check_state, check_versions
+from deploy.simulation.reference_model import Beginning, check_limit, check_state, check_versions
 from deploy.virtual_clock import Clock
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
@@ -51,10 +51,11 @@ class ShardProcess(SimulatedProcess):
     def records(self) -> NDArray[np.void]:
         """The records of all pushes in its state; its own replace former ones of their version."""
         own, former = self.shard.journal.since(0)[1], self.former
-        if self.shard.spec.merge in (EACH, ROUND):
+        if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
             return np.concatenate([former[former["apply_version"] <= version], own])
-        # An update may hold pushes of several processes, and a push may be in no update.
+        # An update may hold pushes of several processes, and a push may be in no update: a buffer
+        # has yet to apply it, or it was dropped.
         first = {worker.decode(): seq for worker, seq in own[["worker", "seq"]].tolist()[::-1]}
         ends = self.shard.ledger.cut | {worker: seq - 1 for worker, seq in first.items()}
         return np.concatenate([former[held_rows(former, ends)], own])
@@ -292,6 +293,8 @@ class ShardHost:
         rows = process.records()
         if setting.slots:
             check_versions(rows, self._began, shard)
+            if setting.stale is not None:
+                check_limit(rows, setting.stale, where)
             for block in self.blocks:
                 before = self._earlier(block)
                 begun = [*self._begun_before, (self._began, self._counts)]

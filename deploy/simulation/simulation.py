@@ -145,6 +145,7 @@ class Simulation:
             workers=setting.workers,
             build=self.build,
             merge=setting.merging,
+            stale=setting.stale,
             lease_s=setting.lease_s,
             warm_steps=setting.warm_steps,
         )

@@ -47,7 +47,7 @@ def test_help_names_every_setting_and_its_default(
     assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
     for name in ("shards", "workers", "strategy", "shards-in", "bind"):
         assert f"[default: {settings[name]}]" in lines[name]
-    assert "[default: 4; 0 for a strategy in rounds]" in lines["staleness"]
+    assert "[default: usual: of most strategies 4, in rounds 0]" in lines["staleness"]
     assert "[default: 10]" in lines["lease-s"]
     assert "[default: 0.5]" in lines["silence-s"]
     assert "[default: 1]" in lines["n-push"]
@@ -127,7 +127,7 @@ OPTIONS = [
     ),
     ("--max-iter -5", r"--max-iter: expected at least 1, got -5"),
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),
-    ("--n-push 9", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
+    ("--n-push 9 --staleness 4", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got '-1'"),
     ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),

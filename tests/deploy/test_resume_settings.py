@@ -26,9 +26,10 @@ def test_what_is_unset_takes_its_default() -> None:
     earlier = told(ray="h:1", link="rtt=1ms", n_push=2, plaintext=True, seed=7, staleness=9)
     unset = ["ray", "link", "n-push", "plaintext", "staleness"]
     assert resumed(earlier, {"max_iter": 5}, unset) == (told(seed=7, max_iter=5), [])
-    bsp = told(strategy="bsp", staleness=0)
+    bsp = told(strategy="bsp")
     now = resumed(earlier, {"strategy": "bsp"}, unset)[0]
     assert now == told(strategy="bsp", staleness=0, seed=7)
+    assert resumed(earlier, {"strategy": "asp"}, ["n-push"])[0].staleness is None
     assert resumed(bsp, {}, ["staleness"])[0] == bsp
     assert resumed(bsp, {}, ["staleness", "strategy"])[0] == told()
 

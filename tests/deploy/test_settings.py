@@ -116,14 +116,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_fetch": -1}, "--n-fetch: expected at least 1, got -1"),
     ({"warm_steps": -1}, "--warm-steps: expected at least 0, got -1"),
     ({"staleness": -1}, "--staleness: expected at least 0, got -1"),
-    ({"n_push": 6}, "pushing every 6 steps needs at least 5, got 4"),
+    ({"n_push": 6, "staleness": 4}, "pushing every 6 steps needs at least 5, got 4"),
     (
-        {"n_push": 5, "prefetch": True},
+        {"n_push": 5, "prefetch": True, "staleness": 4},
         "pushing every 5 steps with prefetch needs at least 5, got 4",
     ),
     ({"n_fetch": 2, "prefetch": True}, "every step, got downpour, which pulls every 2 steps"),
     ({"strategy": "down"}, "strategy: expected one of adag, asp, async_diloco, bsp, "),
-    ({"strategy": "bsp"}, "strategy bsp: expected staleness bound 0 and no prefetch, got 4"),
+    (
+        {"strategy": "bsp", "staleness": 4},
+        "strategy bsp: expected staleness bound 0 and no prefetch, got 4",
+    ),
     (
         {"strategy": "bsp", "staleness": 0, "n_push": 2},
         "--n-push 2: strategy bsp has no such option",

@@ -6,11 +6,13 @@ check of that promise works. `python -m tests.mutants` lists the mutants and the
 of them breaks. For every promise there is at least one:
 
 - exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`
-- durable: `an_answer_does_not_wait_for_the_backup`, `a_ledger_is_not_handed_over`
+- durable: `an_answer_does_not_wait_for_the_backup`, `a_ledger_is_not_handed_over`,
+  `a_dropped_push_is_not_recorded`
 - order: `a_rejoin_restores_pushes_without_their_steps`
 - bound: `the_gate_opens_a_step_early`
 - versions: `a_pull_reports_an_older_version`
 - serial: `a_repeated_push_advances_the_slots`, `a_dropped_push_is_applied`,
+  `a_stale_push_counts_in_full`, `a_push_at_the_limit_is_dropped`,
   `a_buffer_keeps_what_it_has_applied`, `a_push_counts_for_every_table`,
   `a_table_that_is_left_out_keeps_an_older_version`, `one_table_of_a_push_is_applied_alone`,
   `a_move_forgets_how_often_each_table_was_updated`

@@ -1,4 +1,4 @@
-"""Mutants of buffers, and of rounds with backup workers."""
+"""Mutants of buffers, of rounds with backup workers, and of a limit on staleness."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
+from shards.aggregation import StaleLimit
 from shards.dense_part import DensePart
 from shards.parameters import ParameterStore
 from shards.push_checks import Arrived
@@ -53,3 +54,25 @@ def a_restored_buffer_counts_from_zero(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
 def the_last_worker_leaves_a_buffer_behind(patch: Patch) -> None:
     patch.setattr(Updates, "flush", lambda _: None)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.SERIAL)
+def a_stale_push_counts_in_full(patch: Patch) -> None:
+    patch.setattr(StaleLimit, "factor", lambda *_: 1.0)
+
+
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.SERIAL)
+def a_push_at_the_limit_is_dropped(patch: Patch) -> None:
+    def drops(self: StaleLimit, staleness: int) -> bool:
+        return self.drop and staleness >= self.after
+
+    patch.setattr(StaleLimit, "drops", drops)
+
+
+@MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)
+def a_dropped_push_is_not_recorded(patch: Patch) -> None:
+    def drop(self: Updates, one: Arrived, now: float) -> Applied:
+        before = self._held.version
+        return Applied(one, before, before - one.message.read_version, 0.0, True)
+
+    patch.setattr(Updates, "_drop", drop)

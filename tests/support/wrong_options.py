@@ -230,8 +230,14 @@ ROWS: list[Row] = [
     # --- options that do not go together --------------------------------------------------------
     _line(f"{TRAIN} --shards 65535 --port 7000", "--port: expected 0 to 1, got 7000"),
     _line(f"{TRAIN} --shards 1025", ".*expected 1 to [0-9]+ shards, got 1025"),
-    _line(f"{TRAIN} --n-push 9", "--staleness: pushing every 9 steps needs at least 8, got 4"),
-    _line(f"{TRAIN} --n-fetch 9", "--staleness: .*fetching every 9 needs at least 8, got 4"),
+    _line(
+        f"{TRAIN} --n-push 9 --staleness 4",
+        "--staleness: pushing every 9 steps needs at least 8, got 4",
+    ),
+    _line(
+        f"{TRAIN} --n-fetch 9 --staleness 4",
+        "--staleness: .*fetching every 9 needs at least 8, got 4",
+    ),
     _line(f"{TRAIN} --prefetch --n-fetch 2", "--prefetch: .* got downpour, which pulls every 2"),
     _line(f"{TRAIN} --strategy bsp:c=2", "--strategy bsp: unknown option 'c'; its options are b"),
     _line(f"{TRAIN} --strategy diloco:h=0", "--strategy diloco: .*h: expected at least 1, got 0"),

@@ -182,9 +182,7 @@ def test_keras_trains_from_a_dataframe(spark: Any) -> None:
     rows = [(point.tolist(), float(value)) for point, value in zip(x, y, strict=True)]
     df = spark.createDataFrame(rows, "x array<float>, y float").repartition(2)
     options: dict[str, Any] = {"params": worker.keras.params(compiled()), "shards_in": "processes"}
-    trained = worker.run(
-        df, with_keras, {"epochs": 6}, strategy="local_sgd:h=4", staleness=0, **options
-    )
+    trained = worker.run(df, with_keras, {"epochs": 6}, strategy="local_sgd:h=4", **options)
     assert sum(report.steps for report in trained.outcome.reports) >= 6 * 24
     model = worker.keras.load(compiled(), trained.params)
     error = model.predict(x, verbose=0)[:, 0] - y

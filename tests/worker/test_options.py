@@ -16,7 +16,7 @@ from worker.options import (
     TrainOptions,
     WorkerRuntime,
 )
-from worker.strategies import BSP, Downpour
+from worker.strategies import BSP, STRATEGIES, Downpour
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,22 @@ def test_a_strategy_and_its_options() -> None:
     assert TrainingPlan(n_push=2).build_strategy() == Downpour(n_push=2)
     plan = TrainingPlan(strategy=Downpour(n_push=3), n_fetch=2)
     assert plan.build_strategy() == Downpour(n_push=3, n_fetch=2)
-    assert TrainingPlan(strategy="bsp", staleness=0).build_strategy() == BSP()
+    assert TrainingPlan(strategy="bsp").build_strategy() == BSP()
     for strategy in ("bsp", BSP()):
         with pytest.raises(BadInput, match=r"^n_push 2: strategy bsp has no such option$"):
-            TrainingPlan(strategy=strategy, staleness=0, n_push=2)
+            TrainingPlan(strategy=strategy, n_push=2)
     with pytest.raises(BadInput, match="pushing every 9 steps needs at least 8, got 4"):
-        TrainingPlan(n_push=9)
+        TrainingPlan(n_push=9, staleness=4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_a_bound_the_strategy_has_its_own(strategy: str) -> None:
+    """Each strategy runs without `staleness`; a given bound stays, None for none included."""
+    plan = TrainingPlan(strategy=strategy)
+    assert plan.staleness == STRATEGIES[strategy].usual_bound
+    assert TrainingPlan(n_push=9, n_fetch=1).staleness == 8
+    assert TrainingPlan(n_push=9, n_fetch=1, prefetch=True).staleness == 9
+    assert TrainingPlan(staleness=None).staleness is None
 
 
 def test_the_device_of_the_solver() -> None:

@@ -47,8 +47,8 @@ def test_every_strategy_trains(name: str) -> None:
     """
     strategy = SHORT.get(name, name)
     table = ps.Dense.like(START, rate=0.1)
-    options: dict[str, Any] = {"staleness": 4} if name == "ssp" else {}
-    with worker.start(table, strategy=strategy, workers=WORKERS, on="threads", **options) as job:
+    with worker.start(table, strategy=strategy, workers=WORKERS, on="threads") as job:
+        assert job.cluster.bound == STRATEGIES[name].usual_bound
 
         def train(number: int) -> Any:
             return worker.loop(
@@ -75,6 +75,8 @@ def test_a_wrong_strategy_is_refused() -> None:
         worker.start(START, strategy="nope")
     with pytest.raises(BadInput, match=r"strategy diloco.*speed"):
         worker.start(START, strategy="diloco:speed=3")
+    with pytest.raises(BadInput, match="pushing every 9 steps needs at least 8, got 4"):
+        worker.start(START, strategy="downpour:n_push=9", staleness=4)
 
 
 def test_another_strategy_than_the_job_s_is_refused() -> None:

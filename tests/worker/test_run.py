@@ -76,7 +76,6 @@ def test_a_gradient_trains_with_a_strategy(lines: Any, strategy: str, tmp_path: 
         {"size": 10, "epochs": 15},
         params=params,
         strategy=strategy,
-        staleness=0 if strategy == "bsp" else 8,
         shards_in="processes",
     )
     assert distance(trained.params) < distance(PARAMS) / 5

@@ -150,7 +150,7 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
     synchronous: ClassVar[bool] = False
     """Whether the workers move in step, at bound 0."""
     usual_bound: ClassVar[int | None] = 4
-    """The staleness bound of a job that names none."""
+    """The staleness bound of a job that names none; `suitable_bound` heeds the options, too."""
     windowed: ClassVar[bool] = False
     """Whether the clock counts windows: a push raises it by 1, whatever the number of its steps."""
     exchanges: ClassVar[bool] = False
@@ -185,6 +185,14 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
                 f"{f' and fetching every {fetch}' if fetch > 1 else ''}"
                 f"{' with prefetch' if prefetch else ''} needs at least {least}, got {bound}"
             )
+
+    def suitable_bound(self, prefetch: bool = False) -> int | None:
+        """The staleness bound of a job that names none: the usual one, unless its options, such as
+        a long `n_push`, need a larger one.
+        """
+        if self.usual_bound is None or self.synchronous:
+            return self.usual_bound
+        return max(self.usual_bound, self.least_bound() + prefetch)
 
     def least_bound(self) -> int:
         """The smallest bound at which no worker waits for itself; a prefetch needs one more."""

@@ -6,6 +6,7 @@ found is kept as a scenario in scenarios/, each with its story; tests/mutants pl
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,7 +88,8 @@ def test_promises_hold_for_packed_pushes(push: str) -> None:
     for seed in range(100, 106):
         drawn = swarm(seed, cluster=ClusterConfig.COMPRESSED)
         sparse = push.partition(",")[0] in SPARSE or push.startswith("topk")
-        plain = {"pull": "none", "merge": "each", "rule": "sgd", "second": ""}
+        plain: dict[str, Any] = {"pull": "none", "merge": "each", "rule": "sgd", "second": ""}
+        plain |= {"stale_after": None} if sparse else {}
         setting = msgspec.structs.replace(drawn.setting, push=push, **plain)
         kept = tuple(f for f in drawn.faults if not (sparse and type(f).__name__ in _ENDING))
         scenario = msgspec.structs.replace(drawn, setting=setting, faults=kept)
