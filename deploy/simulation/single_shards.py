@@ -17,7 +17,7 @@ from shards.delta_pulls import Change, DeltaViews
 from shards.dense_part import DensePart
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError, GiveUp
-from shards.messages import Export, Install, State
+from shards.messages import Install
 from shards.shard import Shard
 
 if TYPE_CHECKING:
@@ -152,15 +152,12 @@ class SingleShardHost(ShardHost):
         self._pulls.exact &= not lost.any()
 
     def _save(self) -> None:
-        answer = self._operate(Export(2, self._world.job))
-        assert isinstance(answer.message, State)
-        frames = [bytes(frame) for frame in answer.frames]
+        frames = [bytes(frame) for frame in shard_state.encode(self.shard.copy())]
         self._savings.append((self._world.clock.now, frames))
 
-    def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
+    def _operate(self, message: Install, frames: Sequence[bytes]) -> None:
         arrival = Arrival(b"operator", message, frames)
-        (answer,) = self._log_or_shard.handle_together([arrival], self._process.now)
-        return answer
+        self._log_or_shard.handle_together([arrival], self._process.now)
 
 
 class LoggedShardHost(SingleShardHost):

@@ -308,7 +308,7 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     asked: list[str] = []
 
     def done(step: Any, by_side: Any) -> Any:
-        kind = type(step.question(0)).__name__ if isinstance(step, admin_plans.Ask) else ""
+        kind = step.kind.__name__ if isinstance(step, admin_plans.Ask) else ""
         if kind == question and not asked:
             asked.append(kind)
             dies.copies[0].stop()
