@@ -20,8 +20,8 @@ that it shows is *committed*, that is, held by every copy that the configuration
   are.
 - A state may travel for minutes, while workers push. It travels in pieces (state_pieces.py), a few
   at a time, so entries and heartbeats do not wait behind it. An epoch has one such state: the
-  version that it was taken at is kept until the backup reports it, and so is every entry since,
-  which is sent from then on. What a silent backup has not reported is sent again; each repetition
+  version that it was taken at is kept until the backup reports it, and so is every entry since;
+  these follow the last piece. What a silent backup has not reported is sent again; each repetition
   of a piece waits twice as long as the one before.
 - A primary acts under the newest configuration that the coordinator has *confirmed*; until then it
   continues under the one before. A copy that has accepted a newer configuration ignores the entries
@@ -109,12 +109,16 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 class _Sending(msgspec.Struct):
-    """A state on its way to the backup: the first `arrived` pieces are there, `sent` are sent."""
+    """A state on its way to the backup: the first `arrived` pieces are there, `sent` are sent.
+
+    Once all have been sent, `all_sent`, entries follow, although some pieces may be sent again.
+    """
 
     position: int
     cut: CutState
     arrived: int = 0
     sent: int = 0
+    all_sent: bool = False
 
 
 class ShardReplica:
@@ -291,11 +295,11 @@ class ShardReplica:
         posts = []
         if self._active is not None and self._active.backup is not None:
             entry = _Entry(self.position, now, frames, expired)
-            if self._reported is not None:
-                if not self._unreported:
-                    self._quiet_since = now
-                posts = [self._replicate(entry)]
+            if not self._unreported and self._reported is not None:
+                self._quiet_since = now
             self._unreported.append(entry)
+            if self._sending is None or self._sending.all_sent:
+                posts = [self._replicate(entry)]
         effects = self._answer(answers)
         return Effects(effects.answers, posts)
 
@@ -336,6 +340,9 @@ class ShardReplica:
             piece, frames = sending.cut.piece(number, epoch)
             posts.append(Post(self._active.backup, Sync(epoch, sending.position, piece), frames))
         sending.sent = max(sending.sent, last)
+        if last == sending.cut.count and not sending.all_sent:
+            sending.all_sent = True
+            posts += [self._replicate(entry) for entry in self._unreported]
         return posts
 
     def _replicate(self, entry: _Entry) -> Post:
@@ -371,7 +378,7 @@ class ShardReplica:
             sending.arrived, self._patience_s = message.pieces, self.retry_s
             sending.sent = max(sending.sent, sending.arrived)
             return Effects(posts=self._send_pieces(sending, now))
-        was_in_sync, posts = self.in_sync, list[Post]()
+        was_in_sync = self.in_sync
         self._reported = max(self._reported or 0, message.position)
         self._quiet_since = now
         while self._unreported and self._unreported[0].position <= self._reported:
@@ -380,13 +387,12 @@ class ShardReplica:
             self._alone_until = self.position
             self._first = (self._reported, self.position)
             self._sending = None
-            posts = [self._replicate(entry) for entry in self._unreported]
         elif self._reported < self._alone_until:
             reported, alone = self._first
             further = alone + (self._reported - reported) // 2
             self._alone_until = max(self._alone_until, min(self.position, further))
         return Effects(
-            self._released(), posts, self.beat() if self.in_sync and not was_in_sync else None
+            self._released(), [], self.beat() if self.in_sync and not was_in_sync else None
         )
 
     # --- as a backup ------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class SimulationConfig(
     pull: str = "none"
     durability: Durability = Durability.LOGGED
     log_bytes: int = 1 << 20
-    piece_bytes: int = 1 << 10
+    piece_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         for rule in self.rules.values():

@@ -88,10 +88,10 @@ class Answering:
             while True:
                 assert isinstance(step, Ask)
                 before(self.asked)
-                error, answers = None, []
+                error, answers = None, list[Any]()
                 for query in step.queries:
                     self._request += 1
-                    message = query.question(self._request)
+                    message: Any = query.question(self._request)
                     self.asked.append((step.kind.__name__, query.shard))
                     frames = [bytes(frame) for frame in query.frames]
                     shard = self.shards[query.shard]
