@@ -70,7 +70,7 @@ def a_backup_receives_pieces_of_two_versions(patch: Patch) -> None:
         if sending.arrived and not self.shard.held.empty:
             arrays = shard_state.encode(self.shard.copy())[1:]
             for place, array in enumerate(arrays, 2):
-                sending.cut._frames[place] = array.view(np.uint8)
+                sending.cut._frames[place] = np.asarray(array).view(np.uint8)
         return real(self, sending, now)
 
     real = ShardReplica._send_pieces
