@@ -58,7 +58,7 @@ _CHECK_S = 0.5
 
 class AdminClient:
     """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
-    answer.
+    answer. A large state travels in many answers (shards/state_pieces.py).
 
     `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called
     regularly; it may raise the reason why none will come.
@@ -233,8 +233,11 @@ class AdminClient:
                 if query.behind is not None:
                     together.append((query.behind(number - 1), ()))
                 self._links.send_together(query.shard, together)
+            before = len(answers)
             self._collect(answers, asked, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
+            if len(answers) > before:
+                give_up_at = time.monotonic() + self._patience_s
         return [answers[number] for number in asked]
 
     def _collect(
