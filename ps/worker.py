@@ -293,8 +293,8 @@ class WorkerStep:
 
         After `timeout_s` seconds there it raises `ps.errors.ClockTimeout`, with the slowest
         worker's clock. Without a name it is the only table's value, or a dict of the values of all.
-        All tables of a step are of one version at each shard. The arrays are read-only views where they are float32 and NumPy's:
-        use them before the step ends, or copy them.
+        All tables of a step are of one version at each shard. The arrays are read-only views where
+        they are float32 and NumPy's: use them before the step ends, or copy them.
         """
         self._check_open()
         if self._replica is None:
