@@ -120,7 +120,7 @@ def main() -> None:
         rows = measured((given.mebibytes << 20) // 12 // 256 * 256, given.rounds, Path(folder))
     for name in rows[0]:
         print(f"{name:20} {statistics.median(row[name] for row in rows):10.3f}")
-    print(f"\nfigures: {save('export', rows)}")
+    print(f"\nfigures: {save('export', {'rounds': rows})}")
 
 
 if __name__ == "__main__":
