@@ -42,7 +42,7 @@ def test_test_prints_loss_and_accuracy(downpour: Run, trained: Path) -> None:
     undivided."""
     status, out, _ = downpour(*TEST.split())
     assert status == 0
-    assert re.fullmatch(r"accuracy \S+  loss \S+\n", out)
+    assert re.fullmatch(r"accuracy \d+\.\d\d%, loss \S+\n", out)
     (trained / "rows.parquet").write_bytes((trained / "data/test.parquet").read_bytes())
     assert downpour(*TEST.replace("--data data", "--data rows.parquet").split())[1] == out
     (trained / "data/test.parquet").unlink()
