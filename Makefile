@@ -24,11 +24,11 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEM
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
 		--shards 2 --workers 4 --staleness 4 --strategy downpour:scale=1 --out $(DEMO)
 
-# Two processes of tests: most of what a test does is to wait. See tests/conftest.py. They start
+# Three processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py. They start
 # hundreds of processes, which must not compile the sources again, as under PYTHONDONTWRITEBYTECODE.
 test: lint ## lint, then all tests
 	$(BIN)/python -m compileall -q $(PACKAGES) tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 SEEDS ?= 5000
 sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000

@@ -8,7 +8,7 @@ WORD = 2**32
 
 
 class RngKey(NamedTuple):
-    """The numbers that determine a mask: seed and step modulo 2^64, the layer's modulo 2^32.
+    """The numbers that determine a mask: seed and step modulo 2^64, the layer's number modulo 2^32.
 
     For kernels `step` may be a uint64 array of one element on their device, where a captured step
     reads it.

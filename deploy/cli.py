@@ -116,10 +116,11 @@ def test(
     what the test net's data layers name.
     """
     from deploy.infer import OnSpark, run_test
+    from worker.evaluation import in_words
 
     on = None if spark is None else OnSpark(spark, workers)
     figures = run_test(solver, weights, data, device, on, skip)
-    typer.echo("  ".join(f"{name} {value:.6g}" for name, value in figures.items()))
+    typer.echo(in_words(figures))
 
 
 @app.command()

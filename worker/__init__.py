@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from worker.job_runner import Outcome
     from worker.mlflow import MLflow
     from worker.model import Model
-    from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
     from worker.own_loop import loop, start
     from worker.prometheus import Prometheus
     from worker.sources import open_source
@@ -79,7 +78,6 @@ __all__ = [
     "Evaluate",
     "FedBuff",
     "KeepBest",
-    "LinkOptions",
     "LocalSGD",
     "MLflow",
     "Model",
@@ -89,8 +87,6 @@ __all__ = [
     "RunResult",
     "RunStatus",
     "Sample",
-    "ShardRuntime",
-    "SnapshotPolicy",
     "Softsync",
     "Source",
     "SparkNet",
@@ -136,7 +132,6 @@ _HOMES = {
     "Evaluate": "worker.function_run",
     "FedBuff": "worker.strategies",
     "KeepBest": "worker.callbacks",
-    "LinkOptions": "worker.options",
     "LocalSGD": "worker.strategies",
     "MLflow": "worker.mlflow",
     "Model": "worker.model",
@@ -155,8 +150,6 @@ _HOMES = {
     "TensorBoard": "worker.tensorboard",
     "RunResult": "worker.function_run",
     "RunStatus": "worker.callbacks",
-    "ShardRuntime": "worker.options",
-    "SnapshotPolicy": "worker.options",
     "Trained": "worker.api",
     "features": "worker.caffe_inference",
     "image_batch": "worker.data.image_table",

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
+from deploy.experiments.character_model import CharacterModel, text_read
 from deploy.experiments.images import Mlp, mnist
-from deploy.experiments.language import CharacterModel, text_read
 from deploy.experiments.lenet import LeNetImages
 from deploy.experiments.logistic import Logistic
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Workload

@@ -147,15 +147,17 @@ def test_a_failure_is_reported_and_ends_nothing(cluster: Cluster) -> None:
 
 def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
     """`close` stops a test under way, and discards its result."""
-    heard, saw = Heard(), threading.Event()
+    heard, began, saw = Heard(), threading.Event(), threading.Event()
 
     def endless(weights: NDArray[np.float32], stopped: Callable[[], bool]) -> dict[str, float]:
+        began.set()
         eventually(stopped, because="the test is stopped")
         saw.set()
         return {}
 
     with evaluator(cluster, EvaluationPlan(endless, every=10), heard) as tests:
         tests.look(10, 0)
+        assert began.wait(60), "a test that is still reading the weights ends without computing"
         tests.finish(lambda: True)
     assert saw.is_set()
     assert heard.found == []

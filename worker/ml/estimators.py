@@ -65,12 +65,12 @@ class NetEstimator(
         return self
 
     def write(self) -> StageWriter:
-        """What saves this estimator."""
+        """The writer that saves this estimator."""
         return StageWriter(self, {})
 
     @classmethod
     def read(cls) -> StageReader[Any]:
-        """What loads such an estimator."""
+        """The reader that loads such an estimator."""
         return StageReader(cls, lambda _facts, _weights: cls(), weights=False)
 
     def _fit(self, dataset: DataFrame) -> NetModel:

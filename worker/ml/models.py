@@ -56,14 +56,14 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         return self._fitted_net.weights
 
     def write(self) -> StageWriter:
-        """What saves this model, to any path that Spark writes to."""
+        """The writer that saves this model, to any path that Spark writes to."""
         fitted = self._fitted_net
         facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
         return StageWriter(self, facts, fitted.weights)
 
     @classmethod
     def read(cls) -> StageReader[Any]:
-        """What loads such a model."""
+        """The reader that loads such a model."""
 
         def make(facts: Mapping[str, Any], weights: Mapping[str, Floats]) -> NetModel:
             net = msgspec.convert(facts["net"], NetSpec)

@@ -36,8 +36,14 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     keeps: ClassVar[tuple[str, ...]] = AdamW.slot_names
 
     def __post_init__(self) -> None:
-        check_options(self, h=at_least(1), outer_lr=positive, momentum=share, weight_decay=share)
-        check_options(self, b=at_least(0))
+        check_options(
+            self,
+            h=at_least(1),
+            outer_lr=positive,
+            momentum=share,
+            weight_decay=share,
+            b=at_least(0),
+        )
         if self.inner_lr is not None:
             check_options(self, inner_lr=positive)
 

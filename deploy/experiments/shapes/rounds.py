@@ -4,8 +4,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from deploy.experiments.character_model import SYMBOLS
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.language import SYMBOLS
 from deploy.experiments.shapes.base import Bench, Check, Shape, at_most, judged, listed, positive
 from deploy.experiments.statistics import Interval, equivalent, mean_interval, slope
 from deploy.experiments.trials import Trial, TrialResult

@@ -15,6 +15,7 @@ from deploy.service.client import ServiceClient
 from deploy.service.launcher import processes_with
 from tests.support import tiny_job
 from tests.support.cli_process import Child
+from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
@@ -36,7 +37,7 @@ class Served:
         options = ("serve", "--port", self.port, "--retry-s", 0.1)
         home = str(self.folder / "home")
         # Its own output goes to a file: nobody reads a pipe here.
-        self.child = Child(self.folder, *options, DOWNPOUR_HOME=home)
+        self.child = Child(self.folder, *options, DOWNPOUR_HOME=home, **QUICK_JAVA)
         self.client.call("GET", "/jobs", patience_s=PATIENCE_S)
 
     def kill(self) -> None:
