@@ -1,8 +1,8 @@
 """The admin client: an operator's requests to a job's shards, which bypass the staleness gate.
 
 It installs weights or a saved state, exports everything at one version, reads the weights and the
-counters, and collects the records of applied updates. It blocks, and has one question outstanding
-at a time.
+counters, and collects the records of applied updates. It blocks until all that it has asked is
+answered.
 """
 
 import time
@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from ps.cluster import Cluster, cluster_of
 from ps.security.enrolment import operator_key
 from ps.session import admin_plans
-from ps.session.admin_plans import Answer, Answers, Ask, Frames, Pause, Plan, Question, Result, Side
+from ps.session.admin_plans import (
+    Answer,
+    Answers,
+    Ask,
+    Frames,
+    Pause,
+    Plan,
+    Query,
+    Question,
+    Result,
+    Side,
+)
 from ps.session.events import Unreachable
 from ps.transport.links import Links
 from shards import arguments, wire_format
@@ -47,7 +58,7 @@ _CHECK_S = 0.5
 
 class AdminClient:
     """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
-    answer.
+    answer. A large state travels in many answers (shards/state_pieces.py).
 
     `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called
     regularly; it may raise the reason why none will come.
@@ -105,11 +116,8 @@ class AdminClient:
         """
         going_on = arguments.flag("going_on", going_on)
         job = self.cluster.job
-        answers = self._ask_all(
-            admin_plans.export(self.side),
-            (lambda request: Quiesce(request, job, 0.0)) if going_on else None,
-        )
-        return [admin_plans.state_in(*answer) for answer in answers]
+        behind: Question | None = (lambda request: Quiesce(request, job, 0.0)) if going_on else None
+        return carry_out(admin_plans.export(self.side, behind=behind), self)
 
     def quiesce(self, seconds: float) -> dict[str, int]:
         """Bring all shards to the same pushes of every worker, and hold them there for `seconds`.
@@ -193,69 +201,62 @@ class AdminClient:
     ) -> None:
         self.close()
 
-    def _ask(
-        self,
-        shard: int,
-        question: Question,
-        frames: Frames = (),
-    ) -> Answer:
-        return self._ask_each((shard,), question, frames)[shard]
+    def _ask(self, shard: int, question: Question) -> Answer:
+        return self._ask_each((Query(shard, question),))[0]
 
-    def _ask_all(self, question: Question, behind: Question | None = None) -> list[Answer]:
-        shards = range(self.cluster.map.shards)
-        answers = self._ask_each(shards, question, behind=behind)
-        return [answers[shard] for shard in shards]
+    def _ask_all(self, question: Question) -> list[Answer]:
+        return self._ask_each([Query(n, question) for n in range(self.cluster.map.shards)])
 
-    def _ask_each(
-        self,
-        shards: Sequence[int],
-        question: Question,
-        frames: Frames = (),
-        behind: Question | None = None,
-    ) -> dict[int, Answer]:
-        """Repeat a question until every shard has answered; every question may be repeated safely.
-
-        The question `behind` it is sent right after it, and its answer is not waited for.
-        """
-        self._request += 2
+    def _ask_each(self, queries: Sequence[Query]) -> list[Answer]:
+        """Repeat each question until it is answered; every question may be repeated safely."""
+        asked: dict[int, Query] = {}
+        for query in queries:
+            self._request += 2  # the number before it is for the question behind
+            asked[self._request] = query
         answers: dict[int, Answer] = {}
         self._put_off.clear()
         give_up_at, wait_s = time.monotonic() + self._patience_s, _RETRY_S
-        while missing := [shard for shard in shards if shard not in answers]:
+        while missing := {n: query for n, query in asked.items() if n not in answers}:
             now = time.monotonic()
             if now >= give_up_at:
+                query = next(iter(missing.values()))
                 raise Unreachable(
-                    f"shard {missing[0]} at {self._links.where(missing[0])} has not answered"
-                    f" {type(question(0)).__name__.lower()} for {self._patience_s:g} s"
-                    f"{self._put_off.get(missing[0], '')}",
-                    missing[0],
+                    f"shard {query.shard} at {self._links.where(query.shard)} has not answered"
+                    f" {type(query.question(0)).__name__.lower()} for {self._patience_s:g} s"
+                    f"{self._put_off.get(query.shard, '')}",
+                    query.shard,
                 )
-            # Built for each attempt: the question may depend on the copy that is asked.
-            message = question(self._request)
-            together: list[tuple[FromOperator, Frames]] = [(message, frames)]
-            if behind is not None:
-                together.append((behind(self._request - 1), ()))
-            for shard in missing:
-                self._links.send_together(shard, together)
-            self._collect(answers, shards, min(now + wait_s, give_up_at))
+            for number, query in missing.items():
+                # Built for each attempt: the question may depend on the copy that is asked.
+                together: list[tuple[FromOperator, Frames]]
+                together = [(query.question(number), query.frames)]
+                if query.behind is not None:
+                    together.append((query.behind(number - 1), ()))
+                self._links.send_together(query.shard, together)
+            before = len(answers)
+            self._collect(answers, asked, min(now + wait_s, give_up_at))
             wait_s *= 2  # on a slow link the first copy may still be on its way
-        return answers
+            if len(answers) > before:
+                give_up_at = time.monotonic() + self._patience_s
+        return [answers[number] for number in asked]
 
-    def _collect(self, answers: dict[int, Answer], shards: Sequence[int], until: float) -> None:
-        """Add the answers to the present request that arrive before `until`, or until all have.
+    def _collect(
+        self, answers: dict[int, Answer], asked: Mapping[int, Query], until: float
+    ) -> None:
+        """Add the answers that arrive before `until`, or until all have, by request number.
 
         Returns early when another copy has become a shard's primary, which has not been asked.
         """
-        while len(answers) < len(shards) and (now := time.monotonic()) < until:
+        while len(answers) < len(asked) and (now := time.monotonic()) < until:
             for origin, reply, frames in self._links.receive(min(until - now, _CHECK_S)):
                 if self._elsewhere(reply):
                     self._put_off[origin] = f": {reply.text}"
                     continue
-                if isinstance(reply, Refusal) and reply.request in (0, self._request):
+                if isinstance(reply, Refusal) and reply.request in (0, *asked):
                     raise error_of(reply)  # 0: the shard could not even read the question
-                if origin in shards and reply.request == self._request:
-                    answers.setdefault(origin, (reply, frames))
-            if len(answers) < len(shards):
+                if reply.request in asked and asked[reply.request].shard == origin:
+                    answers.setdefault(reply.request, (reply, frames))
+            if len(answers) < len(asked):
                 self._check()
             moved, _ = self._links.changes()
             for shard in moved:
@@ -291,6 +292,6 @@ def carry_out(plan: Plan[Result], *clients: AdminClient) -> Result:
 def _done(step: Ask | Pause, by_side: Mapping[Side, AdminClient]) -> Answers:
     if isinstance(step, Pause):
         time.sleep(step.seconds)
-        return Answers(time.monotonic(), {})
-    answers = by_side[step.of]._ask_each(step.shards, step.question, step.frames)
+        return Answers(time.monotonic(), ())
+    answers = by_side[step.of]._ask_each(step.queries)
     return Answers(time.monotonic(), answers)

@@ -100,8 +100,6 @@ class AsyncReader:
         if len(self._under_way) < MOST_UNDER_WAY:
             self._begin(self._connection)
         arena = await waiting
-        if table is None:
-            return self._views.build_all(arena)
         return self._views.build(table, arena)
 
     def _pull_consistent(self, table: str | None) -> Any:

@@ -234,8 +234,6 @@ class Reader:
     def _built(self, connection: Connection, done: Done, table: str | None) -> Any:
         arena = connection.arena(done)
         self.versions = done.versions
-        if table is None:
-            return self._views.build_all(arena)
         return self._views.build(table, arena)
 
     def close(self) -> None:

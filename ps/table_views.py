@@ -51,15 +51,14 @@ class TableViews:
         return table
 
     def build(self, table: str | None, arena: Floats) -> Any:
-        """A table's value; its float32 arrays are views of `arena`."""
+        """A table's value, or without a name the only one's, or a dict of the values of all.
+
+        Their float32 arrays are views of `arena`.
+        """
+        if table is None and len(self._places) > 1:
+            return {name: self.build(name, arena) for name in self._places}
         place = self._places[self.name(table)]
         return place.structure.build(_tensors(place, arena))
-
-    def build_all(self, arena: Floats) -> Any:
-        """The value of the only table, or a dict of the values of all."""
-        if len(self._places) == 1:
-            return self.build(None, arena)
-        return {name: self.build(name, arena) for name in self._places}
 
     def views(self, table: str | None, arena: Floats) -> Any:
         """A table's writable views of `arena`, in its structure."""

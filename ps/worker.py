@@ -170,7 +170,7 @@ class Worker:
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
-        return self._views.build_all(self.client.pull(timeout_s=timeout_s).weights)
+        return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
@@ -292,9 +292,9 @@ class WorkerStep:
         """A table's weights, in the structure that was given; waits at the staleness bound.
 
         After `timeout_s` seconds there it raises `ps.errors.ClockTimeout`, with the slowest
-        worker's clock. Without a name, the job's only table. All tables of a step are of one
-        version at each shard. The arrays are read-only views where they are float32 and NumPy's:
-        use them before the step ends, or copy them.
+        worker's clock. Without a name it is the only table's value, or a dict of the values of all.
+        All tables of a step are of one version at each shard. The arrays are read-only views where
+        they are float32 and NumPy's: use them before the step ends, or copy them.
         """
         self._check_open()
         if self._replica is None:

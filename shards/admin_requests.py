@@ -7,12 +7,14 @@ None of them answers a worker: a handover drops the workers' waiting requests, a
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
 from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
-from shards.errors import BadMessage, GiveUp, Mismatch, Retry
+from shards.errors import BadMessage, DownpourError, GiveUp, Mismatch, Resynchronise, Retry
 from shards.messages import (
     PROTOCOL,
+    AskPiece,
     AskRecords,
     AskStatus,
     Cut,
@@ -36,11 +38,14 @@ from shards.messages import (
 )
 from shards.reshard_state import ReshardState
 from shards.shard_part import ShardPart
+from shards.state_pieces import CutState, GatheredState, OpenExport, OpenExports
 from shards.wire_format import Buffer
 from shards.wire_schema import SCHEMA, differs
 from shards.worker_requests import WorkerRequests
 
-FromOperator = Install | Quiesce | HandOver | Export | Read | Describe | AskStatus | AskRecords
+FromOperator = (
+    Install | Quiesce | HandOver | Export | AskPiece | Read | Describe | AskStatus | AskRecords
+)
 
 Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
 """The header, and the frames that follow it."""
@@ -54,9 +59,14 @@ class AdminRequests:
         self._workers = workers
         self._move = move
         self._shard, self._boot = part.spec.shard, part.boot
+        self.exports = OpenExports(part.spec.shard)
+        self._most_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
+        self._staged: tuple[Install, GatheredState] | None = None
 
-    def answer(self, message: FromOperator, frames: Sequence[Buffer], now: float) -> Answer:
-        """Carry out a request.
+    def answer(
+        self, sender: bytes, message: FromOperator, frames: Sequence[Buffer], now: float
+    ) -> Answer:
+        """Carry out a request of `sender`.
 
         Raises BadMessage, BadInput, Retry, Mismatch or GiveUp, and then has changed nothing.
         """
@@ -68,7 +78,9 @@ class AdminRequests:
             case HandOver():
                 return self._hand_over(message, frames, now)
             case Export():
-                return self._export(message)
+                return self._export(sender, message, now)
+            case AskPiece():
+                return self._next_piece(message, now)
             case Read():
                 return self._part.serving.whole(message.request)
             case Describe():
@@ -120,7 +132,45 @@ class AdminRequests:
             journal.busy_s,
         )
 
+    def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:
+        """The pieces of a state that is not installed yet, as requests for another copy."""
+        if self._staged is None:
+            return []
+        install, gathered = self._staged
+        return [
+            (structs.replace(install, piece=piece), tuple(wire_format.wrap(frames)))
+            for piece, frames in gathered.pieces()
+        ]
+
+    def stage(self, message: Install, frames: Sequence[Buffer]) -> GatheredState:
+        """Keep a piece of a state; those of a state that was not completed are dropped."""
+        assert message.piece is not None, "a whole state is installed at once"
+        gathered = GatheredState(message.piece.of, self._most_bytes)
+        if self._staged is not None and self._staged[1].of == gathered.of:
+            gathered = self._staged[1]
+        gathered.take(message.piece, frames)
+        self._staged = message, gathered
+        return gathered
+
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
+        if message.piece is None:
+            return self._install_whole(message, frames, now)
+        if not message.goes_on:
+            self._check_fresh()
+        gathered = self.stage(message, frames)
+        if not gathered.complete:
+            version = self._part.held.version
+            missing = len(gathered.missing)
+            return Installed(message.request, self._shard, self._boot, version, missing), ()
+        try:
+            answer = self._install_whole(message, gathered.frames(), now)
+        except DownpourError:
+            gathered.drop(message.piece.number)  # other copies of the shard never see this request
+            raise
+        self._staged = None
+        return answer
+
+    def _install_whole(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
         part = self._part
         offered, more = shard_state.decode(frames)
         if more:
@@ -130,16 +180,19 @@ class AdminRequests:
         part.held.check_state(offered.arrays)
         # A retried Install is idempotent: the first reply may have been lost in a failover.
         if not (message.goes_on and part.is_at(offered)):
-            if self._workers.greeted:  # a late Install would undo what a Welcome has reported
-                raise GiveUp(
-                    f"install: shard {self._shard} serves workers by now; expected a fresh one"
-                )
+            self._check_fresh()
             part.restore(offered)
         if message.goes_on:
             part.ledger.renew(now + part.spec.lease_s)
         else:
             part.ledger.detach_workers()
         return Installed(message.request, self._shard, self._boot, part.held.version), ()
+
+    def _check_fresh(self) -> None:
+        if self._workers.greeted:  # a late Install would undo what a Welcome has reported
+            raise GiveUp(
+                f"install: shard {self._shard} serves workers by now; expected a fresh one"
+            )
 
     def _quiesce(self, message: Quiesce, frames: Sequence[Buffer], now: float) -> Answer:
         ledger = self._part.ledger
@@ -170,6 +223,22 @@ class AdminRequests:
             raise Retry(f"shard {self._shard} has no weights yet")
         return Described(message.request, self._shard, self._boot), (description,)
 
-    def _export(self, message: Export) -> Answer:
-        reply = State(message.request, self._shard, self._boot, self._part.held.version)
-        return reply, shard_state.encode(self._part.copy())
+    def _export(self, sender: bytes, message: Export, now: float) -> Answer:
+        number = self.exports.opened_by(sender, message.request)
+        if number is None:
+            frames = shard_state.encode(self._part.copy())
+            cut, version = CutState(frames, message.piece_bytes), self._part.held.version
+            if cut.count == 1:
+                return State(message.request, self._shard, self._boot, version), frames
+            number = self.exports.open(OpenExport(sender, message.request, version, cut, now))
+        return self._piece(message.request, number, 0, now)
+
+    def _next_piece(self, message: AskPiece, now: float) -> Answer:
+        if message.boot != self._boot:
+            raise Resynchronise(f"shard {self._shard} has restarted: begin the export again")
+        return self._piece(message.request, message.of, message.number, now)
+
+    def _piece(self, request: int, of: int, number: int, now: float) -> Answer:
+        export = self.exports.find(of, now)
+        piece, frames = export.cut.piece(number, of)
+        return State(request, self._shard, self._boot, export.version, piece), frames

@@ -29,10 +29,12 @@ from shards.tables import MOST_TABLES
 
 PROTOCOL = 3
 MAX_PROBE_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pieces.py)
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
+PieceBytes = Annotated[int, Meta(ge=256, le=PIECE_BYTES)]
 Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
 
 
@@ -118,6 +120,17 @@ class AskedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 Parts = Annotated[list[Part], Meta(max_length=MOST_TABLES)]
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One piece of the state named `of`; the frames are the state's sizes and the piece's bytes.
+
+    `digest` is that of the bytes and the number (state_pieces.py).
+    """
+
+    of: Count
+    number: Count
+    digest: Count
 
 
 # --- from a worker ------------------------------------------------------------------------------
@@ -211,13 +224,25 @@ class Install(FromOperator, frozen=True, tag="install"):
     """Install a state, which the frames hold (shard_state.py); slots that it lacks begin at zero.
 
     `goes_on`: active workers of that state stay active; otherwise each counts when it joins again.
+    With a `piece` the frames are one piece of the state, which is installed once all are there.
     """
 
     goes_on: bool = False
+    piece: Piece | None = None
 
 
 class Export(FromOperator, frozen=True, tag="export"):
-    """Request the whole state at one version."""
+    """Request the whole state at one version, or the first piece of it if it exceeds a piece."""
+
+    piece_bytes: PieceBytes = PIECE_BYTES
+
+
+class AskPiece(FromOperator, frozen=True, tag="ask_piece"):
+    """Request a further piece of the export `of`, which the shard's life `boot` has opened."""
+
+    boot: Count
+    of: Count
+    number: Count
 
 
 class Read(FromOperator, frozen=True, tag="read"):
@@ -277,6 +302,7 @@ Request = (
     | Leave
     | Install
     | Export
+    | AskPiece
     | Read
     | Describe
     | Quiesce
@@ -385,15 +411,20 @@ class HandedOver(FromShard, frozen=True, tag="retired"):
 
 
 class Installed(FromShard, frozen=True, tag="installed"):
-    """The shard holds the installed state, which is at `version`."""
+    """The shard holds the installed state, which is at `version`.
+
+    It does not yet hold it while pieces are `missing`.
+    """
 
     version: Count
+    missing: Count = 0
 
 
 class State(FromShard, frozen=True, tag="state"):
-    """A shard's exported state: frames as in Install, all of one version."""
+    """A shard's exported state, or a piece of it: frames as in Install, all of one version."""
 
     version: Count
+    piece: Piece | None = None
 
 
 class Described(FromShard, frozen=True, tag="described"):

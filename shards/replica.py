@@ -18,10 +18,11 @@ that it shows is *committed*, that is, held by every copy that the configuration
   backup reports allow one more to be committed without it. So workers never wait for everything
   that came while its state travelled, and the backup catches up even over a link slower than they
   are.
-- A state may travel for minutes, while workers push. So every entry since the first state of an
-  epoch is kept until it is reported, whichever state the backup then has; sending a state again
-  never invalidates the report of an earlier one. Each resend waits twice as long as the one before,
-  because a second state behind one that is still travelling only delays what follows.
+- A state may travel for minutes, while workers push. It travels in pieces (state_pieces.py), a few
+  at a time, so entries and heartbeats do not wait behind it. An epoch has one such state: the
+  version that it was taken at is kept until the backup reports it, and so is every entry since;
+  these follow the last piece. What a silent backup has not reported is sent again; each repetition
+  of a piece waits twice as long as the one before.
 - A primary acts under the newest configuration that the coordinator has *confirmed*; until then it
   continues under the one before. A copy that has accepted a newer configuration ignores the entries
   of an older one, so a former primary can commit nothing more. It does not step down for that:
@@ -39,6 +40,7 @@ out the `Effects`, in order.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -47,8 +49,8 @@ from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
 from shards.envelopes import Outgoing
-from shards.errors import Retry
-from shards.messages import CHANGING, Registered, Request
+from shards.errors import BadMessage, Retry
+from shards.messages import CHANGING, PIECE_BYTES, Count, Registered, Request
 from shards.refusals import changed_nothing
 from shards.replication_messages import (
     MOST_EXPIRED,
@@ -62,6 +64,7 @@ from shards.replication_messages import (
 )
 from shards.reshard_state import ReshardProgress
 from shards.shard import Shard
+from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.wire_format import Buffer
 
 Frames = tuple[NDArray[Any] | Buffer, ...]
@@ -92,11 +95,43 @@ class _Entry(msgspec.Struct, frozen=True):
     expired: tuple[str, ...]
 
 
+class _Copied(msgspec.Struct, frozen=True):
+    """The first frame of a copied state; the frames of the state and of waiting requests follow.
+
+    `at` is the primary's clock in seconds. The state has `state` frames, none if no weights are
+    installed, and each waiting request as many frames as `waiting` says.
+    """
+
+    at: float
+    progress: ReshardProgress
+    state: Count
+    waiting: list[Count]
+
+
+class _Sending(msgspec.Struct):
+    """A state on its way to the backup: the first `arrived` pieces are there, `sent` are sent.
+
+    Once all have been sent, `all_sent`, entries follow, although some pieces may be sent again.
+    """
+
+    position: int
+    cut: CutState
+    arrived: int = 0
+    sent: int = 0
+    all_sent: bool = False
+
+
 class ShardReplica:
     """One life of one copy of a shard; `make_shard` makes an empty shard with this boot number."""
 
     def __init__(
-        self, shard: int, boot: int, make_shard: Callable[[], Shard], *, retry_s: float = 0.5
+        self,
+        shard: int,
+        boot: int,
+        make_shard: Callable[[], Shard],
+        *,
+        retry_s: float = 0.5,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self.number = shard
         self.boot = boot
@@ -106,7 +141,10 @@ class ShardReplica:
         self._make_shard = make_shard
         self._accepted: Configuration | None = None
         self._active: Configuration | None = None  # what a primary acts under
-        self._holds: int | None = None  # as a backup: the last entry applied
+        self._piece_bytes = piece_bytes
+        self._holds: int | None = None  # as a backup: the last entry applied,
+        self._gathered: GatheredState | None = None  # or the pieces of the state before it
+        self._sending: _Sending | None = None  # as a primary: until the first report
         # As a primary: the last entry that the backup has reported, and the last one that may be
         # committed without it. `_first` holds both as they were at the first report.
         self._reported: int | None = None
@@ -115,7 +153,7 @@ class ShardReplica:
         self._unreported: deque[_Entry] = deque()
         self._held: deque[tuple[int, list[Outgoing]]] = deque()
         self._quiet_since = 0.0
-        self._patience_s = retry_s  # until the state is sent again
+        self._patience_s = retry_s  # until pieces of the state are sent again
         self.retired = False
 
     # --- role and progress ------------------------------------------------------------------------
@@ -225,7 +263,8 @@ class ShardReplica:
         assert self._accepted is None or new.epoch > self._accepted.epoch
         self._accepted = new
         if new.backup == self.boot:
-            self._holds = None  # the primary sends its whole state again in each epoch
+            # The primary sends its whole state again in each epoch.
+            self._holds = self._gathered = None
 
     def _act_under(self, new: Configuration, now: float) -> Effects:
         """Act as the primary of a confirmed configuration."""
@@ -233,7 +272,7 @@ class ShardReplica:
         self._active = new
         self._reported = self._alone_until = None
         self._unreported.clear()
-        self._patience_s = self.retry_s
+        self._sending = None
         if promoted:
             self.shard.take_over(now)
         posts = self._send_state(now) if new.backup is not None else []
@@ -244,6 +283,7 @@ class ShardReplica:
         self.retired = True
         self._held.clear()
         self._unreported.clear()
+        self._sending = None
 
     # --- as a primary -----------------------------------------------------------------------------
 
@@ -258,7 +298,8 @@ class ShardReplica:
             if not self._unreported and self._reported is not None:
                 self._quiet_since = now
             self._unreported.append(entry)
-            posts = [self._replicate(entry)]
+            if self._sending is None or self._sending.all_sent:
+                posts = [self._replicate(entry)]
         effects = self._answer(answers)
         return Effects(effects.answers, posts)
 
@@ -278,19 +319,31 @@ class ShardReplica:
         return out
 
     def _send_state(self, now: float) -> list[Post]:
-        """The whole state, for a backup that has reported nothing in this epoch yet."""
+        """Begin to send the whole state to a new backup."""
+        self._patience_s = self.retry_s
+        state = () if self.shard.held.empty else shard_state.encode(self.shard.copy())
+        waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
+        counts = [len(frames) for frames in waiting]
+        first = _Copied(now, self.shard.progress, len(state), counts)
+        frames: Frames = (wire_format.encode_state(first), *state, *chain(*waiting))
+        self._sending = _Sending(self.position, CutState(frames, self._piece_bytes))
+        return self._send_pieces(self._sending, now)
+
+    def _send_pieces(self, sending: _Sending, now: float) -> list[Post]:
+        """The next pieces, of which `AHEAD` may be on their way."""
         assert self._active is not None
         assert self._active.backup is not None
         self._quiet_since = now
-        if self.shard.held.empty:
-            return [Post(self._active.backup, Sync(self._active.epoch, self.position))]
-        waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
-        counts = [len(frames) for frames in waiting]
-        message = Sync(self._active.epoch, self.position, now, counts)
-        state = shard_state.encode(self.shard.copy())
-        progress = wire_format.encode_state(self.shard.progress)
-        frames: Frames = (*state, progress, *chain(*waiting))
-        return [Post(self._active.backup, message, frames)]
+        posts, epoch = [], self._active.epoch
+        last = min(sending.arrived + AHEAD, sending.cut.count)
+        for number in range(sending.sent, last):
+            piece, frames = sending.cut.piece(number, epoch)
+            posts.append(Post(self._active.backup, Sync(epoch, sending.position, piece), frames))
+        sending.sent = max(sending.sent, last)
+        if last == sending.cut.count and not sending.all_sent:
+            sending.all_sent = True
+            posts += [self._replicate(entry) for entry in self._unreported]
+        return posts
 
     def _replicate(self, entry: _Entry) -> Post:
         assert self._active is not None
@@ -303,11 +356,12 @@ class ShardReplica:
         if self._active is None or self._active.backup is None:
             return []
         quiet_s = now - self._quiet_since
-        if self._reported is None:
+        if self._sending is not None:
             if quiet_s < self._patience_s:
                 return []
             self._patience_s *= 2
-            return self._send_state(now)
+            self._sending.sent = self._sending.arrived
+            return self._send_pieces(self._sending, now)
         if not self._unreported or quiet_s < self.retry_s:
             return []
         self._quiet_since = now
@@ -317,8 +371,13 @@ class ShardReplica:
         active = self._active
         if active is None or active.backup != origin or message.epoch != active.epoch:
             return Effects()
+        sending = self._sending
         if message.position is None:
-            return Effects()
+            if sending is None or message.pieces <= sending.arrived:
+                return Effects()
+            sending.arrived, self._patience_s = message.pieces, self.retry_s
+            sending.sent = max(sending.sent, sending.arrived)
+            return Effects(posts=self._send_pieces(sending, now))
         was_in_sync = self.in_sync
         self._reported = max(self._reported or 0, message.position)
         self._quiet_since = now
@@ -327,6 +386,7 @@ class ShardReplica:
         if self._alone_until is None:
             self._alone_until = self.position
             self._first = (self._reported, self.position)
+            self._sending = None
         elif self._reported < self._alone_until:
             reported, alone = self._first
             further = alone + (self._reported - reported) // 2
@@ -345,23 +405,33 @@ class ShardReplica:
         if message.epoch < accepted.epoch or accepted.backup != self.boot:
             return Effects()
         if isinstance(message, Sync):
-            self._take_state(message, frames)
+            if self._holds is None:  # otherwise it is a late repetition
+                self._take_piece(message, frames)
         elif self._holds is not None and message.position == self._holds + 1:
             self._apply(message, frames)
-        return Effects(posts=[Post(origin, Replicated(message.epoch, self._holds))])
+        pieces = self._gathered.held if self._gathered is not None else 0
+        return Effects(posts=[Post(origin, Replicated(message.epoch, self._holds, pieces))])
 
-    def _take_state(self, message: Sync, frames: Sequence[Buffer]) -> None:
-        if self._holds is not None and message.position <= self._holds:
-            return  # a late repetition: this copy is further already
+    def _take_piece(self, message: Sync, frames: Sequence[Buffer]) -> None:
+        if self._gathered is None:
+            self._gathered = GatheredState(message.epoch)
+        with suppress(BadMessage):  # not reported, so it is sent again
+            self._gathered.take(message.piece, frames)
+        if self._gathered.complete:
+            self._take_state(self._gathered.frames())
+            self._holds = self.position = message.position
+            self._gathered = None
+
+    def _take_state(self, frames: Sequence[Buffer]) -> None:
+        first, rest = wire_format.decode_state(frames[0], _Copied), frames[1:]
         self.shard = self._make_shard()
-        if frames:
-            state, (progress, *rest) = shard_state.decode(frames)
-            self.shard.restore(state)
-            self.shard.progress = wire_format.decode_state(progress, ReshardProgress)
-            for count in message.waiting:
-                (header, *payload), rest = rest[:count], rest[count:]
-                self.shard.park_request(wire_format.decode_request(header), payload, message.at)
-        self._holds = self.position = message.position
+        if first.state:
+            self.shard.restore(shard_state.decode(rest[: first.state])[0])
+        rest = rest[first.state :]
+        self.shard.progress = first.progress
+        for count in first.waiting:
+            (header, *payload), rest = rest[:count], rest[count:]
+            self.shard.park_request(wire_format.decode_request(header), payload, first.at)
 
     def _apply(self, message: Replicate, frames: Sequence[Buffer]) -> None:
         """Apply the primary's entry to this shard and drop the answers, which the primary gives."""

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shards.messages import Count, Name
+from shards.messages import Count, Name, Piece
 
 Epoch = Count
 MOST_EXPIRED = 1024
@@ -72,24 +72,22 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):
-    """The primary's whole state after entry `position`; `at` is the primary's clock in seconds.
-
-    Frames: the state (shard_state.py), the ReshardProgress (reshard_state.py), and the waiting
-    requests, each as its header and payload; `waiting` gives the number of frames of each. There
-    are none if no weights are installed.
-    """
+    """A piece of the primary's whole state after entry `position` (state_pieces.py, replica.py)."""
 
     epoch: Epoch
     position: Count
-    at: float = 0.0
-    waiting: list[Count] = []
+    piece: Piece
 
 
 class Replicated(msgspec.Struct, frozen=True, tag="replicated", forbid_unknown_fields=True):
-    """A backup's answer: in `epoch` it holds everything up to `position`, or nothing if None."""
+    """A backup's answer: in `epoch` it holds everything up to `position`.
+
+    With `position` None it holds nothing but the first `pieces` of a state.
+    """
 
     epoch: Epoch
     position: Count | None
+    pieces: Count = 0
 
 
 ToPeer = Replicate | Sync | Replicated

@@ -33,6 +33,7 @@ from shards.job_ids import short_id
 from shards.messages import (
     FromWorker,
     Hello,
+    Install,
     Join,
     Leave,
     Probe,
@@ -156,9 +157,12 @@ class Shard:
     def due(self, now: float) -> list[str] | None:
         """The workers to `expire` now, perhaps none; None if there is nothing to do.
 
+        Exports that nobody asks for any more are dropped here, because no answer depends on that.
+
         A quiesce may end by itself after the last lease has run out. No message then
         triggers the buffered pushes; calling `expire` with an empty list applies them.
         """
+        self._admin.exports.expire(now)
         silent = self.ledger.silent(now)
         return silent if silent or self.workers.owes_flush(now) else None
 
@@ -196,7 +200,7 @@ class Shard:
             case Leave():
                 return self.workers.leave(sender, message, now)
             case _:
-                return [Outgoing(sender, *self._admin.answer(message, frames, now))]
+                return [Outgoing(sender, *self._admin.answer(sender, message, frames, now))]
 
     def _finish(
         self, run: Sequence[Arrived], pulls: Sequence[Arrival], now: float
@@ -255,9 +259,11 @@ class Shard:
         """Take over the state that another shard's `copy` returned; active workers stay active."""
         self.part.restore(state)
 
-    def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
-        """Waiting requests that will change the state: pushes of open rounds, parked joins."""
-        return self.workers.waiting()
+    def waiting(self) -> list[tuple[Request, tuple[Buffer, ...]]]:
+        """Requests that will change the state: pushes of open rounds, parked joins, and the pieces
+        of a state that is not installed yet.
+        """
+        return [*self.workers.waiting(), *self._admin.staged()]
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Park a request that is also parked at the copy that this state was restored from.
@@ -265,7 +271,10 @@ class Shard:
         The ledger does not check it again: its worker's lease may have expired since, and its push
         still counts.
         """
-        self.workers.park_request(message, frames, now)
+        if isinstance(message, Install):
+            self._admin.stage(message, frames)
+        else:
+            self.workers.park_request(message, frames, now)
 
     def moving(self, now: float) -> bool:
         """Whether it is quiesced or has handed over its part; `copy` contains neither fact."""

@@ -88,6 +88,12 @@ class ShardSpec(msgspec.Struct, frozen=True):
         buffer = (BUFFER,) if isinstance(self.merge, Buffer) else ()
         return (*table.rule.slot_names, *buffer)
 
+    @property
+    def arrays_bytes(self) -> int:
+        """The most bytes that the arrays of the shard's state take."""
+        slots = max(len(self.slots_of(one)) + one.rule.versions for one in self.tables)
+        return 4 * len(self.keys) * (1 + slots)
+
     def prepare(self, place: Backend = HOST) -> None:
         """Compile the update rules and the expected codecs before the first message arrives.
 

@@ -162,7 +162,7 @@ class WorkerRequests:
         """Whether a request of this worker is parked, or its push waits for its round."""
         return self.gate.waits(worker) or worker in self._updates.round
 
-    def waiting(self) -> list[tuple[FromWorker, tuple[Buffer, ...]]]:
+    def waiting(self) -> list[tuple[Push | Join, tuple[Buffer, ...]]]:
         """Waiting requests that will change the state: pushes of open rounds, parked joins."""
         pushes = [(one.message, one.frames) for one in self._updates.round.values()]
         joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]

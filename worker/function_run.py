@@ -182,8 +182,8 @@ def run(
     def parameters(weights: Floats) -> Parameters:
         return Parameters(
             weights,
-            views.build_all,
-            lambda path, arena: write_parameters(path, tables, views.build_all(arena)),
+            partial(views.build, None),
+            lambda path, arena: write_parameters(path, tables, views.build(None, arena)),
         )
 
     run = WatchedRun(workers, settings_of(chosen, args), tests=evaluate is not None)
@@ -203,7 +203,9 @@ def run(
         last = []
         if evaluate is not None and not outcome.interrupted:
             last = [
-                outcome.last_evaluation(workers, evaluate.figures(views.build_all(outcome.weights)))
+                outcome.last_evaluation(
+                    workers, evaluate.figures(views.build(None, outcome.weights))
+                )
             ]
         found = watch.finish(outcome.weights, last)
     return RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
@@ -333,7 +335,7 @@ def _plan(evaluate: Evaluate, views: TableViews) -> EvaluationPlan:
     """The tests during training; each ends with its function."""
 
     def figures(weights: Floats, _stopped: Callable[[], bool]) -> Figures:
-        return evaluate.figures(views.build_all(weights))
+        return evaluate.figures(views.build(None, weights))
 
     return EvaluationPlan(figures, evaluate.every, at_start=False, until=evaluate.until)
 

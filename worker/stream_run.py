@@ -238,7 +238,7 @@ class _Batches:
         """The parameters after the last micro-batch."""
         cluster = self._shards.cluster
         weights = whole_weights(self._states, cluster.layout, cluster.map)
-        return views_of(self.tables).build_all(weights)
+        return views_of(self.tables).build(None, weights)
 
     def raise_error(self) -> None:
         """Raise the error of the micro-batch that failed, if one did."""

@@ -22,7 +22,8 @@ class SimulationConfig(
     seconds for a step on average, a message up to `delay_s`. A shard collects messages for `busy_s`
     seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
-    takes `state_s` seconds longer to a backup than other messages. The update `rule` is one of
+    takes `state_s` seconds longer to a backup than other messages, and travels in pieces of
+    `piece_bytes`. The update `rule` is one of
     shards/rules.py, with its default constants. With a `second` rule the job has a second table,
     and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
     the size of a buffer. With `stale_after` a push that is more updates stale than that is applied
@@ -55,6 +56,7 @@ class SimulationConfig(
     pull: str = "none"
     durability: Durability = Durability.LOGGED
     log_bytes: int = 1 << 20
+    piece_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         for rule in self.rules.values():

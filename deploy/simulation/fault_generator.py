@@ -28,6 +28,7 @@ TABLES = 0.4  # the share of seeds with a second table, among those with lossles
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
 MERGED = 0.25  # the share of seeds with a buffer, or with backup workers in their rounds
 LIMITED = 0.25  # the share of seeds with a limit on staleness, among those without merging
+PIECES = 0.7  # the share of seeds in which a state travels in several pieces
 FIRST_S = 0.3
 
 HALVES = ("fp16", "bf16")
@@ -75,6 +76,8 @@ def swarm(
     if setting.merge == "each" and setting.push not in SPARSE and draw.random() < LIMITED:
         after, drop = draw.choice([1, 2, 3]), draw.random() < 0.5
         setting = msgspec.structs.replace(setting, stale_after=after, stale_drop=drop)
+    if draw.random() < PIECES:
+        setting = msgspec.structs.replace(setting, piece_bytes=draw.choice([256, 1024]))
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 

@@ -13,12 +13,14 @@ from deploy.simulation.addresses import address_of
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost
-from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Side, reshard, state_in
+from ps.session import admin_plans
+from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Query, Side
 from ps.session.events import Unreachable
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.messages import Export, HandOver, Install, Refusal, Remedy, Standing
+from shards.messages import HandOver, Install, Refusal, Remedy, Standing
 from shards.refusals import error_of
+from shards.shard_state import SavedProgress
 from shards.tables import cut_evenly
 
 if TYPE_CHECKING:
@@ -42,18 +44,27 @@ class Operator(SimulatedProcess):
         after = cut_evenly(world.layout, wanted.shards, before.epoch + 1)
         generation, self._new = world.add_generation(after)
         self.address = f"operator/{generation}".encode()
+        piece_bytes = world.setting.piece_bytes
         self._sides = {
-            Side(world.job, world.layout, before, PATIENCE_S): self._old,
-            Side(world.job, world.layout, after, PATIENCE_S): self._new,
+            Side(world.job, world.layout, before, PATIENCE_S, piece_bytes=piece_bytes): self._old,
+            Side(world.job, world.layout, after, PATIENCE_S, piece_bytes=piece_bytes): self._new,
         }
-        old, new = self._sides
-        self._plan: Plan[None] = reshard(old, new, address_of(generation))
-        self._request = 0
+        self._plan = self._reshard(address_of(generation))
+        self._request = 0  # the last one used
         self._asked: Ask | None = None
+        self._queries: dict[int, Query] = {}  # by request number
         self._answers: dict[int, Answer] = {}
-        self._exported: dict[int, Answer] = {}
+        self._exported: list[SavedProgress] = []
         self._since = 0.0
         self._asks_elsewhere = False
+
+    def _reshard(self, successors: bytes) -> Plan[None]:
+        """Reshard the job, and record what the shards hand over."""
+        old, new = self._sides
+        states = yield from admin_plans.move(old, new)
+        self._exported = [state.saved for state in states]
+        cuts = [saved.ledger.cut for saved in self._exported]
+        yield from admin_plans.hand_over(old, successors, cuts)
 
     def begin(self) -> None:
         """Start the plan."""
@@ -72,18 +83,18 @@ class Operator(SimulatedProcess):
         else:
             if isinstance(step, Pause):
                 self.after(
-                    step.seconds, self._advance, lambda: self._plan.send(Answers(self.now, {}))
+                    step.seconds, self._advance, lambda: self._plan.send(Answers(self.now, ()))
                 )
             else:
-                self._request += 1
-                question = step.question(0)
-                if isinstance(question, HandOver):
-                    self._hand_over(self._exported)
-                if self._death_is_due and type(question).__name__ == self._wanted.before:
+                if step.kind is HandOver:
+                    self._hand_over()
+                if self._death_is_due and step.kind.__name__ == self._wanted.before:
                     self._death_is_due = False
                     side = self._new if self._wanted.fresh else self._old
                     self._strike(side[self._wanted.shard % len(side)])
                 self._asked, self._answers, self._since = step, {}, self.now
+                self._queries = dict(enumerate(step.queries, self._request + 1))
+                self._request += len(step.queries)
                 self._ask(self._request, RETRY_S)
 
     def _strike(self, host: ShardHost) -> None:
@@ -100,23 +111,23 @@ class Operator(SimulatedProcess):
         asked = self._asked
         if asked is None or request != self._request:
             return
-        missing = self._missing(asked)
         if self.now - self._since > PATIENCE_S:
-            error = Unreachable(f"shard {missing[0]} has not answered the operator", missing[0])
+            missing = next(iter(self._missing().values())).shard
+            error = Unreachable(f"shard {missing} has not answered the operator", missing)
             self._advance(lambda: self._plan.throw(error))
             return
         self._send(asked)
         self.after(wait_s, self._ask, request, 2 * wait_s)
 
-    def _missing(self, asked: Ask) -> list[int]:
-        return [shard for shard in asked.shards if shard not in self._answers]
+    def _missing(self) -> dict[int, Query]:
+        return {n: query for n, query in self._queries.items() if n not in self._answers}
 
     def _send(self, asked: Ask) -> None:
-        header = wire_format.encode(asked.question(self._request))
-        for shard in self._missing(asked):
-            route = self._sides[asked.of][shard].route(self)
+        for number, query in self._missing().items():
+            header = wire_format.encode(query.question(number))
+            route = self._sides[asked.of][query.shard].route(self)
             if route is not None:
-                self._world.network.carry(self.name, route[0], header, asked.frames, route[1])
+                self._world.network.carry(self.name, route[0], header, query.frames, route[1])
 
     def _ask_elsewhere(self) -> None:
         self._asks_elsewhere = False
@@ -132,7 +143,7 @@ class Operator(SimulatedProcess):
             reply = wire_format.decode_reply(header)
         except DownpourError:
             return  # the request will be repeated
-        if reply.request not in {0, self._request}:
+        if reply.request and reply.request not in self._queries:
             return
         if isinstance(reply, Refusal):
             if reply.remedy is Remedy.RETRY:  # another copy serves
@@ -140,22 +151,20 @@ class Operator(SimulatedProcess):
                     self._asks_elsewhere = True
                     self.after(ELSEWHERE_S, self._ask_elsewhere)
                 return
-            if isinstance(asked.question(0), Install) and reply.remedy is Remedy.GIVE_UP:
+            if asked.kind is Install and reply.remedy is Remedy.GIVE_UP:
                 # Only this operator knows the new shards, so their whole state comes from here.
                 raise Violation(Promise.NO_SURPRISE, f"the operator was refused: {reply.text!r}")
             error = error_of(reply)
             self._advance(lambda: self._plan.throw(error))
-        elif reply.request and host.number in asked.shards:
-            self._answers.setdefault(host.number, (reply, wire_format.wrap(frames)))
-            if len(self._answers) == len(asked.shards):
-                answers = self._answers
-                if isinstance(asked.question(0), Export):
-                    self._exported = answers
+        elif reply.request and host.number == self._queries[reply.request].shard:
+            self._answers.setdefault(reply.request, (reply, wire_format.wrap(frames)))
+            if not self._missing():
+                answers = [self._answers[number] for number in self._queries]
                 self._advance(lambda: self._plan.send(Answers(self.now, answers)))
 
-    def _hand_over(self, answers: dict[int, Answer]) -> None:
+    def _hand_over(self) -> None:
         """Record, for each block, the pushes with which the new shards start."""
-        states = [state_in(*answers[shard]).saved for shard in range(len(self._old))]
+        states = self._exported
         furthest: dict[str, int] = {}
         for saved in states:
             for worker, entry in saved.ledger.entries.items():

@@ -45,7 +45,14 @@ class Copy(ShardProcess):
         super().__init__(group._world.clock, f"copy {boot}")
         self.boot, self._group = boot, group
         spec = group._world.spec(group.number, group.map)
-        self.replica = ShardReplica(group.number, boot, lambda: Shard(spec, boot), retry_s=RETRY_S)
+        piece_bytes = group._world.setting.piece_bytes
+        self.replica = ShardReplica(
+            group.number,
+            boot,
+            lambda: Shard(spec, boot),
+            retry_s=RETRY_S,
+            piece_bytes=piece_bytes,
+        )
         self.shard = self.replica.shard
         self._disturbed_at = 0.0
         self._behind = inf  # the smallest number of entries that its backup has lacked so far

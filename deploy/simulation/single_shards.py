@@ -12,18 +12,20 @@ from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
 from ps.wal.recovery import looked_at
 from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
-from shards import shard_state
+from shards import shard_state, wire_format
 from shards.delta_pulls import Change, DeltaViews
 from shards.dense_part import DensePart
 from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError, GiveUp
-from shards.messages import Export, Install, State
+from shards.messages import AskPiece, Export, Install, State
 from shards.shard import Shard
+from shards.state_pieces import GatheredState
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import Client
     from deploy.simulation.simulation import Simulation
 
+PIECE_S = 0.05  # seconds between the pieces of an export
 SAVE_S = 1.0  # seconds between the saved states to which a lossy restart may roll back
 BACK_S = 0.3  # until a killed process is restarted, and between attempts on a full disk
 LONGEST_DEFERRAL_S = 0.5  # the longest time until a base is written
@@ -64,7 +66,7 @@ class SingleShardHost(ShardHost):
     def begin(self) -> None:
         self._process.every(self._world.setting.lease_s / 4, self._tick)
         if self._world.lossy:
-            self._process.every(SAVE_S, self._save)
+            self._process.every(SAVE_S, self._begin_export)
 
     @property
     def serving(self) -> Sequence[ShardProcess]:
@@ -152,15 +154,39 @@ class SingleShardHost(ShardHost):
         self._pulls.exact &= not lost.any()
 
     def _save(self) -> None:
-        answer = self._operate(Export(2, self._world.job))
-        assert isinstance(answer.message, State)
-        frames = [bytes(frame) for frame in answer.frames]
+        frames = [bytes(frame) for frame in shard_state.encode(self.shard.copy())]
         self._savings.append((self._world.clock.now, frames))
 
-    def _operate(self, message: Install | Export, frames: Sequence[bytes] = ()) -> Outgoing:
+    def _begin_export(self) -> None:
+        """Export the state as an operator does, in pieces while workers push."""
+        began, boot = self._process.now, self._boot
+        message = Export(2, self._world.job, self._world.setting.piece_bytes)
+        (answer,) = self.shard.handle(b"operator", message, (), began)
+        assert isinstance(answer.message, State)
+        if answer.message.piece is None:
+            self._savings.append((began, [bytes(frame) for frame in answer.frames]))
+            return
+        gathered = GatheredState(answer.message.piece.of)
+
+        def take(answer: Outgoing) -> None:
+            if isinstance(answer.message, State) and answer.message.piece is not None:
+                gathered.take(answer.message.piece, wire_format.wrap(answer.frames))
+                if gathered.complete:
+                    self._savings.append((began, [bytes(frame) for frame in gathered.frames()]))
+                else:
+                    self._process.after(PIECE_S, ask)
+
+        def ask() -> None:
+            number = gathered.missing[0]
+            message = AskPiece(3, self._world.job, boot, gathered.of, number)
+            (answer,) = self.shard.handle(b"operator", message, (), self._process.now)
+            take(answer)
+
+        take(answer)
+
+    def _operate(self, message: Install, frames: Sequence[bytes]) -> None:
         arrival = Arrival(b"operator", message, frames)
-        (answer,) = self._log_or_shard.handle_together([arrival], self._process.now)
-        return answer
+        self._log_or_shard.handle_together([arrival], self._process.now)
 
 
 class LoggedShardHost(SingleShardHost):

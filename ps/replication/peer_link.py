@@ -125,11 +125,7 @@ class PeerLink:
             self._links[boot] = link
 
     def send(self, post: Post) -> None:
-        """Send `post`, unless its receiver is unknown or the same message is still being sent.
-
-        Two states of one epoch count as the same: either will do, and each keeps weights and slots
-        in memory while it is being sent.
-        """
+        """Send `post`, unless its receiver is unknown or the same message is still being sent."""
         link, number = self._links.get(post.to), _number(post.message)
         if link is None or self._leaving.in_progress(post.to, number):
             return
@@ -177,6 +173,6 @@ def _number(message: ToPeer) -> int:
         case Replicate():
             return message.position
         case Sync():
-            return -1 - message.epoch
+            return -1 - (message.epoch << 32 | message.piece.number)
         case _:
             return 0  # never large

@@ -14,6 +14,11 @@ To reshard a job (resharding.py):
    abandoned.
 4. Each old shard hands its workers over, shard 0 first.
 
+A large state travels in pieces (shards/state_pieces.py), of which a few are on their way at a time.
+A shard that has restarted, or another copy that has taken over, no longer has an open export, and
+refuses to continue it: the export of that shard then begins again. An install that is interrupted
+continues at a copy that has the earlier pieces, and otherwise begins again.
+
 Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 then decides:
 of two operators it obeys one. As soon as it hands over its workers, the job belongs to the new
 shards, because without shard 0 no push is fully acknowledged any more. The death of another shard
@@ -29,13 +34,16 @@ from numpy.typing import NDArray
 
 from ps.session.events import Unreachable
 from shards import shard_state, wire_format
-from shards.errors import DownpourError, GiveUp
+from shards.errors import DownpourError, GiveUp, Resynchronise
 from shards.messages import (
+    PIECE_BYTES,
+    AskPiece,
     Cut,
     Export,
     FromOperator,
     HandOver,
     Install,
+    Installed,
     Quiesce,
     Quiesced,
     Reply,
@@ -43,12 +51,14 @@ from shards.messages import (
 )
 from shards.repartition import evenly_buffered, repartition
 from shards.shard_state import ShardState
+from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
 LOOK_S = 0.02
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
+_TRIES = 8  # how often a shard may lose an export or an install before the plan gives up
 
 Frames = tuple[NDArray[Any] | bytes, ...]
 Answer = tuple[Reply, Sequence[Buffer]]
@@ -66,7 +76,7 @@ class UnconfirmedHandOver(Unreachable):
 class Side(NamedTuple):
     """The shards of one job that are asked together; `patience_s` bounds the silence of each.
 
-    `description` is the answer of each to a `Describe`.
+    `description` is the answer of each to a `Describe`. States travel in pieces of `piece_bytes`.
     """
 
     job: str
@@ -74,6 +84,7 @@ class Side(NamedTuple):
     map: ShardMap
     patience_s: float
     description: bytes = b""
+    piece_bytes: int = PIECE_BYTES
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -81,13 +92,25 @@ class Side(NamedTuple):
         return tuple(range(self.map.shards))
 
 
-class Ask(NamedTuple):
-    """Ask these shards a question until each has answered."""
+class Query(NamedTuple):
+    """One question to one shard; the question `behind` it is sent with it, and not waited for."""
 
-    of: Side
-    shards: Sequence[int]
+    shard: int
     question: Question
     frames: Frames = ()
+    behind: Question | None = None
+
+
+class Ask(NamedTuple):
+    """Ask these questions at the same time, each until it is answered."""
+
+    of: Side
+    queries: Sequence[Query]
+
+    @property
+    def kind(self) -> type[FromOperator]:
+        """The type of the questions, of which there is at least one."""
+        return type(self.queries[0].question(0))
 
 
 class Pause(NamedTuple):
@@ -97,10 +120,10 @@ class Pause(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Each shard's answer, and the time of the last one in seconds of a monotonic clock."""
+    """The answer to each query, and the time of the last one in seconds of a monotonic clock."""
 
     now: float
-    answers: Mapping[int, Answer]
+    answers: Sequence[Answer]
 
 
 Result = TypeVar("Result")
@@ -112,27 +135,23 @@ def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
 
     Returns each worker's last push. Raises Unreachable where the shards do not come together.
     """
-    heard = yield hold(side, seconds)
-    cut = furthest(heard)
-    yield from _reach_cut(side, seconds, cut, heard.now + side.patience_s)
+    cut = furthest((yield hold(side, seconds)))
+    yield from _reach_cut(side, seconds, cut)
     return cut
 
 
 def _reach_cut(
-    side: Side,
-    seconds: float,
-    cut: Mapping[str, int],
-    until: float,
-    *,
-    apply_buffer: bool = False,
+    side: Side, seconds: float, cut: Mapping[str, int], *, apply_buffer: bool = False
 ) -> Plan[None]:
     """Hold every shard until it has all pushes up to `cut`, and has applied its buffer if asked."""
     missing: Sequence[int] = side.shards
+    until: float | None = None
     while True:
         heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
-        missing = [shard for shard in missing if _holding(heard, shard).missing]
+        missing = [shard for shard, one in zip(missing, heard.answers, strict=True) if _lacks(one)]
         if not missing:
             return
+        until = heard.now + side.patience_s if until is None else until
         if heard.now > until:
             yield from resume(side)
             raise Unreachable(
@@ -148,13 +167,74 @@ def resume(side: Side) -> Plan[None]:
 
 
 def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan[None]:
-    """Give one shard a state; `goes_on` if the workers of that state are still alive."""
-    yield Ask(
-        side,
-        (shard,),
-        lambda request: Install(request, side.job, goes_on),
-        shard_state.encode(structs.replace(state, description=side.description)),
-    )
+    """Give one shard a state; `goes_on` if the workers of that state are still alive.
+
+    Raises Unreachable where the shard has lost a part of it again and again.
+    """
+    frames = shard_state.encode(structs.replace(state, description=side.description))
+    cut = CutState(frames, side.piece_bytes)
+    if cut.count == 1:
+        whole = Install(0, side.job, goes_on)
+        yield Ask(side, (Query(shard, _numbered(whole), frames),))
+        return
+    name = cut.name
+    for _ in range(_TRIES):
+        for first in range(0, cut.count, AHEAD):
+            queries = []
+            for number in range(first, min(first + AHEAD, cut.count)):
+                piece, slices = cut.piece(number, name)
+                message = Install(0, side.job, goes_on, piece)
+                queries.append(Query(shard, _numbered(message), slices))
+            heard = yield Ask(side, queries)
+            # Not only after the last piece: a repeated one may be there from the round before.
+            if any(isinstance(one, Installed) and not one.missing for one, _ in heard.answers):
+                return
+    raise Unreachable(f"shard {shard} has lost its state {_TRIES} times before it had it", shard)
+
+
+def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardState]]:
+    """The state of every shard, each at one version; all shards are asked at the same time.
+
+    The question `behind` is sent to each shard right after that which fixes its version. Then an
+    export that a shard loses cannot begin again: raises Resynchronise.
+    """
+    whole: dict[int, ShardState] = {}
+    partial: dict[int, tuple[int, GatheredState]] = {}
+    tries = _TRIES
+    while len(whole) < len(side.shards):
+        queries = []
+        for shard in side.shards:
+            if shard in partial:
+                boot, gathered = partial[shard]
+                asked = (
+                    AskPiece(0, side.job, boot, gathered.of, number)
+                    for number in gathered.missing[:AHEAD]
+                )
+                queries += [Query(shard, _numbered(one)) for one in asked]
+            elif shard not in whole:
+                opening = Export(0, side.job, side.piece_bytes)
+                queries.append(Query(shard, _numbered(opening), (), behind))
+        try:
+            heard = yield Ask(side, queries)
+        except Resynchronise as error:
+            tries -= 1
+            if behind is not None or error.shard not in partial or not tries:
+                raise
+            del partial[error.shard]
+            continue
+        for query, (reply, frames) in zip(queries, heard.answers, strict=True):
+            assert isinstance(reply, State)
+            if reply.piece is None:
+                whole[query.shard] = shard_state.decode(frames)[0]
+                continue
+            if query.shard not in partial:
+                partial[query.shard] = reply.boot, GatheredState(reply.piece.of)
+            gathered = partial[query.shard][1]
+            gathered.take(reply.piece, frames)
+            if gathered.complete:
+                whole[query.shard] = shard_state.decode(gathered.frames())[0]
+                del partial[query.shard]
+    return [whole[shard] for shard in side.shards]
 
 
 def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
@@ -188,12 +268,8 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
 
 def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
     """The request that ends a shard: it hands its workers over to `successors`."""
-    return Ask(
-        side,
-        (shard,),
-        lambda request: HandOver(request, side.job, len(successors)),
-        (successors,),
-    )
+    message = HandOver(0, side.job, len(successors))
+    return Ask(side, (Query(shard, _numbered(message), (successors,)),))
 
 
 def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
@@ -201,6 +277,15 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
 
     Raises what asking raises; then the job stays on the old shards, unless the error is
     UnconfirmedHandOver.
+    """
+    states = yield from move(old, new)
+    yield from hand_over(old, successors, [state.saved.ledger.cut for state in states])
+
+
+def move(old: Side, new: Side) -> Plan[list[ShardState]]:
+    """Quiesce the old shards and give the new ones their state, which is returned.
+
+    Raises what asking raises, and then resumes the old shards.
     """
     cut = yield from quiesce(old, QUIESCE_S)
     try:
@@ -212,7 +297,7 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
     except BaseException:
         yield from resume(old)
         raise
-    yield from hand_over(old, successors, [state.saved.ledger.cut for state in states])
+    return states
 
 
 def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
@@ -226,17 +311,15 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
     shard, with keys of several old ones, would then count pushes that some of its keys lack, and
     might update these without a gradient. So all shards apply their buffers first.
     """
-    until: float | None = None
-    while True:
-        heard = yield Ask(side, side.shards, export(side))
-        states = [state_in(*heard.answers[shard]) for shard in side.shards]
+    for _ in range(_TRIES):
+        states = yield from export(side)
         for state in states:
             _check_cut(state.saved.ledger.cut, cut)
         uneven = not evenly_buffered([state.saved for state in states])
         if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):
             return states
-        until = heard.now + side.patience_s if until is None else until
-        yield from _reach_cut(side, QUIESCE_S, cut, until, apply_buffer=uneven)
+        yield from _reach_cut(side, QUIESCE_S, cut, apply_buffer=uneven)
+    raise Unreachable(f"the shards have not come to one cut in {_TRIES} attempts")
 
 
 # --- questions and answers ------------------------------------------------------------------------
@@ -252,26 +335,14 @@ def hold(
 ) -> Ask:
     """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
+    question = _numbered(Quiesce(0, side.job, seconds, apply_buffer))
     asked = side.shards if shards is None else shards
-    return Ask(
-        side, asked, lambda request: Quiesce(request, side.job, seconds, apply_buffer), frames
-    )
-
-
-def export(side: Side) -> Question:
-    """The question for a shard's whole state."""
-    return lambda request: Export(request, side.job)
-
-
-def state_in(reply: Reply, frames: Sequence[Buffer]) -> ShardState:
-    """The state in an answer to `export`; arrays are views of its frames."""
-    assert isinstance(reply, State)
-    return shard_state.decode(frames)[0]
+    return Ask(side, [Query(shard, question, frames) for shard in asked])
 
 
 def furthest(heard: Answers) -> dict[str, int]:
     """The last push of each worker that any shard has applied."""
-    cuts = [wire_format.decode_state(frames[0], Cut).pushes for _, frames in heard.answers.values()]
+    cuts = [wire_format.decode_state(frames[0], Cut).pushes for _, frames in heard.answers]
     workers = {worker for cut in cuts for worker in cut}
     return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}
 
@@ -285,7 +356,11 @@ def _check_cut(reached: Mapping[str, int], cut: Mapping[str, int]) -> None:
         )
 
 
-def _holding(heard: Answers, shard: int) -> Quiesced:
-    reply, _ = heard.answers[shard]
+def _lacks(answer: Answer) -> bool:
+    reply, _ = answer
     assert isinstance(reply, Quiesced)
-    return reply
+    return reply.missing
+
+
+def _numbered(message: FromOperator) -> Question:
+    return lambda request: structs.replace(message, request=request)

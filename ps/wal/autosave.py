@@ -207,7 +207,10 @@ class AutosavingShard:
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
         """Answer messages that have come together."""
         answers = self._shard.handle_together(arrivals, now)
-        if any(isinstance(answer.message, Installed) for answer in answers):
+        if any(
+            isinstance(answer.message, Installed) and not answer.message.missing
+            for answer in answers
+        ):
             self._saves.replaced()
         return answers
 

@@ -156,8 +156,7 @@ class WriteAheadLog:
         """Begin the next file if this one is long enough; with a base if all together are."""
         if shard.moving(now) or shard.held.empty:
             return  # a base would not include the resharding, or there is no state to write
-        slots = max(len(shard.spec.slots_of(one)) + one.rule.versions for one in shard.spec.tables)
-        limit = max(self._least_bytes, _TIMES * 4 * shard.size * (1 + slots))
+        limit = max(self._least_bytes, _TIMES * shard.spec.arrays_bytes)
         idle = self._base is None or not self._base.is_alive()
         if idle and self._grown >= limit:
             self._begin(shard, self._number + 1, begins=False, now=now)

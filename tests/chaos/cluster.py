@@ -209,9 +209,16 @@ class Party:
         self.wait_until(lambda: pid in self.zygote.hear(), lambda: f"process {pid} did not end")
 
     def await_whole(self) -> None:
-        """Wait until the shards stand as their level promised to."""
-        whole = self.plan.level.whole
-        self.wait_until(lambda: whole(self.hosts), lambda: "the shards were not whole again")
+        """Wait until the shards stand as their level promised to, in processes that are alive.
+
+        The supervisor may have yet to notice that a process was killed.
+        """
+
+        def whole() -> bool:
+            alive = not any(map(_is_gone, self.serving.values()))
+            return alive and self.plan.level.whole(self.hosts)
+
+        self.wait_until(whole, lambda: "the shards were not whole again")
 
     @contextmanager
     def strangers(self, kind: Kind, seed: int) -> Iterator[None]:

@@ -21,7 +21,8 @@ of them breaks. For every promise there is at least one:
 - a resharding is final: `a_hand_over_is_answered_before_the_backup_has_it`
 - recovery: `a_turn_is_not_flushed`, `records_have_no_checksum`, `a_truncated_log_is_accepted`,
   `a_base_lacks_the_slots`
-- same copy: `an_entry_is_skipped`, `slots_change_while_a_backup_copies_them`
+- same copy: `an_entry_is_skipped`, `slots_change_while_a_backup_copies_them`,
+  `a_repeated_piece_counts_as_another`, `a_backup_receives_pieces_of_two_versions`
 - one primary: `a_new_primary_keeps_the_epoch_of_the_former`
 - progress: `lost_messages_are_not_sent_again`
 - bounded: `answered_pulls_are_kept`
@@ -43,6 +44,7 @@ from tests.mutants import (
     compression,
     logs,
     merging,
+    pieces,
     replication,
     resharding,
     rollbacks,
@@ -55,7 +57,7 @@ from tests.mutants.patching import Mutant, Patch
 
 _FILES = (
     *(shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots),
-    tables,
+    *(tables, pieces),
 )
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()

@@ -8,8 +8,8 @@ from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.replication.coordinator import Coordinator, ShardGroup
 from shards.parameters import ParameterStore
-from shards.replica import Effects, Post, ShardReplica
-from shards.replication_messages import Assignment, Beat, Replicated
+from shards.replica import Effects, ShardReplica
+from shards.replication_messages import Assignment, Beat
 from shards.shard import Shard
 from tests.mutants.patching import Mutants, Patch
 
@@ -107,26 +107,6 @@ def a_used_copy_counts_as_a_spare(patch: Patch) -> None:
 
     real = Coordinator.receive_beat
     patch.setattr(Coordinator, "receive_beat", receive_beat)
-
-
-@MUTANTS.add(ClusterConfig.REPLICATED, Promise.PROGRESS)
-def a_second_state_invalidates_the_first(patch: Patch) -> None:
-    """A bug from before messages had sizes: a state that is sent again raises the goal."""
-
-    def send(self: ShardReplica, now: float) -> list[Post]:
-        vars(self)["sync_at"] = self.position
-        self._unreported.clear()
-        self._patience_s = self.retry_s
-        return send_state(self, now)
-
-    def hear(self: ShardReplica, origin: int, message: Replicated, now: float) -> Effects:
-        if message.position is not None and message.position < vars(self).get("sync_at", 0):
-            return Effects()
-        return heard(self, origin, message, now)
-
-    send_state, heard = ShardReplica._send_state, ShardReplica._heard
-    patch.setattr(ShardReplica, "_send_state", send)
-    patch.setattr(ShardReplica, "_heard", hear)
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.NO_SURPRISE)

@@ -183,3 +183,25 @@ def test_it_is_told_that_nobody_will_answer() -> None:
     ):
         console.status()
     assert asked == 2
+
+
+def test_states_travel_in_pieces(
+    cluster: Cluster, console: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many small pieces over real sockets; the states that come back are the same bit for bit."""
+    train(cluster, 3)
+    whole = console.export()
+    small = property(lambda self: side.fget(self)._replace(piece_bytes=256))  # type: ignore[attr-defined]
+    side = AdminClient.side
+    monkeypatch.setattr(AdminClient, "side", small)
+    specs = shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5))
+    with local_shards(specs) as served, AdminClient(served) as other:
+        for shard, state in enumerate(console.export()):
+            other.restore(shard, state, goes_on=True)
+        copies = other.export(going_on=True)
+    for state, copied in zip(whole, copies, strict=True):
+        assert sum(array.nbytes for array in state.arrays.values()) > 8 * 256
+        assert copied.saved.ledger.cut == state.saved.ledger.cut == {"w": 3}
+        assert copied.arrays.keys() == state.arrays.keys()
+        for name, array in state.arrays.items():
+            np.testing.assert_array_equal(copied.arrays[name], array)

@@ -417,6 +417,8 @@ def test_tables_are_pushed_as_one() -> None:
             step.push("head", [np.ones(3)])
             step.push("net", {"w": np.zeros(300)})
             assert step.pull("net")["w"].dtype == np.float64
+            assert step.pull().keys() == {"net", "head", "rest"}
+            assert step.pull()["rest"]["b"].tolist() == [0, 0]
         assert step.ack.result().versions == (2, 2)
         found = job.read()
         np.testing.assert_allclose(found["net"]["w"], -0.01 - 0.009, rtol=1e-6)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from shards import wire_format
-from shards.messages import Ack, Install, Request
+from shards.messages import PIECE_BYTES, Ack, Install, Request
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Configuration, Replicate, Sync
 from shards.shard import Shard
+from shards.state_pieces import AHEAD
 from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 GRADIENT = [np.ones(SIZE, np.float32).tobytes()]
@@ -22,10 +23,11 @@ ENTRY_S = 0.001  # the time that an entry takes on a link
 class Pair:
     """A primary with one worker, which has a backup from time 0. Posts stay until delivered."""
 
-    def __init__(self) -> None:
+    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         shape = spec(bound=None, lease_s=1000.0)
         self.primary, self.backup = (
-            ShardReplica(0, boot, partial(Shard, shape, boot)) for boot in (P, B)
+            ShardReplica(0, boot, partial(Shard, shape, boot), piece_bytes=piece_bytes)
+            for boot in (P, B)
         )
         self.posts: list[Post] = []
         self.acknowledged = self.pushed = 0
@@ -115,15 +117,15 @@ def same(pair: Pair) -> bool:
     return weights[0] == weights[1]
 
 
-def test_the_report_of_an_earlier_state_counts() -> None:
-    """A second state is on its way; the backup has the entries that were sent between the two."""
+def test_the_state_of_an_epoch_is_one() -> None:
+    """A repeated state is the same one, so the backup needs only the entries that follow it."""
     pair = Pair()
     pair.push()
     pair.tick(0.5)
     pair.push(0.5)
     first, between, again, after = pair.take()
     assert summary([first, between, again, after]) == [
-        (Sync, 3), (Replicate, 4), (Sync, 4), (Replicate, 5),
+        (Sync, 3), (Replicate, 4), (Sync, 3), (Replicate, 5),
     ]  # fmt: skip
     pair.deliver(first)
     pair.push(0.5)
@@ -138,8 +140,7 @@ def test_the_report_of_an_earlier_state_counts() -> None:
     assert same(pair)
 
 
-def test_what_was_lost_between_two_states_is_sent_again() -> None:
-    """The second state is lost too: the first one and the repeated entries suffice."""
+def test_what_was_lost_behind_the_state_is_sent_again() -> None:
     pair = Pair()
     pair.push()
     pair.tick(0.5)
@@ -154,6 +155,34 @@ def test_what_was_lost_between_two_states_is_sent_again() -> None:
     for post in repeated:
         pair.deliver(post, 1.0)
     assert in_sync(pair)
+    assert same(pair)
+
+
+def test_a_state_travels_in_pieces() -> None:
+    """Few pieces are on their way at a time, lost ones are repeated, and pushes do not wait."""
+    pair = Pair(piece_bytes=256)
+    on_their_way, sent, lost = deque(pair.take()), list[int](), {2, 5}
+    for step in range(200):
+        now = step / 10
+        pair.push(now)
+        pair.tick(now)
+        on_their_way += pair.take()
+        assert sum(isinstance(post.message, Sync) for post in on_their_way) <= AHEAD
+        while on_their_way:
+            post = on_their_way.popleft()
+            if isinstance(post.message, Sync):
+                sent.append(post.message.piece.number)
+                assert sum(len(bytes(frame)) for frame in post.frames[1:]) <= 256
+                if post.message.piece.number in lost:
+                    lost.remove(post.message.piece.number)
+                    continue
+            pair.deliver(post, now)
+        if in_sync(pair):
+            break
+    assert in_sync(pair)
+    assert not lost
+    assert len(sent) > len(set(sent)) == max(sent) + 1 > AHEAD
+    assert pair.acknowledged == pair.pushed
     assert same(pair)
 
 

@@ -97,7 +97,7 @@ def before(
     asked, real = [0], admin_client._done
 
     def done(step: Any, by_side: Any) -> Any:
-        if isinstance(step, admin_plans.Ask) and type(step.question(0)).__name__ == question:
+        if isinstance(step, admin_plans.Ask) and step.kind.__name__ == question:
             asked[0] += 1
             if asked[0] == count:
                 act()

@@ -376,7 +376,7 @@ def _strategies() -> dict[Any, Any]:
         worker.AsyncDiLoCo: diloco | {"n": "1..?", "speeds": "speeds", "b": "0.."},
         worker.FedBuff: {"k": count, "outer_lr": above, "window": count},
     }
-    for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD):
+    for kind in (worker.Downpour, worker.SSP, worker.ASP, worker.DCASGD, worker.ADAG):
         options[kind]["scale"] = "above 0?"
     return {kind: (fields, {}) for kind, fields in options.items()}
 

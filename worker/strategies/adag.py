@@ -11,23 +11,41 @@ not make the shards' steps larger; it makes them better directed.
 import numpy as np
 
 from shards.aggregation import ServerHalf
-from worker.strategies.base import Floats, Local, Windowed, at_least, check_options
+from shards.rules import Rule
+from worker.strategies.base import Floats, Local, Windowed, at_least, check_options, positive
 
 
 class ADAG(Windowed, frozen=True, tag="adag", kw_only=True):
-    """Take `window` local steps, push their mean."""
+    """Take `window` local steps, push their mean; the shards count it with `scale`, by default 1 or
+    with W > window workers window / W.
+    """
 
     window: int = 12
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         check_options(self, window=at_least(1))
+        if self.scale is not None:
+            check_options(self, scale=positive)
 
     @property
     def window_steps(self) -> int:
         return self.window
 
     def server(self, workers: int) -> ServerHalf:
-        return ServerHalf(rate=1.0)
+        scale = min(1.0, self.window / workers) if self.scale is None else self.scale
+        return ServerHalf(rate=1.0, scale=scale)
+
+    def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
+        found = super().notices(workers, rule)
+        if self.scale is not None or workers <= self.window:
+            return found
+        scaled = (
+            f"strategy {self.name}: each push counts {self.window}/{workers}, because the pushes of"
+            f" {workers} workers add up to more than one window of {self.window} steps, and a rate"
+            f" tuned for one worker may diverge; {self.name}:scale=1 keeps it as it is"
+        )
+        return scaled, *found
 
     def contribution(self, local: Local) -> Floats:
         delta = super().contribution(local)

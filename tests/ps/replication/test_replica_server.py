@@ -6,6 +6,7 @@ parts, and clients that follow. A copy that is stopped drops its connections, as
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from ps.transport.link_model import parse_link
 from shards.dense_part import DensePart
 from shards.errors import BadInput, BadMessage
 from shards.messages import Standing
+from shards.replica import ShardReplica
 from shards.replication_messages import Beat
 from shards.rules import Adam
 from shards.shard import Shard
@@ -66,6 +68,25 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
         assert set(admin_client.read()) == {-40.0}
         client.close()
     assert group.holders() == (3,)
+
+
+def test_a_state_of_many_pieces_reaches_a_new_copy(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker pushes meanwhile; the new copy then holds every push."""
+    small = partial(ShardReplica, piece_bytes=256)
+    monkeypatch.setattr(replica_server, "ShardReplica", small)
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+        with Client(group.cluster, worker="w") as client:
+            client.pull()
+            for boot in (3, 4):
+                group.copies[boot - 3].stop()
+                push(client, 5)
+                group.join()
+                group.await_holders(boot - 1, boot)
+                push(client, 5)
+        assert set(admin_client.read()) == {-20.0}
 
 
 def test_a_coordinator_that_comes_back_goes_on(group: Group) -> None:
@@ -308,7 +329,7 @@ def test_a_primary_dies_in_the_midst_of_a_move(
     asked: list[str] = []
 
     def done(step: Any, by_side: Any) -> Any:
-        kind = type(step.question(0)).__name__ if isinstance(step, admin_plans.Ask) else ""
+        kind = step.kind.__name__ if isinstance(step, admin_plans.Ask) else ""
         if kind == question and not asked:
             asked.append(kind)
             dies.copies[0].stop()

@@ -11,7 +11,7 @@ from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum, Nesterov
 from tests.support.pure_cluster import TABLE, PureCluster, start
-from worker.strategies import ASP, EASGD, AsyncDiLoCo, StaleRate, Strategy
+from worker.strategies import ADAG, ASP, EASGD, AsyncDiLoCo, StaleRate, Strategy
 from worker.strategies.base import Asynchronous
 
 Floats = NDArray[np.float32]
@@ -113,6 +113,22 @@ def test_the_rate_of_one_worker_with_eight() -> None:
     assert trained(ASP(scale=1.0), 8, 0.0, rate=0.2) > 1e6
     assert trained(ASP(), 8, 0.0, rate=0.2) < 0.01
     assert trained(StaleRate(), 8, 0.0, rate=0.2) < 0.01
+
+
+def test_more_windows_than_a_window_has_steps() -> None:
+    """Sixteen workers that each push a third of a window diverge at a rate at which three learn;
+    the default scales what they push together to one window, and says so."""
+    assert trained(ADAG(window=3), 3, 0.0, rate=0.5) < 0.01
+    assert trained(ADAG(window=3, scale=1.0), 16, 0.0, rate=0.5) > 1e3
+    assert trained(ADAG(window=3), 16, 0.0, rate=0.5) < 0.01
+    assert [ADAG().server(workers).scale for workers in (1, 12, 24)] == [1.0, 1.0, 0.5]
+    assert ADAG().notices(12, SGD()) == ADAG(scale=1).notices(24, SGD()) == ()
+    (notice,) = ADAG().notices(24, SGD())
+    assert notice == (
+        "strategy adag: each push counts 12/24, because the pushes of 24 workers add up to more"
+        " than one window of 12 steps, and a rate tuned for one worker may diverge; adag:scale=1"
+        " keeps it as it is"
+    )
 
 
 def test_momentum_on_top_of_asynchrony() -> None:
