@@ -12,7 +12,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills choice controls fuzz-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -124,6 +124,9 @@ bench-datapath: install peers ## the data path: against its peers, and every goa
 SECONDS := 600
 SEED := 1
 LEVEL := memory
+executors: install ## Spark's executors come, are killed and go while they train; every row once an epoch; 2 minutes
+	$(BIN)/python -m tests.chaos.executors
+
 chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1; with WINDOW=4 steps a push on two tables
 	$(BIN)/python -m tests.chaos.run --tour --bound 4 --seed $(SEED) --level $(LEVEL) \
 		$(if $(KILLS),--kinds kills --kills $(KILLS) --seconds 86400,--seconds $(SECONDS)) \
