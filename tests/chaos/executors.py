@@ -29,7 +29,7 @@ from tests.support.eventually import eventually
 ROWS, WORKERS, EPOCHS, BATCH = 1200, 6, 2, 10
 STEP_S, VICTIM, KILLED_AT = 0.05, 1, 8
 WITHIN_S = 240.0
-SETTINGS: dict[str, object] = {
+SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.initialExecutors": "1",
     "spark.dynamicAllocation.maxExecutors": "2",
