@@ -125,8 +125,8 @@ class Stream:
 
     def stop(self) -> None:
         """End the stream after the micro-batch under way. Idempotent."""
-        with self._batches.idle():
-            spark.stop_query(self._query)
+        self._batches.end()
+        spark.stop_query(self._query)
 
 
 @contextmanager
@@ -227,12 +227,14 @@ class _Batches:
                     self._error = error
                 raise
 
-    @contextmanager
-    def idle(self) -> Iterator[None]:
-        """A context in which no micro-batch is under way, and after which none begins."""
+    def end(self) -> None:
+        """Wait until no micro-batch is under way; none begins afterwards.
+
+        Spark waits for its call of a micro-batch when it ends a query. The lock is therefore free
+        by then, so that a call that has just been made can fail.
+        """
         with self._lock:
             self._ended = True
-            yield
 
     def params(self) -> Any:
         """The parameters after the last micro-batch."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,25 @@ def test_every_row_of_a_stream_counts_once(spark: Any, files: Path, tmp_path: Pa
 
 
 def test_a_stop_ends_a_stream_after_its_micro_batch(
-    spark: Any, files: Path, tmp_path: Path
+    spark: Any, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    late: list[Future[None]] = []
+
+    def stop_query(query: Any) -> None:
+        """Stop a query that has just called the next micro-batch, for which Spark waits."""
+        with ThreadPoolExecutor(1) as pool:
+            late.append(pool.submit(stream._batches, points(spark, files), 1))
+            wait(late, timeout=60)
+        assert late[-1].done(), "the micro-batch waits for the stop that waits for it"
+        query.stop()
+
+    monkeypatch.setattr("worker.spark.stop_query", stop_query)
     args = {"folder": str(tmp_path), "fails_in": None, "stops_in": 0}
     with worker.stream(points(spark, files), ids, args, **options(tmp_path / "c")) as stream:
         assert stream.wait()
         assert stream.batches == 1
+    assert all(isinstance(one.exception(), GiveUp) for one in late)
+    assert late
     with (
         pytest.raises(BadInput, match="it was made with workers 2, got 3"),
         worker.stream(points(spark, files), ids, args, **options(tmp_path / "c") | {"workers": 3}),
