@@ -1,5 +1,6 @@
 """A shard in one process, restarted with a state that it has saved, or recovered from its log."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class SingleShardHost(ShardHost):
         self._boot = 0
         self._waiting: list[Arrival] = []
         self._savings: list[Saving] = []
+        self._requests = itertools.count(2)  # a repeated one reopens its export
         self._start()
         if not fresh:
             self._operate(*self.blank())
@@ -160,7 +162,7 @@ class SingleShardHost(ShardHost):
     def _begin_export(self) -> None:
         """Export the state as an operator does, in pieces while workers push."""
         began, boot = self._process.now, self._boot
-        message = Export(2, self._world.job, self._world.setting.piece_bytes)
+        message = Export(next(self._requests), self._world.job, self._world.setting.piece_bytes)
         (answer,) = self.shard.handle(b"operator", message, (), began)
         assert isinstance(answer.message, State)
         if answer.message.piece is None:
@@ -178,7 +180,7 @@ class SingleShardHost(ShardHost):
 
         def ask() -> None:
             number = gathered.missing[0]
-            message = AskPiece(3, self._world.job, boot, gathered.of, number)
+            message = AskPiece(next(self._requests), self._world.job, boot, gathered.of, number)
             (answer,) = self.shard.handle(b"operator", message, (), self._process.now)
             take(answer)
 
