@@ -3,6 +3,8 @@
     python tests/bench/bench_datapath.py            the sizes that the goals speak of
     python tests/bench/bench_datapath.py --all      every size, workers and shards; over an hour
     python tests/bench/bench_datapath.py --quick    a look: 1 M floats, one round
+    python tests/bench/bench_datapath.py --floats 10000 60000000 --only ours:tcp torch_rpc:tcp
+                                                    these sizes, one worker and one shard
 
 An *update* is one worker pushing N float32 and pulling N float32, plain SGD at the server; a GB
 counts both ways. A round visits every contender in a freshly shuffled order; each is a program of
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,13 +206,15 @@ def apply_seconds(floats: int, rounds: int = 9) -> float:
 Table = dict[Case, dict[str, list[Figures]]]
 
 
-def race(cases: tuple[Case, ...], rounds: int, seconds: float) -> Table:
+def race(
+    cases: Sequence[Case], contenders: Sequence[Contender], rounds: int, seconds: float
+) -> Table:
     """Every contender on every case, `rounds` times, in shuffled order."""
     table: Table = {case: defaultdict(list) for case in cases}
     dice = random.Random(11)
     for number in range(rounds):
         for case in cases:
-            order = list(CONTENDERS)
+            order = list(contenders)
             dice.shuffle(order)
             for contender in order:
                 figures = measure(contender, case, seconds)
@@ -231,11 +236,11 @@ def median(table: Table, case: Case, name: str, figure: str) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def report(table: Table) -> None:
+def report(table: Table, contenders: Sequence[Contender]) -> None:
     """One table a case: medians, and the ratio to ours over sockets in the same run."""
     for case in table:
         print(f"\n{case}: updates/s, CPU s/GB, rate and CPU against ours over tcp")
-        for contender in CONTENDERS:
+        for contender in contenders:
             name = contender.name
             rate, cpu = (median(table, case, name, f) for f in ("rate", "cpu_s_per_gb"))
             ours_rate, ours_cpu = (
@@ -299,14 +304,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1 M floats only, one round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--floats", type=int, nargs="+", help="only these sizes")
+    names = [one.name for one in CONTENDERS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="only these peers")
     given = parser.parse_args()
+    contenders = [one for one in CONTENDERS if one.name in given.only]
     cases = ALL_CASES if given.all else GOAL_CASES
+    if given.floats:
+        cases = tuple(Case(floats, 1, 1) for floats in given.floats)
     table = (
-        race((Case(1_000_000, 1, 1),), 1, 1.0)
+        race((Case(1_000_000, 1, 1),), contenders, 1, 1.0)
         if given.quick
-        else race(cases, given.rounds, given.seconds)
+        else race(cases, contenders, given.rounds, given.seconds)
     )
-    report(table)
+    report(table, contenders)
     rows = judged(table)
     path = save(
         "datapath",
@@ -317,7 +328,7 @@ def main() -> None:
     )
     draw(
         {
-            str(case): {c.name: median(table, case, c.name, "cpu_s_per_gb") for c in CONTENDERS}
+            str(case): {c.name: median(table, case, c.name, "cpu_s_per_gb") for c in contenders}
             for case in table
         },
         path.with_suffix(".png"),

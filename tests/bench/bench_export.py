@@ -10,9 +10,7 @@ over the rounds; to compare with another checkout, run this file with its PYTHON
 
 import argparse
 import json
-import select
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +22,7 @@ from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
 from shards.rules import Adam
+from tests.bench.other_process import OtherProcess, update_seconds
 from tests.bench.report import save
 
 Row = dict[str, float]
@@ -61,32 +60,20 @@ def measured(floats: int, rounds: int, folder: Path) -> list[Row]:
         with ps.AdminClient(hosts.cluster, patience_s=60) as admin:
             admin.install(table.empty())
         hosts.cluster.save(folder / "cluster.json")
-        line = [sys.executable, __file__, "--export", str(folder / "cluster.json")]
-        other = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert other.stdin is not None
-        assert other.stdout is not None
+        other = OtherProcess(__file__, "--export", folder / "cluster.json")
         asking = threading.Thread(target=ask, args=(hosts.cluster,))
         asking.start()
         rows = []
         with Client(hosts.cluster, worker="w") as client:
-
-            def update() -> float:
-                started = time.perf_counter()
-                client.pull()
-                client.push(client.new_gradient(zeroed=False))
-                client.flush()
-                return time.perf_counter() - started
-
             for _ in range(rounds + 1):  # in the first, memory comes from the system
                 began = time.perf_counter()
-                quiet = [update() for _ in range(6)]
+                quiet = [update_seconds(client) for _ in range(6)]
                 middle = time.perf_counter()
-                other.stdin.write("export\n")
-                other.stdin.flush()
-                busy = [update()]
-                while not select.select([other.stdout], [], [], 0)[0]:
-                    busy.append(update())
-                took_s, peak = json.loads(other.stdout.readline())
+                other.say("export")
+                busy = [update_seconds(client)]
+                while not other.has_answered():
+                    busy.append(update_seconds(client))
+                took_s, peak = json.loads(other.hear())
                 before = [s for at, s in asked if began <= at < middle]
                 during = [s for at, s in asked if at >= middle]
                 rows.append(
@@ -102,8 +89,7 @@ def measured(floats: int, rounds: int, folder: Path) -> list[Row]:
                 )
         ended.set()
         asking.join()
-        other.stdin.close()
-        other.wait()
+        other.end()
     return rows[1:]
 
 

@@ -20,10 +20,8 @@ By default 240 MiB of weights, with plain SGD the whole state and with Adam a th
 
 import argparse
 import os
-import select
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,11 +37,12 @@ from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from shards.ledger import Ledger
-from shards.messages import Ack, Export
+from shards.messages import Ack, Export, State
 from shards.rules import SGD, Adam, Rule
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.tables import Layout, cut_evenly
+from tests.bench.other_process import OtherProcess, update_seconds
 from tests.bench.report import Goal, goals, save
 from tests.support.shard_dsl import blank, hello, join, push
 from tests.support.shard_dsl import spec as spec_of
@@ -81,21 +80,23 @@ def held_up(
     def one() -> float:
         nonlocal seq
         seq += 1
-        message = push("w", seq, keys=[0, floats])
+        message = push("w", seq, start=0, stop=floats)
         started = clock()
         answers = shard.handle(b"w", message, (gradient.data,), 0.0)
         took = clock() - started
         assert isinstance(answers[0].message, Ack), answers[0].message
         return took
 
-    for _ in range(rounds + 1):
+    for number in range(1, rounds + 2):
         usual = statistics.median(one() for _ in range(7))
         started = clock()
-        held = shard.handle(b"o", Export(3, "job"), (), 0.0)
+        # A new number each: a repeated request is answered by the export that it has opened.
+        (answer,) = shard.handle(b"o", Export(number, "job"), (), 0.0)
         asked = clock() - started
+        assert isinstance(answer.message, State)
+        assert answer.message.version == seq
         moment = 0.0 if at_once else longest_moment(shard, clock)
         waited.append(asked + moment + max(0.0, one() - usual))
-        del held
     return waited[1:]  # in the first, memory comes from the system
 
 
@@ -110,37 +111,6 @@ def longest_moment(shard: Shard, clock: Clock) -> float:
 
 
 # --- between processes ----------------------------------------------------------------------------
-
-
-class Other:
-    """This program in another process, which answers lines with lines."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.bench_snapshots", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._in, self._out = self.process.stdin, self.process.stdout
-
-    def say(self, line: str) -> None:
-        self._in.write(line + "\n")
-        self._in.flush()
-
-    def has_answered(self) -> bool:
-        return bool(select.select([self._out], [], [], 0)[0])
-
-    def hear(self) -> str:
-        line = self._out.readline()
-        assert line, f"the other process ended with {self.process.wait()}"
-        return line.strip()
-
-    def end(self) -> None:
-        self._in.close()
-        self.process.wait(60)
 
 
 def take(cluster_file: Path, folder: Path) -> None:
@@ -163,22 +133,14 @@ def lost(floats: int, rule: Rule, rounds: int, folder: Path) -> list[dict[str, f
         with ps.AdminClient(hosts.cluster, patience_s=60) as console:
             console.install(table.empty())
         hosts.cluster.save(folder / "cluster.json")
-        taker = Other("--take", folder / "cluster.json", folder / "snapshots")
+        taker = OtherProcess(__file__, "--take", folder / "cluster.json", folder / "snapshots")
         with Client(hosts.cluster, worker="w") as client:
-
-            def one() -> float:
-                started = time.perf_counter()
-                client.pull()
-                client.push(client.new_gradient(zeroed=False))
-                client.flush()
-                return time.perf_counter() - started
-
             for _ in range(rounds + 1):
-                quiet = [one() for _ in range(9)]
+                quiet = [update_seconds(client) for _ in range(9)]
                 taker.say("now")
                 busy: list[float] = []
                 while not taker.has_answered():
-                    busy.append(one())
+                    busy.append(update_seconds(client))
                 whole_s = float(taker.hear())
                 usual = statistics.mean(quiet)
                 found.append(
@@ -243,7 +205,7 @@ def restarts(folder: Path, rounds: int) -> list[dict[str, float]]:
     found = []
     for _ in range(rounds):
         started = time.perf_counter()
-        other = Other("--serve", folder)
+        other = OtherProcess(__file__, "--serve", folder)
         pids = [int(pid) for pid in other.hear().split()]
         took = time.perf_counter() - started
         spent = [psutil.Process(pid).cpu_times() for pid in (other.process.pid, *pids)]
