@@ -24,8 +24,9 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEM
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
 		--shards 2 --workers 4 --staleness 4 --strategy downpour:scale=1 --out $(DEMO)
 
-# Three processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py. They start
-# hundreds of processes, which must not compile the sources again, as under PYTHONDONTWRITEBYTECODE.
+# Three processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py.
+# They start hundreds of processes, which must not compile the sources again, as they would under
+# PYTHONDONTWRITEBYTECODE.
 test: lint ## lint, then all tests
 	$(BIN)/python -m compileall -q $(PACKAGES) tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -121,12 +122,12 @@ bench-datapath: install peers ## the data path: against its peers, and every goa
 		echo "== $$bench"; $(BIN)/python "tests/bench/bench_$$bench.py"; done
 	@echo; $(BIN)/python tests/bench/report.py
 
-SECONDS := 600
-SEED := 1
-LEVEL := memory
 executors: install ## Spark's executors come, are killed and go while they train; every row once an epoch; 2 minutes
 	$(BIN)/python -m tests.chaos.executors
 
+SECONDS := 600
+SEED := 1
+LEVEL := memory
 chaos: install ## break real processes and links for SECONDS=600 or KILLS=300, by SEED=1, at LEVEL=memory; over CURVE=1; with WINDOW=4 steps a push on two tables
 	$(BIN)/python -m tests.chaos.run --tour --bound 4 --seed $(SEED) --level $(LEVEL) \
 		$(if $(KILLS),--kinds kills --kills $(KILLS) --seconds 86400,--seconds $(SECONDS)) \

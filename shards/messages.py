@@ -238,7 +238,7 @@ class Export(FromOperator, frozen=True, tag="export"):
 
 
 class AskPiece(FromOperator, frozen=True, tag="ask_piece"):
-    """Request a further piece of the export `of`, which the shard's life `boot` has opened."""
+    """Request a further piece of the export `of`, opened by the shard with this `boot` number."""
 
     boot: Count
     of: Count

@@ -115,14 +115,14 @@ def test_on_spark(
     convert(trained / "data", trained / "lmdb/test_lmdb", "lmdb", Wanted("test"))
     monkeypatch.setattr("worker.spark.start_session", lambda *_, **__: nullcontext(spark))
     where = f"--data {data} --spark local[2] --workers 3"
-    here, there = (
-        dict(re.findall(r"(\w+) ([\d.]+)", downpour(*command.split())[1]))
-        for command in (TEST, f"{TEST} {where}")
-    )
-    assert here.keys() == there.keys() == {"accuracy", "loss"}
-    # One unit in the last of four digits: tasks add in another order.
-    assert float(there["loss"]) == pytest.approx(float(here["loss"]), rel=2e-3)
-    assert there["accuracy"] == here["accuracy"]
+    with monkeypatch.context() as unrounded:
+        unrounded.setattr("worker.evaluation.in_words", json.dumps)
+        here, there = (
+            json.loads(downpour(*TEST.split())[1]),
+            json.loads(downpour(*f"{TEST} {where}".split())[1]),
+        )
+    assert list(there) == list(here)
+    assert there == pytest.approx(here, rel=1e-5)
     assert downpour(*FEATURES.split())[0] == 0
     status, out, _ = downpour(*f"{FEATURES} {where} --output s --format json".split())
     assert (status, out) == (0, "50 rows of ip1 in s\n")
