@@ -55,7 +55,8 @@ class LayerContext(msgspec.Struct, frozen=True):
     """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
     `precision` is that of products in kernels; the host computes in float32. `makers` are the
-    names of the layers that compute the bottoms. `row_shapes` are the shapes of a row of columns
+    names of the layers that compute the bottoms, and `namesakes` how many layers before have the
+    layer's name. `row_shapes` are the shapes of a row of columns
     that the data alone knows. `files` are the files that layers name, as bytes; any other is read.
     `pool` is the network's memory on the host.
     """
@@ -65,6 +66,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     precision: Precision = Precision.FP32
     makers: tuple[str, ...] = ()
+    namesakes: int = 0
     row_shapes: Mapping[str, Shape] = MappingProxyType({})
     files: Mapping[str, bytes] = MappingProxyType({})
     pool: HostPool = msgspec.field(default_factory=HostPool)
@@ -110,7 +112,7 @@ class Layer(ABC):
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
     by default. `work` is its memory, and `works` is more of it, for operations whose results must
-    outlive those of others. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
+    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
     whether a layer in place behind may write into its top: no bottom shares its memory, and
     `backward` does not read it.
     """
@@ -128,6 +130,7 @@ class Layer(ABC):
     ) -> None:
         self.spec = spec
         self.name = spec.name
+        self.key = f"{spec.name}#{setting.namesakes}" if setting.namesakes else spec.name
         self.setting = setting
         self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
@@ -270,11 +273,17 @@ class Layer(ABC):
                 f"expected a loss_weight for each of {len(self.spec.top)} tops, or none, got"
                 f" {len(self.spec.loss_weight)}"
             )
+        if len(self.spec.propagate_down) not in {0, len(self.spec.bottom)}:
+            raise self.bad(
+                f"expected a propagate_down for each of {len(self.spec.bottom)} bottoms, or none,"
+                f" got {len(self.spec.propagate_down)}"
+            )
 
     def _check_message(self, name: str, message: Message) -> None:
         honoured = self.SUPPORTED_FIELDS[name]
-        for field, _ in message.ListFields():
-            if field.name not in honoured:
+        for field, value in message.ListFields():
+            by_default = not field.is_repeated and value == field.default_value
+            if field.name not in honoured and not by_default:
                 raise self.bad(
                     f"{name}.{field.name} is not supported; expected {', '.join(sorted(honoured))}"
                 )

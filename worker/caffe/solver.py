@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from shards import rules, schedules
 from shards.errors import BadInput, quoted
-from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
+from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
 from worker.caffe.solver_fields import check_fields, notices
-from worker.caffe.text import parse_solver, read_text
+from worker.caffe.text import parse_net, parse_solver, read_text
 from worker.options import DEFAULT_SEED
 
 DataShape = tuple[int, int, int]
@@ -265,6 +265,9 @@ def _description(
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
+    own = parse_net(text, file).state
+    if own.HasField("phase") and (own.phase == TRAIN) != (phase is Phase.TRAIN):
+        raise BadInput(f"{file}: state: phase: expected {phase} for this use of the net, or none")
     return with_files(Description(text, phase, tuple(state.stage), state.level, file=file))
 
 

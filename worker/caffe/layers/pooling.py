@@ -79,7 +79,7 @@ class Pooling(Unary):
             y, self._where = pooling.max_forward(x, self._shape, self.work)
             return y
         if self.training:
-            draw = RngKey(moment.seed, moment.step, number_of(self.name))
+            draw = RngKey(moment.seed, moment.step, number_of(self.key))
             y, self._where = pooling.stochastic_forward(x, self._shape, draw, self.work)
             return y
         self._x = x

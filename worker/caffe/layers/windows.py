@@ -21,10 +21,15 @@ def pair(
     plain: str,
     default: int | None,
 ) -> Pair:
-    """(vertical, horizontal) from `sided`_h and `sided`_w, or from `plain`: one form, not both."""
+    """(vertical, horizontal) from `sided`_h and `sided`_w, or from `plain`: one form, not both.
+
+    As in Caffe, a convolution with only one of pad_h and pad_w has no pad in the other direction.
+    """
     # A convolution's sizes are lists, of one entry for both directions or one for each.
     value = getattr(param, plain)
     given = list(value) if not isinstance(value, int) else [value] * param.HasField(plain)
+    if plain == "pad" and isinstance(param, ConvolutionParameter) and not given:
+        return param.pad_h, param.pad_w
     sides = [
         getattr(param, f"{sided}_{side}") for side in "hw" if param.HasField(f"{sided}_{side}")
     ]
