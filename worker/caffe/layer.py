@@ -112,9 +112,9 @@ class Layer(ABC):
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
     by default. `work` is its memory, and `works` is more of it, for operations whose results must
-    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
-    whether a layer in place behind may write into its top: no bottom shares its memory, and
-    `backward` does not read it.
+    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms
+    that never have a gradient. `OVERWRITABLE` is whether a layer in place behind may write into its
+    top: no bottom shares its memory, and `backward` does not read it.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}

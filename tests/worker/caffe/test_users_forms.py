@@ -85,10 +85,9 @@ def test_layers_of_one_name_draw_differently() -> None:
 
 def test_layers_may_have_no_name() -> None:
     """Caffe asks for none."""
-    net = built(
-        IMAGES
-        + 'layer { type: "ReLU" bottom: "data" top: "a" } layer { type: "TanH" bottom: "a" top: "b" }'
-    )
+    layers = """layer { type: "ReLU" bottom: "data" top: "a" }
+                layer { type: "TanH" bottom: "a" top: "b" }"""
+    net = built(IMAGES + layers)
     assert net.outputs == ("b",)
 
 
@@ -116,7 +115,7 @@ def test_a_field_with_its_default_is_accepted() -> None:
     layer = """layer { name: "d" type: "Data" top: "data"
                data_param { source: "x" batch_size: 2 rand_skip: %d } }"""
     assert Network(Description(layer % 0, data_shape=(1, 2, 2))).blobs["data"] == (2, 1, 2, 2)
-    with pytest.raises(BadInput, match="data_param.rand_skip is not supported"):
+    with pytest.raises(BadInput, match=r"data_param\.rand_skip is not supported"):
         Network(Description(layer % 5, data_shape=(1, 2, 2)))
 
 
