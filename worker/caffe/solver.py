@@ -38,6 +38,12 @@ class TestNet(msgspec.Struct, frozen=True):
     net: Description
     iterations: int
 
+    def with_data_shape(
+        self, shape: DataShape | None, row_shapes: Mapping[str, tuple[int, ...]]
+    ) -> "TestNet":
+        """This for rows of other shapes than the net states, as in `Solver.with_data_shape`."""
+        return replace(self, net=replace(self.net, data_shape=shape, row_shapes=dict(row_shapes)))
+
 
 class Solver(msgspec.Struct, frozen=True):
     """Everything that a solver file says; `file` is its name.
@@ -84,12 +90,9 @@ class Solver(msgspec.Struct, frozen=True):
         `row_shapes` are the shapes of a row of other columns.
         """
         shapes = dict(row_shapes or {})
-
-        def fitted(net: Description) -> Description:
-            return replace(net, data_shape=shape, row_shapes=shapes)
-
-        tests = tuple(replace(test, net=fitted(test.net)) for test in self.tests)
-        return replace(self, train=fitted(self.train), tests=tests)
+        tests = tuple(test.with_data_shape(shape, shapes) for test in self.tests)
+        train = replace(self.train, data_shape=shape, row_shapes=shapes)
+        return replace(self, train=train, tests=tests)
 
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
