@@ -180,12 +180,13 @@ class Inputs:
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
             for test, source in zip(self.solver.tests, sources, strict=True)
         ]
-        test = Evaluator(tests, self.model, self.settings.skip_images)
         start = self.weights if self.weights is not None else self.model.initial(1)
+        given = self.settings.test_data or self.settings.data
         try:
+            test = Evaluator(tests, self.model, self.settings.skip_images)
             test.check(start)
         except BadInput as error:
-            raise BadInput(f"test on {self.settings.test_data or self.place}: {error}") from None
+            raise BadInput(f"test on {given or 'what the test nets name'}: {error}") from None
         return test
 
     def _files(self) -> Sequence[str | Path]:

@@ -193,7 +193,7 @@ class Layer(ABC):
     def add_parameter(self, shape: Shape, filler: FillerParameter) -> None:
         """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
         index = len(self.owned)
-        fillers.check(filler, self.where)
+        fillers.check(filler, shape, self.where)
         param = self.spec.param[index] if index < len(self.spec.param) else ParamSpec()
         spec = TensorSpec(f"{self.name}/{index}", shape, param.lr_mult, param.decay_mult)
         loose = param.share_mode == ParamSpec.PERMISSIVE
@@ -203,6 +203,13 @@ class Layer(ABC):
         """Declare the next tensor, which starts at zero and has no gradient."""
         spec = TensorSpec(f"{self.name}/{len(self.owned)}", shape, 0.0, 0.0, buffer=True)
         self.owned.append(LayerTensor(spec, FillerParameter()))
+
+    def read_blob(self, name: str) -> Array:
+        """The array in a file of one blob that the entry names; BadInput names the layer, too."""
+        try:
+            return self.setting.read_blob(name)
+        except BadInput as error:
+            raise self.bad(str(error)) from None
 
     def described(self, bottom: int) -> str:
         """A bottom's shape, its name and the layer that makes it, for errors."""

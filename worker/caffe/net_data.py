@@ -112,13 +112,18 @@ def _source(net: Description, layer: LayerParameter, wanted: Wanted) -> NetData:
 
 def with_files(net: Description) -> Description:
     """The net with the contents of the files that its layers name, to be built on any machine."""
-    names = set()
+    files: dict[str, bytes] = {}
     for layer in _layers(net):
         params = [layer.transform_param, *(top.transform_param for top in layer.cos_data_param.top)]
-        names |= {param.mean_file for param in params if param.mean_file}
-        if layer.type == "InfogainLoss" and layer.infogain_loss_param.source:
-            names.add(layer.infogain_loss_param.source)
-    return replace(net, files={name: read_limited(beside(name, net.file)) for name in names})
+        names = [param.mean_file for param in params]
+        if layer.type == "InfogainLoss":
+            names.append(layer.infogain_loss_param.source)
+        for name in filter(None, names):
+            try:
+                files[name] = read_limited(beside(name, net.file))
+            except BadInput as error:
+                raise BadInput(f"{net.file}: layer {layer.name} ({layer.type}): {error}") from None
+    return replace(net, files=files)
 
 
 def _layers(net: Description) -> list[LayerParameter]:

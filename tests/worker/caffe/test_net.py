@@ -252,14 +252,17 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
                 'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
                 " pooling_param { kernel_size: 9 } }"
             ),
-            r"layer p .*kernel=\(9, 9\).* does not fit a bottom of shape \(4, 2, 6, 6\)",
+            r"layer p .*: kernel 9x9, .*: does not fit a bottom of shape \(4, 2, 6, 6\)",
         ),
         (
             (
                 'layer { name: "c" type: "Convolution" bottom: "data" top: "c"'
                 " convolution_param { num_output: 2 kernel_size: 7 } }"
             ),
-            r"layer c .*kernel=\(7, 7\).* does not fit into a bottom of shape \(4, 2, 6, 6\)",
+            (
+                r"layer c .*: kernel 7x7, stride 1x1, pad 0x0, dilation 1x1: does not fit a bottom"
+                r" of shape \(4, 2, 6, 6\)"
+            ),
         ),
         (
             (

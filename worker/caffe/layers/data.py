@@ -39,7 +39,7 @@ class _Source(SourceLayer):
     def set_batch(self, size: int) -> None:
         """Keep the number of rows of a batch; called first."""
         if size < 1:
-            raise self.bad("expected a batch_size of at least 1")
+            raise self.bad(f"expected a batch_size of at least 1, got {size}")
         self.batch_size = size
         self.transforms: dict[int, Transform] = {}
 
@@ -50,7 +50,7 @@ class _Source(SourceLayer):
             image,
             training=self.training,
             key=f"{self.key}/{top}",
-            read=self.setting.read_blob,
+            read=self.read_blob,
             bad=self.bad,
         )
         return (self.batch_size, *self.transforms[top].shape)
@@ -326,8 +326,8 @@ class DummyData(SourceLayer):
         shapes, given = self._each("shape", shapes), self._each("data_filler", given)
         if any(size < 1 for shape in shapes for size in shape):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
-        for filler in given:
-            fillers.check(filler, self.where)
+        for filler, shape in zip(given, shapes, strict=True):
+            fillers.check(filler, shape, self.where)
         self._fillers = given
         return tuple(shapes)
 

@@ -1,9 +1,21 @@
 """What layers with a sliding window read from their entries: the image, and pairs of sizes."""
 
+from cupy_kernels import conv_shapes
+from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import ConvolutionParameter, PoolingParameter
 from worker.caffe.layer import Layer
 
 Pair = tuple[int, int]
+
+
+def misfit(layer: Layer, shape: conv_shapes.Convolution | conv_shapes.Pooling) -> BadInput:
+    """An error about a window that the bottom is too small for, for the caller to raise."""
+    sizes = ", ".join(
+        f"{name} {size[0]}x{size[1]}"
+        for name in ("kernel", "stride", "pad", "dilation")
+        if (size := getattr(shape, name, None))
+    )
+    return layer.bad(f"{sizes}: does not fit a bottom of shape {layer.described(0)}")
 
 
 def image_of(layer: Layer) -> tuple[int, int, int, int]:
