@@ -72,6 +72,9 @@ def data_of(net: Description) -> NetData:
     )
     named = [layer for layer in layers if _name(layer)]
     if not named:
+        by_name = [layer for layer in layers if layer.type in {"CoSData", "HDF5Data"}]
+        if len(by_name) == 1:  # the rows come from elsewhere, with columns of the tops' names
+            wanted = _OPTIONS[by_name[0].type](by_name[0], wanted)
         return NetData(wanted)
     if len(named) == 1:
         return _source(net, named[0], wanted)

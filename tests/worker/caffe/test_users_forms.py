@@ -141,6 +141,27 @@ def test_a_net_states_its_own_stages(tmp_path: Path) -> None:
     assert data_of(Description(source)).source == Path("there")
 
 
+def test_columns_by_name_from_a_data_frame() -> None:
+    """A CoSData layer that names no source still reads the columns of its tops' names."""
+    layer = """layer { name: "d" type: "CoSData" top: "pic" top: "lab" cos_data_param {
+        batch_size: 2 top { name: "pic" type: ENCODED_IMAGE channels: 1 height: 4 width: 4 }
+        top { name: "lab" type: INT sample_num_axes: 0 } } }"""
+    wanted = data_of(Description(layer)).wanted
+    assert (wanted.tops, wanted.encoded, wanted.colour) == (("pic", "lab"), ("pic",), False)
+
+
+def test_a_reshape_to_a_number_of_rows_says_how_to_take_fewer() -> None:
+    """The last batch of a test may be smaller than the prototxt's."""
+    net = built(
+        IMAGES
+        + """layer { name: "r" type: "Reshape" bottom: "data" top: "r"
+             reshape_param { shape { dim: 2 dim: 256 } } }"""
+    )
+    images = np.zeros((1, 4, 8, 8), np.float32)
+    with pytest.raises(BadInput, match=r"in a batch of shape \(1, 4, 8, 8\), .* a dim of 0 copies"):
+        net.forward(net.initial(1), {"data": images})
+
+
 def test_a_net_for_the_other_phase_is_refused(tmp_path: Path) -> None:
     """By the file that says so, before anything is built."""
     (tmp_path / "net.prototxt").write_text("state { phase: TEST }" + IMAGES)
