@@ -12,7 +12,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service plants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,6 +37,9 @@ sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000
 
 mutants: install ## plant each known bug in the code: the simulator must detect it
 	$(BIN)/python -m tests.mutants --all
+
+plants: install ## plant two defects in every CUDA kernel: its cases must find them; minutes
+	$(BIN)/python -m tests.support.kernel_plants
 
 lint: install ## ruff, mypy --strict, the import rules
 	$(BIN)/ruff check .

@@ -110,10 +110,10 @@ def test(
     workers: Tasks = 2,  # noqa: PT028  # a command called test, no test
     skip: Skip = MOST_SKIPPED,  # noqa: PT028  # a command called test, no test
 ) -> None:
-    """Print the loss and the accuracy of a network on test data.
+    """Print the loss and the accuracy of a solver's test nets on test data.
 
     Test data is the test part of --data, or all its rows if it has no parts. Without --data, it is
-    what the test net's data layers name.
+    what each test net's data layers name.
     """
     from deploy.infer import OnSpark, run_test
     from worker.evaluation import in_words

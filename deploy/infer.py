@@ -16,6 +16,7 @@ from deploy.settings import FeatureFormat
 from ps import paths
 from shards.errors import BadInput, GiveUp
 from worker import spark
+from worker.caffe.evaluator import name_of
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of, with_files
@@ -26,7 +27,7 @@ from worker.caffe.weights import read_weights
 from worker.caffe_inference import column_means, feature_rows
 from worker.data.source import Source
 from worker.data.wanted import MOST_SKIPPED
-from worker.device_selection import lent, parse_device
+from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
 
@@ -48,8 +49,9 @@ def run_test(
     on: OnSpark | None = None,
     skip_images: int = MOST_SKIPPED,
 ) -> dict[str, float]:
-    """The test net's outputs (loss, accuracy ...) over the test part of `data`, or all of it.
+    """The outputs of the test nets (loss, accuracy ...) over the test part of `data`, or all of it.
 
+    Without `data` each net reads what it names. The names of a second net's outputs end in #1.
     `device` is a device as in `worker.device_selection`. It is computed in this process, or `on` a
     Spark. A reader leaves out up to `skip_images` images that cannot be decoded.
     """
@@ -59,7 +61,24 @@ def run_test(
         raise BadInput(
             f"{solver}: expected a test_iter, which says that it has a test net; got none"
         )
-    source, net = fitted(read.tests[0].net, _seen(data, on), None, skip_images)
+    figures: dict[str, float] = {}
+    for number, test in enumerate(read.tests):
+        found = _tested(test.net, weights, _seen(data, on), wanted, device, on, skip_images)
+        figures |= {name_of(name, number): value for name, value in found.items()}
+    return figures
+
+
+def _tested(
+    tested: Description,
+    weights: Path,
+    data: Path | None,
+    wanted: DeviceRequest,
+    device: str,
+    on: OnSpark | None,
+    skip_images: int,
+) -> dict[str, float]:
+    """The outputs of one net."""
+    source, net = fitted(tested, data, None, skip_images)
     model = CaffeModel(net)
     if on is not None:
         with _frame(source, on) as df:
@@ -75,7 +94,8 @@ def run_test(
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
     with threadpool_limits(1), lent(arena, wanted) as there:
-        return evaluate(model, there, source.batches(), model.net.batch_size)
+        batch_size = model.net.batch_size
+        return evaluate(model, there, source.batches(), batch_size, skip_images)
 
 
 def run_features(
@@ -131,7 +151,8 @@ def run_features(
     path = folder / f"features.{form}"
     try:
         with threadpool_limits(1), lent(arena, wanted) as there:
-            rows = _WRITERS[form](path, features(model, there, source.batches(), blobs, batch_size))
+            computed = features(model, there, source.batches(), blobs, batch_size, skip_images)
+            rows = _WRITERS[form](path, computed)
         if not rows:
             raise BadInput("features: expected rows, got none")
     except BaseException as error:

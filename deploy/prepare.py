@@ -136,34 +136,57 @@ class Inputs:
             )
         return found
 
-    def _test_source(self) -> ImageSource | None:
-        """The data to test on: --test-data, else the test part of --data or the net's, if any."""
-        if self.settings.test_data is not None:
-            test = self.settings.test_data
-            needs_test_net(self.solver, "--test-data", test)
-            return self._opened(test, part_to_test(test))
-        if not self.solver.tests:
-            return None
-        if self.settings.data is not None:
-            return self._opened(self.settings.data, "test") if has_test(self.place) else None
-        named = data_of(self.solver.tests[0].net).source
-        return self._opened(None, part_to_test(named)) if named is not None else None
+    def _test_sources(self) -> list[ImageSource]:
+        """The data of each test net: --test-data, else the test part of --data or the net's own.
 
-    def _opened(self, data: Path | None, split: Split) -> ImageSource:
-        wanted = data_of(self.solver.tests[0].net)
-        return self._open(wanted, data, split, self.classes)
+        None at all if there is no such data.
+        """
+        tests, given = self.solver.tests, self.settings.test_data
+        if given is not None:
+            needs_test_net(self.solver, "--test-data", given)
+            return self._opened(given, part_to_test(given))
+        if self.settings.data is not None:
+            return (
+                self._opened(self.settings.data, "test") if tests and has_test(self.place) else []
+            )
+        named = [data_of(test.net) for test in tests]
+        lacking = [number for number, each in enumerate(named) if each.source is None]
+        if len(lacking) == len(tests):
+            return []
+        if lacking:
+            raise BadInput(
+                f"{self.settings.solver}: expected test nets that all name a source, got number"
+                f" {lacking[0] + 1} of {len(tests)} without; give --test-data"
+            )
+        return [
+            self._open(each, None, part_to_test(each.source or ""), self.classes) for each in named
+        ]
+
+    def _opened(self, data: Path, split: Split) -> list[ImageSource]:
+        """The same data for each test net, opened once if all want it in the same way."""
+        opened: list[tuple[NetData, ImageSource]] = []
+        for wanted in (data_of(test.net) for test in self.solver.tests):
+            alike = [source for other, source in opened if other.wanted == wanted.wanted]
+            source = alike[0] if alike else self._open(wanted, data, split, self.classes)
+            opened.append((wanted, source))
+        return [source for _, source in opened]
 
     def _test(self) -> Evaluator | None:
         """The test nets with their data, or None. They run on one row now, to find faults early."""
-        source = self._test_source()
-        if source is None:
+        sources = self._test_sources()
+        if not sources:
             return None
-        test = Evaluator(self.solver, self.model, source.batches, self.settings.skip_images)
+        tests = [
+            (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
+            for test, source in zip(self.solver.tests, sources, strict=True)
+        ]
         start = self.weights if self.weights is not None else self.model.initial(1)
+        given = self.settings.test_data or self.settings.data
         try:
+            test = Evaluator(tests, self.model, self.settings.skip_images)
             test.check(start)
         except BadInput as error:
-            raise BadInput(f"test on {self.settings.test_data or self.place}: {error}") from None
+            raise BadInput(f"test on {given or 'what the test nets name'}: {error}") from None
         return test
 
     def _files(self) -> Sequence[str | Path]:

@@ -81,6 +81,21 @@ layers { bottom: "pad" top: "c" layer { name: "c" type: "conv" num_output: 3 ker
 """
 
 
+@pytest.mark.usefixtures("model")
+def test_a_net_whose_source_states_the_shape(downpour: Run, job: Path) -> None:
+    """The images that a data layer names say how large they are; a source that is not there is
+    named with its layer."""
+    text = (job / "net.prototxt").read_text()
+    sizes = "channels: 1 height: 8 width: 8"
+    assert sizes in text
+    named = text.replace(sizes, 'source: "data/train.parquet"')
+    (job / "net.prototxt").write_text(named)
+    line = "convert w.caffemodel o.h5 --net net.prototxt"
+    assert downpour(*line.split())[0] == 0
+    (job / "net.prototxt").write_text(named.replace("train.parquet", "nowhere"))
+    refuses(downpour, job, line, r"net\.prototxt: layer rows: data \S*nowhere: expected a folder")
+
+
 def test_older_nets(downpour: Run, job: Path) -> None:
     """A net of version 0, with a padding layer, and its weights, become present ones."""
     (job / "old.prototxt").write_text(OLD)

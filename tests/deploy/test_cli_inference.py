@@ -14,6 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from deploy.data_tools import convert
+from deploy.prepare import prepare
+from deploy.settings import TrainSettings
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import refuses, swap, write_idx
@@ -211,3 +213,42 @@ def test_damaged_images_are_left_out_up_to_the_limit(downpour: Run, trained: Pat
         refuses(downpour, trained, f"{line} 0", most)
         assert downpour(*f"{line} 1".split())[0] == 0
     assert pq.read_metadata(trained / "o/features.parquet").num_rows == 5
+
+
+def test_each_test_net_reads_its_own_source(downpour: Run, trained: Path) -> None:
+    """The figures of the second net, whose names end in #1, are of the source that it names, in
+    `downpour test` and in the tests of a training."""
+    swap(trained / "solver.prototxt", "test_iter: 7", "test_interval: 5")
+    parts = ("train", "test")
+    states = [f'test_iter: 7 test_state {{ stage: "{part}" }}' for part in parts]
+    with (trained / "solver.prototxt").open("a") as solver:
+        solver.write(" ".join(states))
+    layer = tiny_job.NET[tiny_job.NET.index("layer") : tiny_job.NET.index('layer { name: "conv"')]
+    named = [
+        layer.replace("batch_size", f'source: "data/{part}.parquet" batch_size').replace(
+            "transform", f'include {{ stage: "{part}" }} transform'
+        )
+        for part in parts
+    ]
+    (trained / "net.prototxt").write_text(tiny_job.NET.replace(layer, "".join(named)))
+    swap(trained / "solver.prototxt", "base_lr", 'train_state { stage: "train" } base_lr')
+
+    means = []
+    for part in parts:
+        status, out, _ = downpour(*f"{TEST} --data data/{part}.parquet".split())
+        assert status == 0
+        means.append(out.strip().split(", ")[0].removeprefix("accuracy "))
+    status, out, _ = downpour(*TEST.removesuffix(" --data data").split())
+    assert status == 0
+    assert re.match(f"accuracy {means[0]}, loss .*, accuracy#1 {means[1]}, loss#1 ", out)
+    assert means[0] != means[1], "the parts can be told apart"
+
+    settings = TrainSettings(
+        solver=trained / "solver.prototxt", out=trained / "run", weights=trained / "w.safetensors"
+    )
+    inputs = prepare(settings, None).inputs
+    assert inputs.test is not None
+    assert inputs.weights is not None
+    figures = inputs.test.whole(inputs.weights)
+    found = [f"{100 * figures[name]:.2f}%" for name in ("accuracy", "accuracy#1")]
+    assert found == means

@@ -183,7 +183,10 @@ def _on_a_gpu(layer: type[Layer]) -> str:
 def _fields(layer: type[Layer]) -> str:
     """The fields that a layer honours, by message."""
     messages = layer.SUPPORTED_FIELDS.items()
-    return "; ".join(f"`{name}`: {', '.join(sorted(fields))}" for name, fields in messages)
+    return "; ".join(
+        f"`{name}`" + (f": {', '.join(sorted(fields))}" if fields else "")
+        for name, fields in messages
+    )
 
 
 def setting_keys() -> str:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import msgspec
 from google.protobuf import text_format
+from msgspec.structs import replace
 
 from shards.errors import BadInput
 from worker.caffe import weight_files
 from worker.caffe.blobs import write_whole
 from worker.caffe.legacy import upgrade
 from worker.caffe.net import Description, Network
+from worker.caffe.net_data import data_of, with_files
 from worker.caffe.solver_state import is_solver_state, read_solver_state, write_solver_state
 from worker.caffe.text import parse_net, read_text
 from worker.caffe.weight_files import Floats, WeightFormat, format_of, read_blobs, write_weights
@@ -74,7 +76,7 @@ def _kind(path: Path) -> str:
 def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
     copied = None
     if net is not None:
-        network = Network(Description(read_text(net), file=str(net)))
+        network = Network(_shaped(Description(read_text(net), file=str(net))))
         arena, blobs = network.table.empty(), read_blobs(source)
         copied = into_arena(blobs, network, arena, str(source))
         if copied.left:
@@ -92,6 +94,18 @@ def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
         weight_files.write_blobs(target, tensors)
     parts = tuple((name, _shape(tensor)) for name, tensor in tensors.items())
     return Conversion(str(source), str(target), parts, _count(tensors.values()), copied)
+
+
+def _shaped(net: Description) -> Description:
+    """The net for rows of the source that it names, which may state their shape in its place."""
+    data = data_of(net)
+    if data.source is None:
+        return net
+    # Loaded on first use: PyArrow's readers are needed for such nets only.
+    from worker.sources import open_net_data, row_shapes
+
+    source = open_net_data(data)
+    return replace(with_files(net), data_shape=source.shape, row_shapes=row_shapes(source))
 
 
 def _state(source: Path, target: Path) -> Conversion:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from worker.caffe.layers.losses import ClassLoss
 from worker.caffe.layers.softmax import Labelled
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
-from worker.caffe.solver import Solver
+from worker.caffe.solver import Solver, TestNet
 from worker.caffe.weights import moved
 from worker.columns import ColumnKind
 from worker.data.wanted import MOST_SKIPPED
@@ -21,28 +22,38 @@ from worker.inference import evaluate, slices
 Floats = NDArray[np.float32]
 
 
-class Evaluator:
-    """Computes the outputs of the solver's test nets for given weights; serves one thread.
+Rows = Callable[[], Iterable[pa.RecordBatch]]
+"""Each call yields the rows of test data from the start."""
 
-    `trained` is the model that the weights belong to. Each call of `rows` yields the test data from
-    the start. A test leaves out up to `skip_images` images that cannot be decoded.
+
+class _Tested(NamedTuple):
+    """A test net, the number of its batches in a test, and its data."""
+
+    model: CaffeModel
+    iterations: int
+    rows: Rows
+
+
+class Evaluator:
+    """Computes the outputs of test nets for given weights; serves one thread.
+
+    Each test net has rows of its own. `trained` is the model that the weights belong to. A test
+    leaves out up to `skip_images` images that cannot be decoded.
     """
 
     def __init__(
         self,
-        solver: Solver,
+        tests: Sequence[tuple[TestNet, Rows]],
         trained: CaffeModel,
-        rows: Callable[[], Iterable[pa.RecordBatch]],
         skip_images: int = MOST_SKIPPED,
     ) -> None:
-        self._nets = [(CaffeModel(test.net), test.iterations) for test in solver.tests]
+        self._nets = [_Tested(CaffeModel(test.net), test.iterations, rows) for test, rows in tests]
         self._trained = trained
-        self._rows = rows
         self._skip_images = skip_images
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raise BadInput unless the images that the test nets read are among these columns."""
-        for model, _ in self._nets:
+        for model, _, _ in self._nets:
             for column in model.net.column_specs:
                 if column.kind is ColumnKind.IMAGE:
                     column.find(names, where)
@@ -50,12 +61,12 @@ class Evaluator:
     @property
     def most_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
-        return max(model.net.batch_size * iterations for model, iterations in self._nets)
+        return max(model.net.batch_size * iterations for model, iterations, _ in self._nets)
 
     def check(self, weights: Floats) -> None:
         """Raise BadInput unless the first row fits every test net."""
-        for model, _ in self._nets:
-            self._outputs(model, weights, 1, lambda: False)
+        for tested in self._nets:
+            self._outputs(tested, weights, 1, lambda: False)
 
     def sample(
         self, weights: Floats, stopped: Callable[[], bool] = lambda: False
@@ -75,21 +86,26 @@ class Evaluator:
     ) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
-        for number, (model, iterations) in enumerate(self._nets):
-            most = None if whole else model.net.batch_size * iterations
-            ending = f"#{number}" if number else ""
-            for name, value in self._outputs(model, weights, most, stopped).items():
-                figures[name + ending] = value
+        for number, tested in enumerate(self._nets):
+            most = None if whole else tested.model.net.batch_size * tested.iterations
+            for name, value in self._outputs(tested, weights, most, stopped).items():
+                figures[name_of(name, number)] = value
         return figures
 
     def _outputs(
-        self, model: CaffeModel, weights: Floats, most: int | None, stopped: Callable[[], bool]
+        self, tested: _Tested, weights: Floats, most: int | None, stopped: Callable[[], bool]
     ) -> dict[str, float]:
+        model = tested.model
         laid = moved(weights, self._trained.table, model.net)
-        rows = self._rows() if most is None else head(self._rows(), most)
+        rows = tested.rows() if most is None else head(tested.rows(), most)
         batches = slices(rows, model.net.batch_size)
         until_stopped = takewhile(lambda _: not stopped(), batches)
         return evaluate(model, laid, until_stopped, model.net.batch_size, self._skip_images)
+
+
+def name_of(output: str, net: int) -> str:
+    """The name of an output of a solver's test net by the net's number, counted from 0."""
+    return f"{output}#{net}" if net else output
 
 
 def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:

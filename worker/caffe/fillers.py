@@ -31,11 +31,23 @@ def generator(seed: int, name: str) -> Generator:
     return Generator(Philox(key=np.frombuffer(key, np.uint64)))
 
 
-def check(filler: FillerParameter, where: str) -> None:
-    """Raise BadInput, prefixed with `where`, for a filler that does not exist."""
+def check(filler: FillerParameter, shape: Shape, where: str) -> None:
+    """Raise BadInput, prefixed with `where`, for a filler that does not exist or does not fit."""
     if filler.type not in FILLERS:
         raise BadInput(
             f"{where}: filler {filler.type} is not supported; expected one of {', '.join(FILLERS)}"
+        )
+
+    if filler.type == "bilinear" and len(shape) != 4:
+        raise BadInput(f"{where}: filler bilinear: expected a tensor of four axes, got {shape}")
+    if filler.type == "uniform" and filler.min > filler.max:
+        raise BadInput(
+            f"{where}: filler uniform: expected a min of at most max, got {filler.min:g} and"
+            f" {filler.max:g}"
+        )
+    if filler.type == "gaussian" and filler.std < 0:
+        raise BadInput(
+            f"{where}: filler gaussian: expected a std of at least 0, got {filler.std:g}"
         )
 
 
@@ -51,13 +63,13 @@ def _gaussian(rng: Generator, shape: Shape, filler: FillerParameter) -> NDArray[
     """Normal; with `sparse`, each weight is kept with probability sparse / outputs."""
     values = rng.normal(filler.mean, filler.std, shape)
     if filler.sparse >= 0:
-        values *= rng.random(shape) < filler.sparse / shape[0]
+        values *= rng.random(shape) < filler.sparse / _outputs(shape)
     return values
 
 
 def _positive_unitball(rng: Generator, shape: Shape, _: FillerParameter) -> NDArray[np.floating]:
     """Uniform in [0, 1), each output's weights divided by their sum."""
-    rows = rng.random((shape[0], prod(shape[1:])))
+    rows = rng.random((_outputs(shape), prod(shape[1:])))
     rows /= rows.sum(axis=1, keepdims=True)
     return rows.reshape(shape)
 
@@ -74,17 +86,22 @@ def _msra(rng: Generator, shape: Shape, filler: FillerParameter) -> NDArray[np.f
 
 
 def _bilinear(_: Generator, shape: Shape, __: FillerParameter) -> NDArray[np.floating]:
-    """The kernel that interpolates between grid points, the same for every channel."""
+    """The symmetric kernel that interpolates between grid points, the same for every channel."""
     lines = []
     for size in shape[-2:]:
         factor = ceil(size / 2)
-        centre = (2 * factor - 1 - factor % 2) / (2 * factor)
+        centre = (size - 1) / (2 * factor)
         lines.append(1 - np.abs(np.arange(size) / factor - centre))
     return np.broadcast_to(np.outer(*lines), shape)
 
 
+def _outputs(shape: Shape) -> int:
+    """The number of outputs of a tensor; 1 for one without axes."""
+    return shape[0] if shape else 1
+
+
 def _fan(shape: Shape, filler: FillerParameter) -> float:
-    inputs = prod(shape) / shape[0]
+    inputs = prod(shape) / _outputs(shape)
     outputs = prod(shape) / (shape[1] if len(shape) > 1 else 1)
     match filler.variance_norm:
         case FillerParameter.FAN_OUT:

@@ -55,7 +55,8 @@ class LayerContext(msgspec.Struct, frozen=True):
     """A layer's settings from outside its own entry: the file (for errors), the phase, (c, h, w).
 
     `precision` is that of products in kernels; the host computes in float32. `makers` are the
-    names of the layers that compute the bottoms. `row_shapes` are the shapes of a row of columns
+    names of the layers that compute the bottoms, and `namesakes` how many layers before have the
+    layer's name. `row_shapes` are the shapes of a row of columns
     that the data alone knows. `files` are the files that layers name, as bytes; any other is read.
     `pool` is the network's memory on the host.
     """
@@ -65,6 +66,7 @@ class LayerContext(msgspec.Struct, frozen=True):
     data_shape: tuple[int, int, int] | None = None
     precision: Precision = Precision.FP32
     makers: tuple[str, ...] = ()
+    namesakes: int = 0
     row_shapes: Mapping[str, Shape] = MappingProxyType({})
     files: Mapping[str, bytes] = MappingProxyType({})
     pool: HostPool = msgspec.field(default_factory=HostPool)
@@ -110,9 +112,9 @@ class Layer(ABC):
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
     by default. `work` is its memory, and `works` is more of it, for operations whose results must
-    outlive those of others. `LABELS` are the bottoms that never have a gradient. `OVERWRITABLE` is
-    whether a layer in place behind may write into its top: no bottom shares its memory, and
-    `backward` does not read it.
+    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms
+    that never have a gradient. `OVERWRITABLE` is whether a layer in place behind may write into its
+    top: no bottom shares its memory, and `backward` does not read it.
     """
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {}
@@ -128,6 +130,7 @@ class Layer(ABC):
     ) -> None:
         self.spec = spec
         self.name = spec.name
+        self.key = f"{spec.name}#{setting.namesakes}" if setting.namesakes else spec.name
         self.setting = setting
         self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
@@ -190,7 +193,7 @@ class Layer(ABC):
     def add_parameter(self, shape: Shape, filler: FillerParameter) -> None:
         """Declare the next tensor, called "layer/0", "layer/1", ... as in Caffe's files."""
         index = len(self.owned)
-        fillers.check(filler, self.where)
+        fillers.check(filler, shape, self.where)
         param = self.spec.param[index] if index < len(self.spec.param) else ParamSpec()
         spec = TensorSpec(f"{self.name}/{index}", shape, param.lr_mult, param.decay_mult)
         loose = param.share_mode == ParamSpec.PERMISSIVE
@@ -200,6 +203,13 @@ class Layer(ABC):
         """Declare the next tensor, which starts at zero and has no gradient."""
         spec = TensorSpec(f"{self.name}/{len(self.owned)}", shape, 0.0, 0.0, buffer=True)
         self.owned.append(LayerTensor(spec, FillerParameter()))
+
+    def read_blob(self, name: str) -> Array:
+        """The array in a file of one blob that the entry names; BadInput names the layer, too."""
+        try:
+            return self.setting.read_blob(name)
+        except BadInput as error:
+            raise self.bad(str(error)) from None
 
     def described(self, bottom: int) -> str:
         """A bottom's shape, its name and the layer that makes it, for errors."""
@@ -270,11 +280,17 @@ class Layer(ABC):
                 f"expected a loss_weight for each of {len(self.spec.top)} tops, or none, got"
                 f" {len(self.spec.loss_weight)}"
             )
+        if len(self.spec.propagate_down) not in {0, len(self.spec.bottom)}:
+            raise self.bad(
+                f"expected a propagate_down for each of {len(self.spec.bottom)} bottoms, or none,"
+                f" got {len(self.spec.propagate_down)}"
+            )
 
     def _check_message(self, name: str, message: Message) -> None:
         honoured = self.SUPPORTED_FIELDS[name]
-        for field, _ in message.ListFields():
-            if field.name not in honoured:
+        for field, value in message.ListFields():
+            by_default = not field.is_repeated and value == field.default_value
+            if field.name not in honoured and not by_default:
                 raise self.bad(
                     f"{name}.{field.name} is not supported; expected {', '.join(sorted(honoured))}"
                 )

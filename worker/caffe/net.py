@@ -42,7 +42,7 @@ from worker.caffe.layer import (
 )
 from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
-from worker.caffe.registry import LAYERS
+from worker.caffe.registry import LAYERS, UNSUPPORTED
 from worker.caffe.text import parse_net
 from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
@@ -367,23 +367,30 @@ class Network:
     def _add(self, spec: LayerParameter, setting: LayerContext) -> None:
         """Build one layer on the values that earlier layers compute."""
         where = f"{setting.file}: layer {spec.name} ({spec.type})"
+        if spec.type in UNSUPPORTED:
+            instead = UNSUPPORTED[spec.type].replace("`", "")
+            raise BadInput(f"{where}: type not supported: {instead}")
         if spec.type not in LAYERS:
             closest = ", ".join(get_close_matches(spec.type, LAYERS, cutoff=0.0))
             raise BadInput(
                 f"{where}: type not supported; expected one of {len(LAYERS)} types, of which"
                 f" {closest} are closest"
             )
-        if any(node.layer.name == spec.name for node in self.nodes):
-            raise BadInput(f"{where}: expected a unique name, another layer has this one")
+        namesakes = [node for node in self.nodes if node.layer.name == spec.name]
         for name in spec.bottom:
             if name not in self._names:
                 raise BadInput(f"{where}: no layer before this one makes its bottom {name}")
         bottoms = tuple(self._names[name] for name in spec.bottom)
         makers = tuple(self._maker(value).name for value in bottoms)
-        setting = msgspec.structs.replace(setting, makers=makers)
-        layer = LAYERS[spec.type](spec, [self._shapes[value] for value in bottoms], setting)
+        setting = msgspec.structs.replace(setting, makers=makers, namesakes=len(namesakes))
+        kind = LAYERS[spec.type]
+        if kind.LOSS and not spec.top:  # as in Caffe, its top may be left out
+            spec.top.append(spec.name if spec.name not in self._names else f"{spec.name} (loss)")
+        layer = kind(spec, [self._shapes[value] for value in bottoms], setting)
+        if layer.owned and any(node.tensors for node in namesakes):
+            raise BadInput(f"{where}: expected a unique name, another layer with tensors has it")
         wanted = [self._needs[value] for value in bottoms]
-        for index, propagates in enumerate(spec.propagate_down[: len(wanted)]):
+        for index, propagates in enumerate(spec.propagate_down):
             wanted[index] = propagates
         for label in layer.LABELS.intersection(range(len(wanted))):
             # force_backward asks for every gradient that exists; labels have none.

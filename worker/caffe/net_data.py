@@ -72,6 +72,9 @@ def data_of(net: Description) -> NetData:
     )
     named = [layer for layer in layers if _name(layer)]
     if not named:
+        by_name = [layer for layer in layers if layer.type in {"CoSData", "HDF5Data"}]
+        if len(by_name) == 1:  # the rows come from elsewhere, with columns of the tops' names
+            wanted = _OPTIONS[by_name[0].type](by_name[0], wanted)
         return NetData(wanted)
     if len(named) == 1:
         return _source(net, named[0], wanted)
@@ -112,13 +115,18 @@ def _source(net: Description, layer: LayerParameter, wanted: Wanted) -> NetData:
 
 def with_files(net: Description) -> Description:
     """The net with the contents of the files that its layers name, to be built on any machine."""
-    names = set()
+    files: dict[str, bytes] = {}
     for layer in _layers(net):
         params = [layer.transform_param, *(top.transform_param for top in layer.cos_data_param.top)]
-        names |= {param.mean_file for param in params if param.mean_file}
-        if layer.type == "InfogainLoss" and layer.infogain_loss_param.source:
-            names.add(layer.infogain_loss_param.source)
-    return replace(net, files={name: read_limited(beside(name, net.file)) for name in names})
+        names = [param.mean_file for param in params]
+        if layer.type == "InfogainLoss":
+            names.append(layer.infogain_loss_param.source)
+        for name in filter(None, names):
+            try:
+                files[name] = read_limited(beside(name, net.file))
+            except BadInput as error:
+                raise BadInput(f"{net.file}: layer {layer.name} ({layer.type}): {error}") from None
+    return replace(net, files=files)
 
 
 def _layers(net: Description) -> list[LayerParameter]:

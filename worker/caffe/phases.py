@@ -2,7 +2,7 @@
 
 A net file holds the layers for training and for testing together. A layer with `include` rules is
 kept if one of them meets the state (phase, level, stages); a layer with `exclude` rules is kept if
-none does; a layer with neither is always kept.
+none does; a layer with neither is always kept. The net's own `state` adds stages, and a level.
 """
 
 from enum import StrEnum
@@ -29,7 +29,9 @@ class NetState(msgspec.Struct, frozen=True):
 
 
 def layers_kept(net: NetParameter, state: NetState, file: str) -> list[LayerParameter]:
-    """The layers of `net` that `state` keeps, in order."""
+    """The layers of `net` that `state`, with the net's own stages and level, keeps, in order."""
+    own = net.state
+    state = NetState(state.phase, (*own.stage, *state.stages), state.level or own.level)
     return [layer for layer in net.layer if _keeps(layer, state, file)]
 
 

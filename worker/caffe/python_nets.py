@@ -121,14 +121,14 @@ class Net:
                 new.transform_param.CopyFrom(layer.transform_param)
                 new.include.extend(layer.include if rules else [NetStateRule(phase=phase)])
                 layers.append(new)
-        return Net(self.name, layers, force_backward=self._message.force_backward)
+        return _with_layers(self._message, layers)
 
 
 def load_net(path: str | Path) -> Net:
     """The network in a prototxt of any of Caffe's versions; raises BadInput."""
     file = str(path)
     parsed = upgrade(parse_net(read_text(Path(path)), file), file)
-    return Net(parsed.name, parsed.layer, force_backward=parsed.force_backward)
+    return _with_layers(parsed, parsed.layer)
 
 
 def load_solver(path: str | Path, net: Net | None = None) -> Solver:
@@ -272,6 +272,14 @@ def _names(where: str, value: Any) -> list[Any]:
     if not isinstance(value, tuple | list):
         raise arguments.wrong(where, "names of blobs", value)
     return list(value)
+
+
+def _with_layers(message: NetParameter, layers: Iterable[LayerParameter]) -> Net:
+    """A net with other layers and the rest of a message: its name, its state."""
+    made = Net(message.name, layers, force_backward=message.force_backward)
+    if message.HasField("state"):
+        made._message.state.CopyFrom(message.state)
+    return made
 
 
 def _copied(layer: LayerParameter) -> LayerParameter:

@@ -39,6 +39,15 @@ FAMILIES = (
     losses,
 )
 
+UNSUPPORTED = {
+    "HDF5Output": "`downpour features` writes any blob",
+    "Im2col": "a Convolution computes it by itself",
+    "Parameter": "a tensor belongs to a layer that computes with it, such as Scale or Bias",
+    "Python": "docs/how-to/extending.md shows how to write a layer in Python",
+    "WindowData": "an ImageData layer reads windows that are images of their own",
+}
+"""Caffe's other types, each with what to use in its place."""
+
 LAYERS: dict[str, type[Layer]] = {
     name: layer for family in FAMILIES for name, layer in family.ROWS.items()
 }

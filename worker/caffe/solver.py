@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from shards import rules, schedules
 from shards.errors import BadInput, quoted
-from worker.caffe.caffe_pb2 import NetParameter, NetState, SolverParameter
+from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
 from worker.caffe.solver_fields import check_fields, notices
-from worker.caffe.text import parse_solver, read_text
+from worker.caffe.text import parse_net, parse_solver, read_text
 from worker.options import DEFAULT_SEED
 
 DataShape = tuple[int, int, int]
@@ -37,6 +37,12 @@ class TestNet(msgspec.Struct, frozen=True):
 
     net: Description
     iterations: int
+
+    def with_data_shape(
+        self, shape: DataShape | None, row_shapes: Mapping[str, tuple[int, ...]]
+    ) -> "TestNet":
+        """This for rows of other shapes than the net states, as in `Solver.with_data_shape`."""
+        return replace(self, net=replace(self.net, data_shape=shape, row_shapes=dict(row_shapes)))
 
 
 class Solver(msgspec.Struct, frozen=True):
@@ -84,12 +90,9 @@ class Solver(msgspec.Struct, frozen=True):
         `row_shapes` are the shapes of a row of other columns.
         """
         shapes = dict(row_shapes or {})
-
-        def fitted(net: Description) -> Description:
-            return replace(net, data_shape=shape, row_shapes=shapes)
-
-        tests = tuple(replace(test, net=fitted(test.net)) for test in self.tests)
-        return replace(self, train=fitted(self.train), tests=tests)
+        tests = tuple(test.with_data_shape(shape, shapes) for test in self.tests)
+        train = replace(self.train, data_shape=shape, row_shapes=shapes)
+        return replace(self, train=train, tests=tests)
 
 
 def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
@@ -265,6 +268,9 @@ def _description(
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
+    own = parse_net(text, file).state
+    if own.HasField("phase") and (own.phase == TRAIN) != (phase is Phase.TRAIN):
+        raise BadInput(f"{file}: state: phase: expected {phase} for this use of the net, or none")
     return with_files(Description(text, phase, tuple(state.stage), state.level, file=file))
 
 

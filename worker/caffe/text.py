@@ -5,6 +5,7 @@ must be finite, and every error is one short line that names the file, the line 
 """
 
 import re
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from shards.errors import BadInput, quoted
-from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
+from worker.caffe.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 32
@@ -22,6 +23,13 @@ _MOST_QUOTED = 300
 
 # A quoted string or a comment, in which brackets do not count, or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
+
+_NO_FIELD = re.compile(
+    r'Message type "caffe\.(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"'
+)
+_LAYERS = {"LayerParameter", "V1LayerParameter"}
+_LAYER = re.compile(r"\blayers?\s*:?\s*\{")
+_NAME = re.compile(r"""\bname\s*:\s*["']([^"'\n]*)["']""")
 
 _Message = TypeVar("_Message", NetParameter, SolverParameter)
 
@@ -67,8 +75,8 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
     except text_format.ParseError as error:
         # The parser's messages begin with "line:column : ", and some span several lines.
         what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
-        what = quoted(" ".join(what.split()), _MOST_QUOTED)
         line = error.GetLine()
+        what = _unknown(what, text, error) or quoted(" ".join(what.split()), _MOST_QUOTED)
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None
@@ -77,6 +85,41 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         raise BadInput(f"{file}: expected a value for {missing[0]}, got none")
     _check_finite(message, file)
     return message
+
+
+def _unknown(what: str, text: str, error: text_format.ParseError) -> str:
+    """The parser's error about a field that does not exist, with its layer and the closest fields.
+
+    Empty for another error.
+    """
+    found, line = _NO_FIELD.search(what), error.GetLine()
+    kinds = DESCRIPTOR.message_types_by_name
+    if found is None or line is None or found["message"].partition(".")[0] not in kinds:
+        return ""
+    outer, *inner = found["message"].split(".")
+    kind, field = kinds[outer], found["field"]
+    for name in inner:
+        kind = kind.nested_types_by_name[name]
+    lines = text.splitlines(keepends=True)
+    place = len("".join(lines[: line - 1])) + (error.GetColumn() or 1) - 1
+    if outer in _LAYERS and field in {"layer", "layers"}:
+        where = _layer_at(text, place - 1)
+        return f"{where}expected its closing brace before the next layer"
+    where = "" if outer in {"NetParameter", "SolverParameter"} else _layer_at(text, place)
+    closest = ", ".join(get_close_matches(field, kind.fields_by_name, cutoff=0.0))
+    return (
+        f"{where}{outer} has no field {quoted(field)}; expected one of {len(kind.fields_by_name)}"
+        f" fields, of which {closest} are closest"
+    )
+
+
+def _layer_at(text: str, place: int) -> str:
+    """The beginning of an error about the layer around an offset; empty if it has no name."""
+    starts = [match.start() for match in _LAYER.finditer(text)]
+    begin = max((start for start in starts if start <= place), default=len(text))
+    end = min((start for start in starts if start > place), default=len(text))
+    name = _NAME.search(text, begin, end)
+    return "" if name is None else f"layer {quoted(name[1])}: "
 
 
 def _check_finite(message: Message, where: str) -> None:

@@ -159,14 +159,22 @@ def _evaluator(
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.
-        from worker.sources import open_net_data, part_to_test
+        from worker.sources import open_net_data, part_to_test, row_shapes
 
-        wanted = data_of(solver.tests[0].net)
         part, classes = part_to_test(data), classes_of(model.net)
-        source = open_net_data(wanted, data, part, classes, skip_images=skip_images)
-        evaluator = Evaluator(solver, model, source.batches, skip_images)
+        sources = [
+            open_net_data(data_of(test.net), data, part, classes, skip_images=skip_images)
+            for test in solver.tests
+        ]
+        tests = [
+            (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
+            for test, source in zip(solver.tests, sources, strict=True)
+        ]
+        evaluator = Evaluator(tests, model, skip_images)
     else:
-        evaluator = Evaluator(solver, model, lambda: batches, skip_images)
+        evaluator = Evaluator(
+            [(test, lambda: batches) for test in solver.tests], model, skip_images
+        )
         evaluator.check_names(data.columns, "Caffe: test_data")
         batches += spark.first_rows(data, evaluator.most_rows)
     try:

@@ -166,6 +166,6 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"{path}: expected a whole Parquet file, got {why}") from None

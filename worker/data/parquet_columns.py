@@ -158,6 +158,6 @@ def _opened(file: str) -> Iterator[Any]:
     try:
         with pq.ParquetFile(file) as opened:
             yield opened
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"{file}: expected a whole Parquet file, got {why}") from None

@@ -79,7 +79,7 @@ def blobs(generator: np.random.Generator, n: int) -> Iterator[Case]:
     came = generator.integers(0, 3, n).astype(np.uint8)
     yield Case("keep_larger", {"x": x, "y": y, "from": came, "number": 3, "n": n})
     holes, others = x.copy(), y.copy()
-    holes[::3], others[::4] = np.nan, np.nan
+    holes[::3], others[1::4] = np.nan, np.nan
     arrays = {"x": holes, "y": others, "from": came}
     yield Case("keep_larger", {**arrays, "number": 3, "n": n}, label="NaN")
     arguments = {"dy": dy, "from": came, "dx": dy, "number": 2, "n": n}

@@ -1,10 +1,13 @@
 """Fillers draw what they say they draw, and draw it again."""
 
+import re
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
 
+from shards.errors import BadInput
 from worker.caffe import fillers
 from worker.caffe.caffe_pb2 import FillerParameter
 
@@ -68,6 +71,35 @@ def test_positive_unitball() -> None:
     values = filled(type="positive_unitball").reshape(40, -1)
     assert values.min() >= 0
     np.testing.assert_allclose(values.sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "line"), [(1, [1]), (3, [0.5, 1, 0.5]), (5, [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])]
+)
+def test_bilinear_of_an_odd_size_is_symmetric(size: int, line: list[float]) -> None:
+    """As in Caffe 1.0, whose earlier versions shifted the image."""
+    values = filled((1, 1, size, size), type="bilinear")
+    np.testing.assert_allclose(values[0, 0], np.outer(line, line), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", sorted(set(fillers.FILLERS) - {"bilinear"}))
+def test_a_tensor_without_axes_is_filled(kind: str) -> None:
+    """Such as the only slope of a PReLU."""
+    assert np.isfinite(filled((), type=kind, sparse=1))
+
+
+@pytest.mark.parametrize(
+    ("filler", "error"),
+    [
+        ({"type": "bilinear"}, "filler bilinear: expected a tensor of four axes, got (3, 2)"),
+        ({"type": "uniform", "min": 2}, "filler uniform: expected a min of at most max, got 2 and"),
+        ({"type": "gaussian", "std": -1}, "filler gaussian: expected a std of at least 0, got -1"),
+    ],
+)
+def test_a_filler_that_does_not_fit(filler: dict[str, Any], error: str) -> None:
+    """It is refused before anything is drawn."""
+    with pytest.raises(BadInput, match=re.escape(f"here: {error}")):
+        fillers.check(FillerParameter(**filler), (3, 2), "here")
 
 
 def test_bilinear_interpolates() -> None:

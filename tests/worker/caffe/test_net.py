@@ -219,7 +219,7 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
             r"net: layer n \(LRM\): type not supported; expected one of \d+ types, of which LRN, ",
         ),
         (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
-        (dense("a", "data", "a") * 2, r"layer a .*: expected a unique name"),
+        (dense("a", "data", "a") + dense("a", "data", "b"), r"layer a .*: expected a unique name"),
         (dense("a", "data", "x") + dense("b", "data", "x"), "layer b .*: another layer makes"),
         (
             dense("a", "data", "a", 'param { name: "w" }')
@@ -252,14 +252,17 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
                 'layer { name: "p" type: "Pooling" bottom: "data" top: "p"'
                 " pooling_param { kernel_size: 9 } }"
             ),
-            r"layer p .*kernel=\(9, 9\).* does not fit a bottom of shape \(4, 2, 6, 6\)",
+            r"layer p .*: kernel 9x9, .*: does not fit a bottom of shape \(4, 2, 6, 6\)",
         ),
         (
             (
                 'layer { name: "c" type: "Convolution" bottom: "data" top: "c"'
                 " convolution_param { num_output: 2 kernel_size: 7 } }"
             ),
-            r"layer c .*kernel=\(7, 7\).* does not fit into a bottom of shape \(4, 2, 6, 6\)",
+            (
+                r"layer c .*: kernel 7x7, stride 1x1, pad 0x0, dilation 1x1: does not fit a bottom"
+                r" of shape \(4, 2, 6, 6\)"
+            ),
         ),
         (
             (
@@ -287,7 +290,7 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
                 'layer { name: "d" type: "Dropout" bottom: "data" top: "d"'
                 " dropout_param { dropout_ratio: 1 } }"
             ),
-            r"layer d .*: expected a dropout_ratio between 0 and 1, got 1",
+            r"layer d .*: expected a dropout_ratio in \[0, 1\), got 1",
         ),
         (
             'layer { name: "r" type: "ReLU" bottom: "data" bottom: "label" top: "r" }',

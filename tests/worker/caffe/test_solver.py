@@ -167,7 +167,7 @@ def test_a_net_is_found_next_to_the_solver_or_in_the_working_directory(
             f'net: "{"n" * 5000}" base_lr: 1 max_iter: 1',
             "net .n+.*: found neither in",
         ),
-        (BASE + "momentun: 0.9", 'no field named "momentun"'),
+        (BASE + "momentun: 0.9", "no field momentun; expected one of .* of which momentum, "),
     ],
 )
 def test_a_solver_that_makes_no_sense_is_refused(tmp_path: Path, text: str, error: str) -> None:

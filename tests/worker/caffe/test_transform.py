@@ -15,6 +15,7 @@ from worker.caffe.device_model import DeviceModel
 from worker.caffe.layer import StepKey
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
+from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
 from worker.model import Batch
 
@@ -126,8 +127,11 @@ def test_a_mean_of_another_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=expected):
         Network(Description(text, data_shape=(C, H + 1, W)))
     path.write_bytes(b"\xff" * 40)
-    with pytest.raises(BadInput, match=r"mean\.binaryproto: expected one blob, got 40"):
+    with pytest.raises(BadInput, match=r"layer d \(Data\): .*: expected one blob, got 40"):
         Network(Description(text, data_shape=(C, H, W)))
+    path.unlink()
+    with pytest.raises(BadInput, match=r"^net: layer d \(Data\): .*mean\.binaryproto: cannot be"):
+        with_files(Description(text))
 
 
 def test_a_mean_file_travels_with_the_net(tmp_path: Path) -> None:

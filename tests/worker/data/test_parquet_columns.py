@@ -144,3 +144,12 @@ def test_a_column_that_is_missing(tmp_path: Path) -> None:
     net = Description(TYPED.format(source=path, image="ENCODED_IMAGE"))
     with pytest.raises(BadInput, match=r"layer d: .*a\.parquet: expected a column words, got data"):
         open_net_data(data_of(net))
+
+
+def test_a_column_name_that_is_no_text(tmp_path: Path) -> None:
+    """A damaged footer is an error that names the file."""
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"label": [1], "image": [b"abcd"]}), file)
+    file.write_bytes(file.read_bytes().replace(b"image", b"\xec\xf2age"))
+    with pytest.raises(BadInput, match=r"t\.parquet: expected a whole Parquet file, got "):
+        open_source(file)

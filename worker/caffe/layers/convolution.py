@@ -7,7 +7,7 @@ from cupy_kernels import channels, conv_shapes, convolution
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import Arrays, Gradients, Layer, Shape, StepKey, Takes, Wanted
-from worker.caffe.layers.windows import Pair, image_of, pair
+from worker.caffe.layers.windows import Pair, image_of, misfit, pair
 
 
 class _Convolving(Layer):
@@ -58,7 +58,7 @@ class Convolution(_Convolving):
         self._rectifies = False
         size = self.shape.output(h, w)
         if min(size) < 1:
-            raise self.bad(f"{self.shape} does not fit into a bottom of shape {self.described(0)}")
+            raise misfit(self, self.shape)
         self.add_parameter((out, c // param.group, *self.shape.kernel), param.weight_filler)
         if param.bias_term:
             self.add_parameter((out,), param.bias_filler)
@@ -112,7 +112,7 @@ class Deconvolution(_Convolving):
             )
         )
         if min(size) < 1:
-            raise self.bad(f"{shape} does not fit a bottom of shape {self.described(0)}")
+            raise misfit(self, shape)
         self._size = size
         self._back, self._bias = Workspace(self.setting.pool), Workspace(self.setting.pool)
         self.add_parameter((c, out // param.group, *shape.kernel), param.weight_filler)

@@ -7,7 +7,7 @@ columns that it reads; an image or a label may also be in the column `data` or `
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from worker.model import Batch
 ENCODED = frozenset({CoSDataParameter.ENCODED_IMAGE, CoSDataParameter.ENCODED_IMAGE_WITH_DIM})
 """The types of a CoSData top that are images in a file format, such as JPEG."""
 _IMAGES = ENCODED | {CoSDataParameter.RAW_IMAGE}
+_SIZES = ("num", "channels", "height", "width")
+_T = TypeVar("_T")
 
 
 class _Source(SourceLayer):
@@ -37,7 +39,7 @@ class _Source(SourceLayer):
     def set_batch(self, size: int) -> None:
         """Keep the number of rows of a batch; called first."""
         if size < 1:
-            raise self.bad("expected a batch_size of at least 1")
+            raise self.bad(f"expected a batch_size of at least 1, got {size}")
         self.batch_size = size
         self.transforms: dict[int, Transform] = {}
 
@@ -47,8 +49,8 @@ class _Source(SourceLayer):
             param,
             image,
             training=self.training,
-            key=f"{self.name}/{top}",
-            read=self.setting.read_blob,
+            key=f"{self.key}/{top}",
+            read=self.read_blob,
             bad=self.bad,
         )
         return (self.batch_size, *self.transforms[top].shape)
@@ -312,23 +314,34 @@ class DummyData(SourceLayer):
     captures = False
 
     def set_up(self) -> tuple[Shape, ...]:
-        param, count = self.spec.dummy_data_param, len(self.spec.top)
-        old = zip(param.num, param.channels, param.height, param.width, strict=False)
-        shapes = [tuple(shape.dim) for shape in param.shape] or [tuple(shape) for shape in old]
+        param = self.spec.dummy_data_param
         given = list(param.data_filler) or [FillerParameter()]
-        for what, found in (("shapes", shapes), ("data_fillers", given)):
-            if len(found) not in {1, count}:
-                raise self.bad(f"expected 1 or {count} {what} for {count} tops, got {len(found)}")
+        shapes = [tuple(shape.dim) for shape in param.shape]
+        sizes = (param.num, param.channels, param.height, param.width)
+        if any(sizes):  # the older form
+            if shapes:
+                raise self.bad("expected shapes, or num, channels, height and width, got both")
+            numbers = [self._each(field, size) for field, size in zip(_SIZES, sizes, strict=True)]
+            shapes = list(zip(*numbers, strict=True))
+        shapes, given = self._each("shape", shapes), self._each("data_filler", given)
         if any(size < 1 for shape in shapes for size in shape):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
-        for filler in given:
-            fillers.check(filler, self.where)
-        self._fillers = given * count if len(given) == 1 else given
-        return tuple(shapes * count if len(shapes) == 1 else shapes)
+        for filler, shape in zip(given, shapes, strict=True):
+            fillers.check(filler, shape, self.where)
+        self._fillers = given
+        return tuple(shapes)
+
+    def _each(self, field: str, given: Sequence[_T]) -> list[_T]:
+        """One value for each top, from as many or from one for all."""
+        count = len(self.spec.top)
+        if len(given) not in {1, count}:
+            expected = "1" if count == 1 else f"1 or {count}"
+            raise self.bad(f"{field}: expected {expected} for {count} tops, got {len(given)}")
+        return list(given) * count if len(given) == 1 else list(given)
 
     def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
         values = np.empty(self.tops[top], np.float32)
-        fillers.fill(values, f"{self.name}/{top}/{moment.number}", self._fillers[top], moment.seed)
+        fillers.fill(values, f"{self.key}/{top}/{moment.number}", self._fillers[top], moment.seed)
         x = self.work.take(f"x{top}", to_nhwc(values).shape, like)
         copy(np.ascontiguousarray(to_nhwc(values)), x)
         return x

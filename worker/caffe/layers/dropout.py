@@ -17,20 +17,21 @@ class Dropout(Unary):
 
     def set_up(self) -> tuple[Shape, ...]:
         self._ratio = self.spec.dropout_param.dropout_ratio
-        if not 0 < self._ratio < 1:
-            raise self.bad(f"expected a dropout_ratio between 0 and 1, got {self._ratio}")
-        self._number = number_of(self.name)
+        if not 0 <= self._ratio < 1:
+            raise self.bad(f"expected a dropout_ratio in [0, 1), got {self._ratio:g}")
+        self._number = number_of(self.key)
+        self._drops = self.training and self._ratio > 0
         return super().set_up()
 
     def apply(self, x: Array, moment: StepKey) -> Array:
-        if not self.training:
+        if not self._drops:
             return x
         draw = RngKey(moment.seed, moment.step, self._number)
         y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
         return y
 
     def differentiate(self, dy: Array) -> Array:
-        return dropout.backward(dy, self._kept, self.work) if self.training else dy
+        return dropout.backward(dy, self._kept, self.work) if self._drops else dy
 
 
 def number_of(name: str) -> int:

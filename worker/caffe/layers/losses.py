@@ -152,7 +152,7 @@ class InfogainLoss(Labelled, _Loss):
         if len(self.bottoms) == 2:
             if not param.source:
                 raise self.bad("expected a source, or a third bottom with the matrix, got neither")
-            self._matrix = self._checked(self.setting.read_blob(param.source), param.source)
+            self._matrix = self._checked(self.read_blob(param.source), param.source)
         elif prod(self.bottoms[2]) != self.classes**2:
             raise self.bad(
                 f"expected a matrix of {self.classes} x {self.classes}, got {self.described(2)}"

@@ -22,7 +22,7 @@ from worker.caffe.layer import (
     flat,
 )
 from worker.caffe.layers.dropout import number_of
-from worker.caffe.layers.windows import Pair, image_of, pair
+from worker.caffe.layers.windows import Pair, image_of, misfit, pair
 
 
 class Pooling(Unary):
@@ -58,7 +58,7 @@ class Pooling(Unary):
             if pad >= kernel:
                 raise self.bad(f"expected a pad smaller than the kernel, got {pad} and {kernel}")
             if size[axis] < 1 or (size[axis] - 1) * stride - pad >= extent:
-                raise self.bad(f"{self._shape} does not fit a bottom of shape {self.described(0)}")
+                raise misfit(self, self._shape)
         if self._kind == PoolingParameter.STOCHASTIC and any(self._shape.pad):
             raise self.bad(f"expected no pad with pool STOCHASTIC, got {self._shape.pad}")
         return ((n, c, *size),)
@@ -79,7 +79,7 @@ class Pooling(Unary):
             y, self._where = pooling.max_forward(x, self._shape, self.work)
             return y
         if self.training:
-            draw = RngKey(moment.seed, moment.step, number_of(self.name))
+            draw = RngKey(moment.seed, moment.step, number_of(self.key))
             y, self._where = pooling.stochastic_forward(x, self._shape, draw, self.work)
             return y
         self._x = x

@@ -85,8 +85,11 @@ class Reshape(_Reshaping):
             dims[dims.index(-1)] = prod(bottom) // known
         shape = (*bottom[:start], *dims, *bottom[end:])
         if prod(shape) != prod(bottom):
+            less = "" if bottom == self.bottoms[0] else f" in a batch of shape {bottom}"
+            hint = "; a dim of 0 copies the number of rows" if less else ""
             raise self.bad(
-                f"expected the {prod(bottom)} numbers of {self.described(0)}, got {shape}"
+                f"expected the {prod(bottom)} numbers of {self.described(0)}{less}, got"
+                f" {shape}{hint}"
             )
         return shape
 
