@@ -12,18 +12,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
+from deploy.experiments.lossy_diloco import LossyDiLoCo
 from deploy.experiments.training import Look, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.compatibility import build_id
 from shards import arguments
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
-from worker.strategies import strategy_of
+from worker.strategies import Strategy, strategy_of, strategy_with_options
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,15 +52,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def job(self) -> SimulatedJob:
         """The job to simulate; raises BadInput for a setting that a part of it does not know."""
-        strategy = strategy_of("strategy", self.strategy).for_workers(self.cluster.workers)
         return SimulatedJob(
-            strategy=strategy,
+            strategy=self._strategy().for_workers(self.cluster.workers),
             cluster=self.cluster,
             rate=self.rate,
             seed=self.seed,
             rule=rule_named(self.rule),
             bound=self.bound,
         )
+
+    def _strategy(self) -> Strategy:
+        if self.strategy.partition(":")[0] != LossyDiLoCo.__struct_config__.tag:
+            return strategy_of("strategy", self.strategy)
+        lossy = strategy_with_options("strategy", LossyDiLoCo, self.strategy.partition(":")[2])
+        return structs.replace(lossy, seed=self.seed)
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
