@@ -138,7 +138,10 @@ def status(folder: SweepFolder) -> None:
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="The folder of a sweep or of shapes.", show_default=False)
+        Path,
+        typer.Argument(
+            help="The folder of a sweep, of shapes or of imported runs.", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The page to write.", show_default="FOLDER/report.html")
@@ -154,20 +157,65 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="The folder of another.", show_default=False)],
+    first: Annotated[
+        Path,
+        typer.Argument(help="The folder of a sweep or of imported runs.", show_default=False),
+    ],
+    second: Annotated[
+        Path | None,
+        typer.Argument(help="The folder of another; none: FIRST's real runs.", show_default=False),
+    ] = None,
 ) -> None:
-    """Print what the second of two sweeps changes, for each point that both have."""
-    from deploy.experiments.comparison import compare_sweeps
+    """Print what the second of two experiments changes, for each point that both have.
 
-    for line in compare_sweeps(first, second):
+    With one folder: how its real runs differ from its simulated trials.
+    """
+    from deploy.experiments.comparison import compare_experiments
+
+    for line in compare_experiments(first, second):
         typer.echo(line)
+
+
+@app.command("import")
+def import_run(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+    ],
+    folder: Annotated[
+        Path, typer.Argument(help="The experiment's folder, new or not.", show_default=False)
+    ],
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="A value of its point; repeatable.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Its name there.", show_default="that of the run folder")
+    ] = None,
+) -> None:
+    """Make a finished run a trial of an experiment, with its record, for compare, report and fit.
+
+    In the folder of a sweep, the values select one of its points.
+    """
+    from deploy.experiments.imports import import_run as imported
+    from deploy.experiments.imports import point_values
+
+    found = imported(run, folder, point_values(point or []), name)
+    result = found.result
+    typer.echo(
+        f"{folder}: {found.name}: {result.updates} updates of {result.trial.cluster.workers}"
+        f" workers, staleness {result.mean_staleness:.2f}, {result.seconds:.1f} s"
+    )
 
 
 @app.command()
 def fit(
     run: Annotated[
-        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A run folder, its updates.parquet, or an imported run's.", show_default=False
+        ),
     ],
 ) -> None:
     """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""

@@ -1,4 +1,4 @@
-"""The report of a sweep or of shapes: one HTML page that needs nothing from outside."""
+"""The report of an experiment: one HTML page that needs nothing from outside."""
 
 import hashlib
 import math
@@ -12,6 +12,8 @@ import numpy as np
 
 from deploy.experiments import charts
 from deploy.experiments.charts import Series
+from deploy.experiments.expectations import staleness_distance
+from deploy.experiments.imports import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
@@ -45,19 +47,23 @@ class Measured(NamedTuple):
 
 
 def write_report(path: Path, out: Path) -> int:
-    """Write the report of a folder with a sweep, with shapes, or both; returns its bytes.
+    """Write the report of a folder with a sweep, shapes and imported runs; returns its bytes.
 
-    Raises BadInput for a folder with neither.
+    Raises BadInput for a folder with none of them.
     """
     folder = Folder(path)
-    outcomes = kept(path)
+    outcomes, real = kept(path), imported(path)
     parts = ["<h1>Staleness experiments</h1>"]
     if outcomes:
         parts += _shapes(outcomes)
     if folder.sweep.exists():
         parts += _sweep(folder, read_sweep(folder.sweep, consent=True))
-    elif not outcomes:
-        raise BadInput(f"{path}: expected the folder of a sweep or of shapes, got neither")
+    elif not outcomes and not real:
+        raise BadInput(
+            f"{path}: expected the folder of a sweep, of shapes or of imported runs, got another"
+        )
+    if real:
+        parts += _real(folder, real)
     parts.append(_provenance())
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -186,12 +192,7 @@ def _curve(one: Measured, over: str) -> Series:
 
 
 def _histogram(one: Measured) -> Series:
-    size = max((len(result.staleness) for result in one.found), default=0)
-    total = np.zeros(size)
-    for result in one.found:
-        total[: len(result.staleness)] += result.staleness
-    shares = total / max(1.0, total.sum())
-    return Series(one.point.label, [(float(at), float(share)) for at, share in enumerate(shares)])
+    return _shares(one.point.label, one.found)
 
 
 def _failures(folder: Folder, sweep: Sweep) -> str:
@@ -200,7 +201,68 @@ def _failures(folder: Folder, sweep: Sweep) -> str:
     return f"<h3>Failed</h3>{_table(('trial', 'reason'), rows)}" if rows else ""
 
 
-# --- parts of both --------------------------------------------------------------------------------
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
+    """Imported runs, and their staleness over that of the simulated trials of their points."""
+    simulated = _simulated(folder)
+    rows: list[list[str]] = []
+    drawn: list[str] = []
+    for label in dict.fromkeys(one.label for one in runs):
+        here = [one for one in runs if one.label == label]
+        others = simulated.get(label, [])
+        rows += [_real_row(run, others) for run in here]
+        series = [_shares(f"real, {label}", [run.result for run in here])]
+        if others:
+            series.append(_shares(f"simulated, {label}", others))
+        drawn.append(charts.bars(series, "staleness", "share of updates"))
+    heading = (
+        *("run", "point", "seed", "strategy", "workers", "error %", "staleness, mean"),
+        *("KS to simulated", "wait share", "seconds", "updates"),
+    )
+    return ["<h2>Real runs</h2>", _table(heading, rows), *drawn[:_DRAWN]]
+
+
+def _simulated(folder: Folder) -> dict[str, list[TrialResult]]:
+    """The simulated trials of a folder, by the label of their point."""
+    if not folder.sweep.exists():
+        return {}
+    points = read_sweep(folder.sweep, consent=True).points
+    return {
+        point.label: [found for trial in point.trials if (found := folder.load(trial))]
+        for point in points
+    }
+
+
+def _real_row(run: ImportedRun, others: Sequence[TrialResult]) -> list[str]:
+    result = run.result
+    trial, error = result.trial, f"{result.error:.2f}"
+    return [
+        run.name,
+        run.label,
+        str(trial.seed),
+        trial.strategy,
+        str(trial.cluster.workers),
+        error if math.isfinite(result.error) else "not tested",
+        f"{result.mean_staleness:.2f}",
+        f"{staleness_distance([result], others):.3f}" if others else "-",
+        f"{result.wait_share:.3f}",
+        f"{result.seconds:.4g}",
+        str(result.updates),
+    ]
+
+
+# --- parts of all --------------------------------------------------------------------------------
+
+
+def _shares(name: str, results: Sequence[TrialResult]) -> Series:
+    """The share of updates of each staleness, over all of these trials."""
+    total = np.zeros(max((len(result.staleness) for result in results), default=0))
+    for result in results:
+        total[: len(result.staleness)] += result.staleness
+    shares = total / max(1.0, total.sum())
+    return Series(name, [(float(at), float(share)) for at, share in enumerate(shares)])
 
 
 def _trials(results: Iterable[TrialResult]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from deploy.experiments import runner
-from deploy.experiments.comparison import compare_sweeps
+from deploy.experiments.comparison import compare_experiments
 from deploy.experiments.limits import Limits
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, judge_sweep, run_sweep
@@ -268,7 +268,7 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     assert all(trial.id in page for trial in sweep.trials)
     assert page.count("<polyline") == 4 * len(sweep.points)
     assert "a &lt; b" in page
-    with pytest.raises(BadInput, match="got neither"):
+    with pytest.raises(BadInput, match="or of imported runs, got another"):
         write_report(tmp_path / "trials", tmp_path / "none.html")
 
 
@@ -394,9 +394,9 @@ def test_two_sweeps_are_compared(swept: Path, tmp_path: Path) -> None:
     """Points in common with paired differences; the others by name."""
     other = written(tmp_path, SWEEP.replace("rtt=2s", "rtt=4s"))
     run_sweep(read_sweep(other), tmp_path / "out", note=quiet)
-    lines = compare_sweeps(swept / "out", tmp_path / "out")
+    lines = compare_experiments(swept / "out", tmp_path / "out")
     same = [line for line in lines if "link , kind asp, rate 0.01" in line]
     assert "seconds 0 [0, 0] (2 seeds)" in same[0]
     assert sum("only in" in line for line in lines) == 8
-    with pytest.raises(BadInput, match=r"expected the folder of a sweep, got one without sweep"):
-        compare_sweeps(swept / "none", tmp_path / "out")
+    with pytest.raises(BadInput, match=r"expected the folder of a sweep or of imported runs"):
+        compare_experiments(swept / "none", tmp_path / "out")
