@@ -12,7 +12,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls replays fuzz-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls real-runs replays fuzz-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -88,6 +88,9 @@ choice: install ## the tables of strategies by link and stragglers, which doctor
 
 controls: install ## every shape of the experiments with its cause removed must fail
 	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp shape $$shape --control || exit 1; done
+
+real-runs: install ## a small trial of every shape through Ray and Spark, against the simulated one
+	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp real $$shape --stretch 4; done
 
 replays: install ## six real runs of 20,000 updates, replayed to the same weights
 	$(BIN)/python -m tests.bench.bench_replay

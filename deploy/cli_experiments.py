@@ -1,10 +1,14 @@
 """`downpour exp`: the staleness experiments. They are loaded when a command runs."""
 
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ps.launch.launcher import Placement
+from shards.errors import BadInput
 
 if TYPE_CHECKING:
     from deploy.experiments.sweeps import Sweep
@@ -57,6 +61,52 @@ def shape(
     if out is not None:
         keep(outcome, out)
     if control and outcome.verdict is not ShapeVerdict.NOT_REPRODUCED:
+        raise typer.Exit(1)
+
+
+@app.command()
+def real(
+    number: Annotated[int, typer.Argument(help="The shape, as `exp list` numbers them.")],
+    shards_in: Annotated[
+        Placement, typer.Option("--shards-in", help="What the shard runs in: ray or processes.")
+    ] = Placement.RAY,
+    stretch: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=100, help="Times as long steps and round trips, for a busy machine."
+        ),
+    ] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new run folder for the record, for `exp import`.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a small trial of a shape with a shard in Ray and workers in Spark, and simulate it.
+
+    Prints whether staleness and error agree: distances of at most .05 (Kolmogorov) and .25
+    (Wasserstein), errors within .5 points. The exit status is 1 if they do not.
+    """
+    from deploy.experiments.shapes.real_trials import real_trial
+    from deploy.experiments.spark_runs import compare_with_spark, write_run
+    from deploy.java import java_environment
+    from worker import spark
+
+    trial = real_trial(number, stretch)
+    if out is not None and out.exists():
+        raise BadInput(f"{out}: expected a new folder, got one that is there")
+    with ExitStack() as stack:
+        if shards_in is Placement.RAY:
+            from deploy.ray_cluster import connect
+
+            stack.enter_context(connect(None, cpus=trial.cluster.shards))
+        session = stack.enter_context(
+            spark.start_session(None, trial.cluster.workers, app="exp", env=java_environment())
+        )
+        found = compare_with_spark(trial, session, shards_in)
+    typer.echo(f"shape {number}, {trial.strategy}: {found}")
+    if out is not None:
+        write_run(found, out)
+    if not found.agrees:
         raise typer.Exit(1)
 
 
