@@ -20,7 +20,7 @@ from shards.errors import BadInput
 _SHOWN = ("error", "staleness", "wait_share", "seconds")
 
 
-class Runs(NamedTuple):
+class PointRuns(NamedTuple):
     """The runs of a point: simulated ones by seed, and real ones."""
 
     simulated: dict[int, TrialResult]
@@ -57,19 +57,19 @@ def compare_experiments(first: Path, second: Path | None) -> list[str]:
     return lines
 
 
-def _found(path: Path) -> dict[str, Runs]:
+def _found(path: Path) -> dict[str, PointRuns]:
     """The runs of a folder, by the label of their point."""
-    folder, found = Folder(path), dict[str, Runs]()
+    folder, found = Folder(path), dict[str, PointRuns]()
     real = imported(path)
     if folder.sweep.exists():
         for point in read_sweep(folder.sweep, consent=True).points:
-            found[_label(point.values)] = Runs(_by_seed(folder, point), [])
+            found[_label(point.values)] = PointRuns(_by_seed(folder, point), [])
     elif not real:
         raise BadInput(
             f"{path}: expected the folder of a sweep or of imported runs, got one with neither"
         )
     for run in real:
-        found.setdefault(_label(run.point), Runs({}, [])).real.append(run)
+        found.setdefault(_label(run.point), PointRuns({}, [])).real.append(run)
     return found
 
 
@@ -95,7 +95,7 @@ def _apart(one: dict[int, TrialResult], other: dict[int, TrialResult]) -> str:
     return f"{', '.join(parts)} ({len(seeds)} seeds)"
 
 
-def _beside(run: ImportedRun, runs: Runs) -> str:
+def _beside(run: ImportedRun, runs: PointRuns) -> str:
     """A real run next to the others of its point in the first folder: simulated, or else real."""
     kind = "simulated" if runs.simulated else "real"
     others = list(runs.simulated.values()) or [

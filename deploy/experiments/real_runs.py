@@ -46,17 +46,24 @@ from worker.strategies.base import Floats
 from worker.training_loop import ClientDriver
 
 _START_S = 60.0
+_MOST_OVERRUNS = 0.01
 
 
 class RealRun(NamedTuple):
     """A real run: its records in the order of application, its weights, and the share of steps that
-    were overruns."""
+    were overruns: with more than a hundredth, the run is marked, and its times mean little."""
 
     job: SimulatedJob
     records: NDArray[np.void]
     weights: Floats
     seconds: float
     overruns: float
+
+    @property
+    def pacing(self) -> str:
+        """The share of overruns in words, and the mark."""
+        mark = ", MARKED as overrun" if self.overruns > _MOST_OVERRUNS else ""
+        return f"{self.overruns:.1%} of the steps were overruns{mark}"
 
 
 class Comparison(NamedTuple):
@@ -76,7 +83,7 @@ class Comparison(NamedTuple):
             f"{len(self.run.records)} updates, replayed:"
             f" {'the same weights, bit for bit' if self.equal else 'OTHER WEIGHTS'}; staleness"
             f" {real.mean():.2f} real, {simulated.mean():.2f} simulated, KS {self.distance:.3f};"
-            f" {self.run.overruns:.0%} of the steps were overruns"
+            f" {self.run.pacing}"
         )
 
 
@@ -126,6 +133,8 @@ def check_steady(cluster: ClusterModel) -> None:
         raise BadInput(f"a real run: expected no delays, got {cluster.delays}")
     if not cluster.steady:
         raise BadInput("a real run: expected a cluster without joins and kills, got some")
+    if cluster.partitions:
+        raise BadInput("a real run: expected a cluster without partitions, got some")
 
 
 def _client(job: SimulatedJob, cluster: Cluster, number: int) -> Client:

@@ -76,8 +76,7 @@ class SparkComparison(NamedTuple):
             f" {self.records.wasserstein:.2f}; error {self.error:.2f} % and"
             f" {self.course.final.error:.2f} %; simulated throughput"
             f" {self.records.throughput:+.1%}, waits {self.records.wait_share:+.3f}; {len(real)}"
-            f" updates, replayed: {replay[self.replayed]}; {self.run.overruns:.0%} of the pushes"
-            " were overruns"
+            f" updates, replayed: {replay[self.replayed]}; {self.run.pacing}"
         )
 
 
@@ -212,11 +211,11 @@ def _renamed(records: NDArray[np.void], workers: int) -> NDArray[np.void]:
 
 
 def _overruns(trial: Trial, records: NDArray[np.void]) -> float:
-    """The share of pushes whose steps computed for longer than half of their drawn times."""
+    """The share of steps in pushes that computed for longer than half of their drawn times."""
     overruns = 0
     for number in range(trial.cluster.workers):
         draws = trial.cluster.step_times(trial.seed, number)
         for row in records[records["worker"] == worker_name(number).encode()]:
             takes = sum(next(draws) for _ in range(int(row["steps"])))
-            overruns += bool(row["compute_s"] > takes / 2)
-    return overruns / max(1, len(records))
+            overruns += int(row["steps"]) * bool(row["compute_s"] > takes / 2)
+    return overruns / max(1, int(records["steps"].sum()))

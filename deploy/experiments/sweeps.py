@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from deploy.experiments.cluster import ClusterModel, StepTimes, WorkerKill
+from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
 from deploy.experiments.expectations import Expectation
 from deploy.experiments.limits import Limits
 from deploy.experiments.trials import Trial
@@ -43,6 +43,7 @@ _KEYS = {
     "expect": Expectation.__struct_fields__,
     "kill": WorkerKill.__struct_fields__,
     "times": StepTimes.__struct_fields__,
+    "partitions": LinkPartition.__struct_fields__,
 }
 """What the tables in a sweep may hold, for the message about a key that they may not."""
 

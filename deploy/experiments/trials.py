@@ -23,6 +23,7 @@ from deploy.experiments.training import Look, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.compatibility import build_id
 from shards import arguments
+from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
 from worker.strategies import Strategy, strategy_of, strategy_with_options
@@ -32,7 +33,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One run: what is trained, by which strategy on which cluster, and for how long.
 
     `strategy` is a text as in `downpour train --strategy`; `rule` is the shards' rule in the same
-    form, such as momentum:momentum=0.9. The run ends after `gradients` of all workers together, or
+    form, such as momentum:momentum=0.9. `on_stale` is wait, scale:N or drop:N, as for `downpour
+    train`. The run ends after `gradients` of all workers together, or
     earlier at an error of `until_error` percent; the weights are measured every `look_every`
     gradients (0: at the end), on the first `tested` rows of the test data.
     """
@@ -44,6 +46,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rule: str = "sgd"
     rate: float = 0.01
     bound: int | None = None
+    on_stale: str = "wait"
     gradients: int = 10_000
     look_every: int = 0
     until_error: float = -1.0
@@ -59,6 +62,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             seed=self.seed,
             rule=rule_named(self.rule),
             bound=self.bound,
+            stale=stale_limit_of("on_stale", self.on_stale),
         )
 
     def _strategy(self) -> Strategy:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from deploy.experiments import trials
 from deploy.experiments.agreement import agreement
-from deploy.experiments.cluster import ClusterModel, Law, StepTimes, WorkerKill
+from deploy.experiments.cluster import ClusterModel, Law, LinkPartition, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.real_runs import RealRun, replayed
@@ -79,6 +79,40 @@ def test_both_simulators_agree(text: str, bound: int | None, link: str) -> None:
     assert numbers == timed["worker"].tolist()
     for column in set(timed.dtype.names or ()) - {"worker"}:
         assert np.array_equal(real[column], timed[column]), column
+
+
+def test_a_partition_holds_back_what_is_sent_in_it() -> None:
+    """Nothing of the cut worker arrives from its beginning to its end, and the others, which do not
+    wait, make it as stale as its absence was long. Both simulators agree."""
+    cut = LinkPartition(at_s=10.0, for_s=8.0, worker=2)
+    one = job("asp", workers=4, stragglers={}, partitions=(cut,))
+    real = TrainingSimulation(one, workload_of("quad")).run(160).records
+    timed = TimingSimulation(one).run(len(real)).records
+    assert np.array_equal(real["time"], timed["time"])
+    assert np.array_equal(real["staleness"], timed["staleness"])
+    times = real["time"][real["worker"] == b"worker-2"]
+    assert not ((times > 10.0) & (times < 18.0)).any()
+    assert (times >= 18.0).any()
+    mine = real["staleness"][real["worker"] == b"worker-2"]
+    assert mine.max() > 15
+    everyone = job("asp", workers=4, partitions=(LinkPartition(at_s=10.0, for_s=8.0),))
+    rows = TimingSimulation(everyone).run(160).records
+    assert np.diff(rows["time"]).max() >= 7.0
+
+
+@pytest.mark.parametrize(("on_stale", "dropped"), [("drop:2", True), ("scale:2", False)])
+def test_a_limit_of_staleness_is_the_shards(on_stale: str, dropped: bool) -> None:
+    """As in downpour train: what is staler is dropped, or its rate is scaled down."""
+    trial = Trial(workload="quad", on_stale=on_stale, cluster=ClusterModel(workers=6))
+    rows = TrainingSimulation(trial.job(), workload_of("quad")).run(120).records
+    late = rows["staleness"] > 2
+    assert late.any()
+    assert (rows["dropped"].astype(bool) == (late & dropped)).all()
+    assert (rows["scale"][late] < rows["scale"][~late].min()).all()
+    with pytest.raises(BadInput, match="on_stale: expected wait for a strategy in rounds"):
+        structs.replace(trial, strategy="bsp").check()
+    with pytest.raises(BadInput, match="timing: expected on_stale wait, got a limit"):
+        TimingSimulation(trial.job())
 
 
 @drawn(
@@ -259,6 +293,13 @@ def test_a_target_that_is_missed_is_none() -> None:
         (ClusterModel, {"links": {"worker-9": "rtt=1s"}}, "links: expected .* got 'worker-9'"),
         (ClusterModel, {"joins": {"worker-1": -1.0}}, "joins: worker-1: expected 0 or more"),
         (ClusterModel, {"kill": (WorkerKill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
+        (ClusterModel, {"partitions": (LinkPartition(at_s=1.0, for_s=10.0),)}, "less than lease_s"),
+        (
+            ClusterModel,
+            {"partitions": (LinkPartition(at_s=1.0, for_s=1.0, worker=8),)},
+            "partitions: worker: .*got 8",
+        ),
+        (LinkPartition, {"at_s": 1.0, "for_s": -1.0}, "partitions: for_s: expected 0 or more"),
         (WorkerKill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
         (ClusterModel, {"delays": -1}, "delays"),
         (StepTimes, {"slow_share": 2.0}, "slow_share"),
