@@ -196,13 +196,20 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page to write.", show_default="FOLDER/report.html")
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file for the trials, a row each.", show_default=False),
+    ] = None,
 ) -> None:
     """Write one HTML page with tables, curves, verdicts and every trial."""
     from deploy.experiments.report import write_report
+    from deploy.experiments.trial_table import write_table
 
     page = out or folder / "report.html"
     size = write_report(folder, page)
     typer.echo(f"{page}: {size / 1e6:.2f} MB")
+    if table is not None:
+        typer.echo(f"{table}: {write_table(folder, table)} trials")
 
 
 @app.command()

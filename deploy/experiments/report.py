@@ -17,13 +17,13 @@ from deploy.experiments.imports import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
-from deploy.experiments.sweeps import Point, Sweep, read_sweep
+from deploy.experiments.sweeps import Point, Sweep, read_sweep, shown_value
 from deploy.experiments.trials import TrialResult
 from ps import __version__
 from ps.compatibility import build_id
 from shards.errors import BadInput
 
-_DRAWN = 8  # points whose curves are drawn; all are in the tables
+_DRAWN = 12  # points whose curves are drawn; all are in the tables
 
 _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#111}
@@ -136,11 +136,11 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     if sweep.expect:
         rows = [(one.rule, one.measured, one.verdict) for one in judge_sweep(sweep, folder.path)]
         parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
-    drawn = [one for one in points if one.found][:_DRAWN]
+    drawn = _spread([one for one in points if one.found])
     if drawn:
         left = len(points) - len(drawn)
         if left:
-            parts.append(f"<p>Curves of the first {_DRAWN} points; {left} more are in tables.</p>")
+            parts.append(f"<p>Curves of {_DRAWN} points; {left} more are in tables.</p>")
         parts += [
             charts.lines([_curve(one, "gradients") for one in drawn], "gradients", "error %"),
             charts.lines([_curve(one, "seconds") for one in drawn], "seconds", "error %"),
@@ -156,8 +156,14 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     return parts
 
 
+def _spread(points: Sequence[Measured]) -> list[Measured]:
+    """At most as many points as a chart takes, from the first to the last."""
+    places = np.linspace(0, len(points) - 1, min(len(points), _DRAWN)).round().astype(int)
+    return [points[place] for place in places]
+
+
 def _point_row(one: Measured) -> list[str]:
-    values = [str(value) for value in one.point.values.values()] or ["all"]
+    values = [shown_value(value) for value in one.point.values.values()] or ["all"]
     found = one.found
     if not found:
         return [*values, *["-"] * 7]

@@ -56,7 +56,7 @@ class Point(NamedTuple):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "all"
+        return ", ".join(f"{k} {shown_value(v)}" for k, v in self.values.items()) or "all"
 
 
 class Sweep(NamedTuple):
@@ -71,6 +71,11 @@ class Sweep(NamedTuple):
     @property
     def trials(self) -> list[Trial]:
         return [trial for point in self.points for trial in point.trials]
+
+
+def shown_value(value: object) -> str:
+    """A value as reports show it; an empty text, such as no link, is none."""
+    return "none" if value == "" else str(value)
 
 
 def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
