@@ -147,7 +147,9 @@ def run(
     folder = out or Path("runs") / "experiments" / found.name
     if dry_run:
         minutes = estimate_s(found, folder) / 60 / jobs
-        typer.echo(f"{len(found.trials)} trials in {folder}, about {minutes:.1f} minutes to go")
+        rates = f", rates of {len(found.levels)} levels to choose" if found.levels else ""
+        count = sum(len(point.trials) for point in found.points)
+        typer.echo(f"{count} trials in {folder}, about {minutes:.1f} minutes to go{rates}")
         return
     _finish(found, folder, jobs)
 
@@ -165,7 +167,9 @@ def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
     """Run what is left of a sweep, and judge its rules."""
     from deploy.experiments.expectations import ExpectationVerdict
     from deploy.experiments.runner import judge_sweep, run_sweep
+    from deploy.experiments.sweep_tuning import tune_sweep
 
+    sweep = tune_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     status = run_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     judged = judge_sweep(sweep, folder)
     for one in judged:

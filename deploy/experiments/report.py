@@ -17,7 +17,15 @@ from deploy.experiments.imports import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
-from deploy.experiments.sweeps import Point, Sweep, read_sweep, shown_value
+from deploy.experiments.sweeps import (
+    RATES,
+    Point,
+    Rates,
+    Sweep,
+    read_rates,
+    read_sweep,
+    shown_value,
+)
 from deploy.experiments.trials import TrialResult
 from ps import __version__
 from ps.compatibility import build_id
@@ -133,6 +141,8 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
             (_point_row(one) for one in points),
         ),
     ]
+    if rates := read_rates(folder.path / RATES):
+        parts += ["<h3>Rates chosen on seeds of their own</h3>", _rates(rates)]
     if sweep.expect:
         rows = [(one.rule, one.measured, one.verdict) for one in judge_sweep(sweep, folder.path)]
         parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
@@ -154,6 +164,14 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
         f"<p>{sum(folder.cost().values()):.0f} CPU seconds.</p>",
     ]
     return parts
+
+
+def _rates(rates: Rates) -> str:
+    rows = [
+        (one.level, f"{one.best:g}", f"{one.greedy:g}", f"{one.error:.2f}", one.trials, one.cpu_s)
+        for one in rates.values()
+    ]
+    return _table(("point", "best", "greedy", "error % of best", "trials", "CPU s"), rows)
 
 
 def _spread(points: Sequence[Measured]) -> list[Measured]:

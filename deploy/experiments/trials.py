@@ -158,6 +158,10 @@ def run_trial(trial: Trial) -> TrialResult:
     )
 
 
+def seeded(trial: Trial, seed: int) -> Trial:
+    return structs.replace(trial, seed=seed)
+
+
 def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
     """The results in the order of the trials, computed in this number of processes."""
     if jobs <= 1 or len(trials) <= 1:
