@@ -262,6 +262,7 @@ class SimulatedTrainee:
         self._asked: int | None = None  # the request whose weights the machine waits for
         self._outbox: list[Send] = []
         self._waited_s = 0.0  # at the gate, since the last push
+        self._ending = False
 
     def _machine(self, clock: int, step: int) -> StepMachine:
         job, table = self._world.job, self._world.table
@@ -314,6 +315,11 @@ class SimulatedTrainee:
                         self.machine = self._machine(event.clock, event.step)
                         self._wants = self.machine.wants()
                     self._resume(None)
+        if self._ending and not self.session.unacknowledged:
+            self._ending = False
+            self._outbox += self.session.leave(
+                now
+            )  # as a client does, so that rounds go without it
         if self._outbox:
             self._send()
 
@@ -349,7 +355,8 @@ class SimulatedTrainee:
                     self._push(want)
                     answer = None
                 case machine.FlushPushes():
-                    return  # the end of the plan
+                    self._ending = True  # the end of the plan
+                    return
                 case _:
                     raise AssertionError(f"the plan of an experiment does not want {want}")
 

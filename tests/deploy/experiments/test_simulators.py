@@ -1,5 +1,6 @@
 """The two simulators of training: what they promise, and that they run the code under test."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,18 @@ def test_a_killed_worker_returns_where_its_last_push_was() -> None:
     assert 12 < np.diff(others).max() < 25, "they wait at the bound for one lease at most"
     assert others.max() > 90
     assert len(rows) == rows["apply_version"][-1]
+
+
+@pytest.mark.parametrize("text", ["bsp:b=1", "asp", "softsync:n=4"])
+def test_a_worker_at_the_end_of_its_plan_leaves(text: str) -> None:
+    """The others continue without it, in rounds with backup workers, too; none waits for it."""
+    one = structs.replace(job(text, 0 if "bsp" in text else None), steps=20)
+    simulation = TrainingSimulation(one, workload_of("quad"))
+    course = simulation.run(6 * 20)
+    assert course.gradients == 6 * 20
+    simulation.clock.run(lambda: True, math.inf)
+    assert simulation.shards[0].journal.pushes == 6 * 20
+    assert not simulation.shards[0].ledger.active
 
 
 def test_a_late_worker_joins_at_its_time() -> None:
