@@ -186,6 +186,7 @@ def _result(run: Path, table: pa.Table) -> TrialResult:
         dropped=int(counts["dropped"].sum()),
         clock_gap=int(counts["clock_gap"].max()),
         seconds=_seconds(counts) if summary is None else summary.seconds,
+        compute_share=float(np.nansum(counts["compute_s"])) / spent if spent else 0.0,
         wait_share=waited / spent if spent else 0.0,
     )
 

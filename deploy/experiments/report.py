@@ -43,6 +43,12 @@ white-space:nowrap;font-size:12px}pre{background:#f6f8fa;padding:.8em;overflow:a
 """
 
 
+_READING = (
+    "<p>Means over seeds with 95 % intervals (bootstrap of 10,000). Shares are of all workers'"
+    " time: in steps, and at the gate; the rest is the network's.</p>"
+)
+
+
 class Measured(NamedTuple):
     """A point of a sweep with its results, one a seed; None for those that are not there."""
 
@@ -131,11 +137,12 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     digest = hashlib.sha256(sweep.text.encode()).hexdigest()[:16]
     parts = [
         f"<h2>Sweep {escape(sweep.name)}</h2><p>{escape(str(status))}.</p>",
-        "<p>Means over seeds with 95 % intervals (bootstrap of 10,000).</p>",
+        _READING,
         _table(
             (
                 *(sweep.points[0].values or {"setting": "all"}),
-                *("error %", "loss", "staleness, mean", "wait share", "seconds", "updates"),
+                *("error %", "loss", "staleness, mean", "compute share", "wait share", "seconds"),
+                "updates",
                 "diverged",
             ),
             (_point_row(one) for one in points),
@@ -184,7 +191,7 @@ def _point_row(one: Measured) -> list[str]:
     values = [shown_value(value) for value in one.point.values.values()] or ["all"]
     found = one.found
     if not found:
-        return [*values, *["-"] * 7]
+        return [*values, *["-"] * 8]
 
     def shown(figures: Iterable[float]) -> str:
         known = [figure for figure in figures if math.isfinite(figure)]
@@ -195,6 +202,7 @@ def _point_row(one: Measured) -> list[str]:
         shown(result.error for result in found),
         shown(result.looks[-1].loss for result in found),
         shown(result.mean_staleness for result in found),
+        shown(result.compute_share for result in found),
         shown(result.wait_share for result in found),
         shown(result.seconds for result in found),
         shown(float(result.updates) for result in found),

@@ -8,6 +8,8 @@ import hashlib
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -84,17 +86,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def id(self) -> str:
-        """The hash of all settings, of the data and of the build, in 16 hexadecimal digits."""
+        """The hash of all settings, the data, the build and the simulator, in 16 hexadecimal
+        digits."""
         settings = msgspec.json.encode(self, order="deterministic")
-        written = settings + data_digest(self.workload).encode() + build_id().encode()
+        parts = (data_digest(self.workload), build_id(), simulator_id())
+        written = settings + "".join(parts).encode()
         return hashlib.sha256(written).hexdigest()[:16]
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial came to. `looks` are its measurements, the last one at its end.
 
-    `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock,
-    `wait_share` the workers' share of them at the gate, `cpu_s` what the run cost. `diverged_at` is
+    `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock;
+    `compute_share` and `wait_share` are the workers' shares of them in steps and at the gate, and
+    the rest is the network's. `cpu_s` is what the run cost. `diverged_at` is
     the update at which weights or a gradient were no longer finite. `failed` is why there is no
     result.
     """
@@ -107,6 +112,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     clock_gap: int = 0
     seconds: float = 0.0
+    compute_share: float = 0.0
     wait_share: float = 0.0
     cpu_s: float = 0.0
     diverged_at: int | None = None
@@ -131,6 +137,21 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
         return [look for look in self.looks if look.seconds <= seconds][-1].error
 
 
+_SOURCES = (
+    "character_model", "cluster", "images", "jobs", "lenet", "logistic", "lossy_diloco", "problem",
+    "training", "trials", "workloads",
+)  # fmt: skip
+
+
+@cache
+def simulator_id() -> str:
+    """Sixteen hexadecimal digits over the source of all that a trial's result depends on here."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update((files("deploy.experiments") / f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def run_trial(trial: Trial) -> TrialResult:
     """Run one trial, with one BLAS thread."""
     began = time.process_time()
@@ -152,6 +173,7 @@ def run_trial(trial: Trial) -> TrialResult:
         dropped=int(rows["dropped"].sum()),
         clock_gap=int(rows["clock_gap"].max()) if len(rows) else 0,
         seconds=course.seconds,
+        compute_share=course.compute_s / spent if spent else 0.0,
         wait_share=float(rows["wait_s"].sum()) / spent if spent else 0.0,
         cpu_s=time.process_time() - began,
         diverged_at=course.diverged_at,

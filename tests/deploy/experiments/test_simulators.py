@@ -1,6 +1,8 @@
 """The two simulators of training: what they promise, and that they run the code under test."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,19 @@ def test_both_simulators_agree(text: str, bound: int | None, link: str) -> None:
     assert numbers == timed["worker"].tolist()
     for column in set(timed.dtype.names or ()) - {"worker"}:
         assert np.array_equal(real[column], timed[column]), column
+
+
+def test_the_time_of_workers_is_split() -> None:
+    """With steps of a second and a round trip of one, half of the time is computing; in rounds the
+    slow worker computes, and the others wait; without a link all that is left is waits."""
+    times = StepTimes(mean_s=1.0, law=Law.FIXED)
+    cluster = ClusterModel(workers=2, times=times, link="rtt=1s")
+    trial = Trial(workload="quad", gradients=200, cluster=cluster)
+    assert run_trial(trial).compute_share == pytest.approx(0.5, abs=0.01)
+    uneven = ClusterModel(workers=2, times=times, stragglers={"worker-1": 3.0})
+    found = run_trial(structs.replace(trial, strategy="bsp", cluster=uneven))
+    assert found.compute_share == pytest.approx(2 / 3, abs=0.01)
+    assert found.compute_share + found.wait_share == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_partition_holds_back_what_is_sent_in_it() -> None:
@@ -288,6 +303,24 @@ def test_data_are_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Trial(workload="charlm").id
     monkeypatch.setattr(trials, "data_digest", lambda _: "another text")
     assert Trial(workload="charlm").id != before
+
+
+def test_the_simulator_is_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another source of a workload gives another id; and every source that a result depends on is
+    among those that count: all that the module of trials imports from here."""
+    before = Trial(workload="quad").id
+    monkeypatch.setattr(trials, "simulator_id", lambda: "other")
+    assert Trial(workload="quad").id != before
+    folder = Path(trials.__file__).parent
+    reached, left = set[str](), ["trials"]
+    while left:
+        name = left.pop()
+        reached.add(name)
+        found = re.findall(
+            r"from deploy\.experiments\.(\w+) import", (folder / f"{name}.py").read_text()
+        )
+        left += [one for one in found if one not in reached]
+    assert set(trials._SOURCES) == reached
 
 
 def test_a_target_that_is_missed_is_none() -> None:
