@@ -12,7 +12,8 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service plants
+# Every documented target is a name, not a file.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -89,8 +90,26 @@ accuracy: install ## what asynchronous workers learn, against one process: ACCUR
 choice: install ## the tables of strategies by link and stragglers, which doctor quotes
 	$(BIN)/python -m tests.bench.bench_choice
 
+PRESET ?= ci
+SHAPES ?= 1 2 3 4 5 6 7 8 9 10 11 12 13
+shapes: install ## the shapes of the experiments, and their report: PRESET=ci SHAPES="1 8 10 11"
+	for shape in $(SHAPES); do $(BIN)/downpour exp shape $$shape --preset $(PRESET) \
+		--jobs $$(nproc) --out runs/experiments/shapes-$(PRESET) || exit 1; done
+	$(BIN)/downpour exp report runs/experiments/shapes-$(PRESET) --table runs/experiments/shapes-$(PRESET)/trials.csv
+
+sweep-report: install ## the committed report of deploy/examples/sweep.toml, with its trials
+	$(BIN)/downpour exp run deploy/examples/sweep.toml --jobs $$(nproc)
+	$(BIN)/downpour exp report runs/experiments/slow-link --out docs/measurements/reports/slow-link.html \
+		--table docs/measurements/reports/slow-link.csv
+
 controls: install ## every shape of the experiments with its cause removed must fail
 	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp shape $$shape --control || exit 1; done
+
+real-runs: install ## a small trial of every shape through Ray and Spark, against the simulated one
+	for shape in 1 2 3 4 5 6 7 8 9 10 11 12 13; do $(BIN)/downpour exp real $$shape --stretch 4; done
+
+replays: install ## six real runs of 20,000 updates, replayed to the same weights
+	$(BIN)/python -m tests.bench.bench_replay
 
 bench-experiments: install ## the experiments' own figures, each with its goal
 	$(BIN)/python -m tests.bench.bench_experiments

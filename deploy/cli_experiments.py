@@ -1,10 +1,14 @@
 """`downpour exp`: the staleness experiments. They are loaded when a command runs."""
 
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ps.launch.launcher import Placement
+from shards.errors import BadInput
 
 if TYPE_CHECKING:
     from deploy.experiments.sweeps import Sweep
@@ -60,6 +64,52 @@ def shape(
         raise typer.Exit(1)
 
 
+@app.command()
+def real(
+    number: Annotated[int, typer.Argument(help="The shape, as `exp list` numbers them.")],
+    shards_in: Annotated[
+        Placement, typer.Option("--shards-in", help="What the shard runs in: ray or processes.")
+    ] = Placement.RAY,
+    stretch: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=100, help="Times as long steps and round trips, for a busy machine."
+        ),
+    ] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new run folder for the record, for `exp import`.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a small trial of a shape with a shard in Ray and workers in Spark, and simulate it.
+
+    Prints whether staleness and error agree: distances of at most .05 (Kolmogorov) and .25
+    (Wasserstein), errors within .5 points. The exit status is 1 if they do not.
+    """
+    from deploy.experiments.shapes.real_trials import real_trial
+    from deploy.experiments.spark_runs import compare_with_spark, write_run
+    from deploy.java import java_environment
+    from worker import spark
+
+    trial = real_trial(number, stretch)
+    if out is not None and out.exists():
+        raise BadInput(f"{out}: expected a new folder, got one that is there")
+    with ExitStack() as stack:
+        if shards_in is Placement.RAY:
+            from deploy.ray_cluster import connect
+
+            stack.enter_context(connect(None, cpus=trial.cluster.shards))
+        session = stack.enter_context(
+            spark.start_session(None, trial.cluster.workers, app="exp", env=java_environment())
+        )
+        found = compare_with_spark(trial, session, shards_in)
+    typer.echo(f"shape {number}, {trial.strategy}: {found}")
+    if out is not None:
+        write_run(found, out)
+    if not found.agrees:
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def show_shapes() -> None:
     """List the shapes."""
@@ -97,7 +147,9 @@ def run(
     folder = out or Path("runs") / "experiments" / found.name
     if dry_run:
         minutes = estimate_s(found, folder) / 60 / jobs
-        typer.echo(f"{len(found.trials)} trials in {folder}, about {minutes:.1f} minutes to go")
+        rates = f", rates of {len(found.levels)} levels to choose" if found.levels else ""
+        count = sum(len(point.trials) for point in found.points)
+        typer.echo(f"{count} trials in {folder}, about {minutes:.1f} minutes to go{rates}")
         return
     _finish(found, folder, jobs)
 
@@ -115,7 +167,9 @@ def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
     """Run what is left of a sweep, and judge its rules."""
     from deploy.experiments.expectations import ExpectationVerdict
     from deploy.experiments.runner import judge_sweep, run_sweep
+    from deploy.experiments.sweep_tuning import tune_sweep
 
+    sweep = tune_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     status = run_sweep(sweep, folder, jobs=jobs, note=typer.echo)
     judged = judge_sweep(sweep, folder)
     for one in judged:
@@ -138,36 +192,91 @@ def status(folder: SweepFolder) -> None:
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="The folder of a sweep or of shapes.", show_default=False)
+        Path,
+        typer.Argument(
+            help="The folder of a sweep, of shapes or of imported runs.", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The page to write.", show_default="FOLDER/report.html")
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file for the trials, a row each.", show_default=False),
+    ] = None,
 ) -> None:
     """Write one HTML page with tables, curves, verdicts and every trial."""
     from deploy.experiments.report import write_report
+    from deploy.experiments.trial_table import write_table
 
     page = out or folder / "report.html"
     size = write_report(folder, page)
     typer.echo(f"{page}: {size / 1e6:.2f} MB")
+    if table is not None:
+        typer.echo(f"{table}: {write_table(folder, table)} trials")
 
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="The folder of a sweep.", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="The folder of another.", show_default=False)],
+    first: Annotated[
+        Path,
+        typer.Argument(help="The folder of a sweep or of imported runs.", show_default=False),
+    ],
+    second: Annotated[
+        Path | None,
+        typer.Argument(help="The folder of another; none: FIRST's real runs.", show_default=False),
+    ] = None,
 ) -> None:
-    """Print what the second of two sweeps changes, for each point that both have."""
-    from deploy.experiments.comparison import compare_sweeps
+    """Print what the second of two experiments changes, for each point that both have.
 
-    for line in compare_sweeps(first, second):
+    With one folder: how its real runs differ from its simulated trials.
+    """
+    from deploy.experiments.comparison import compare_experiments
+
+    for line in compare_experiments(first, second):
         typer.echo(line)
+
+
+@app.command("import")
+def import_run(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+    ],
+    folder: Annotated[
+        Path, typer.Argument(help="The experiment's folder, new or not.", show_default=False)
+    ],
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="A value of its point; repeatable.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Its name there.", show_default="that of the run folder")
+    ] = None,
+) -> None:
+    """Make a finished run a trial of an experiment, with its record, for compare, report and fit.
+
+    In the folder of a sweep, the values select one of its points.
+    """
+    from deploy.experiments.imports import import_run as imported
+    from deploy.experiments.imports import point_values
+
+    found = imported(run, folder, point_values(point or []), name)
+    result = found.result
+    typer.echo(
+        f"{folder}: {found.name}: {result.updates} updates of {result.trial.cluster.workers}"
+        f" workers, staleness {result.mean_staleness:.2f}, {result.seconds:.1f} s"
+    )
 
 
 @app.command()
 def fit(
     run: Annotated[
-        Path, typer.Argument(help="A run folder, or its updates.parquet.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A run folder, its updates.parquet, or an imported run's.", show_default=False
+        ),
     ],
 ) -> None:
     """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""

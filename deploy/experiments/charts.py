@@ -10,7 +10,7 @@ from html import escape
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 460, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 18, 10, 34
 _COLOURS = ("#2a6fbb", "#c2410c", "#15803d", "#7c3aed", "#b45309", "#0e7490", "#be185d", "#4b5563")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 4", "4 2 1 2", "1 3", "10 2 2 2 2 2")
 MOST_POINTS = 200
@@ -66,18 +66,16 @@ class _Frame:
 
 
 def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: str) -> str:
-    grid = []
-    for step in range(5):
-        at = frame.low + step / 4 * (frame.high - frame.low)
-        grid.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(at):.1f}"'
-            f' y2="{frame.y(at):.1f}" stroke="#e4e7eb"/>'
-            f'<text x="{_LEFT - 4}" y="{frame.y(at) + 3:.1f}" text-anchor="end">{at:.3g}</text>'
-        )
-        at = frame.left + step / 4 * (frame.right - frame.left)
-        grid.append(
-            f'<text x="{frame.x(at):.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{at:.3g}</text>'
-        )
+    grid = [
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(at):.1f}"'
+        f' y2="{frame.y(at):.1f}" stroke="#e4e7eb"/>'
+        f'<text x="{_LEFT - 4}" y="{frame.y(at) + 3:.1f}" text-anchor="end">{at:g}</text>'
+        for at in ticks(frame.low, frame.high)
+    ]
+    grid += [
+        f'<text x="{frame.x(at):.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{at:g}</text>'
+        for at in ticks(frame.left, frame.right)
+    ]
     key = "".join(
         f'<span><svg width="34" height="8"><line x1="0" x2="34" y1="4" y2="4" {_stroke(n)}/></svg>'
         f" {escape(one.name)}</span> "
@@ -93,8 +91,17 @@ def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: 
     )
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Round values within a range, three to six of them: 1, 2 or 5 times a power of 10 apart."""
+    rough = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(rough))
+    apart = next(unit * times for times in (1, 2, 5, 10) if unit * times >= rough)
+    first = math.ceil(low / apart)
+    return [round(n * apart, 12) for n in range(first, math.floor(high / apart) + 1)]
+
+
 def _stroke(number: int) -> str:
-    dash = _DASHES[number % len(_DASHES)]
+    dash = _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
     pattern = f' stroke-dasharray="{dash}"' if dash else ""
     return f'stroke="{_COLOURS[number % len(_COLOURS)]}" stroke-width="1.6"{pattern}'
 

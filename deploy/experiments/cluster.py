@@ -6,7 +6,7 @@ trials that differ in their strategy alone see the same step times.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -93,14 +93,31 @@ class WorkerKill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             arguments.number("cluster: kill: back_s", self.back_s, least=0, expected="0 or more")
 
 
+class LinkPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A time, in virtual seconds, in which nothing leaves for or from a worker, or all of them.
+
+    What is sent meanwhile leaves at its end; what was under way before it still arrives.
+    """
+
+    at_s: float
+    for_s: float
+    worker: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("at_s", self.at_s), ("for_s", self.for_s)):
+            what = f"cluster: partitions: {name}"
+            arguments.number(what, value, least=0, expected="0 or more")
+
+
 class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers, shards, their step times and links.
 
     A worker named in `stragglers`, as worker-3, takes that many times as long for every step.
     `link` is a text as in `downpour train --link`, or empty: then messages take no time. A worker
     named in `links` has that one in its place. `joins` has the seconds at which workers join that
-    are not there from the start. A worker that is killed counts at the gate for `lease_s`. With
-    `delays` the weights that a step sees are not those of its pull but of 0 to `delays` pulls
+    are not there from the start. `partitions` cut links for a time, shorter than `lease_s`, after
+    which shards would let the workers go. A worker that is killed counts at the gate for `lease_s`.
+    With `delays` the weights that a step sees are not those of its pull but of 0 to `delays` pulls
     earlier, each number equally likely, as Dai et al. 2018 delay updates.
     """
 
@@ -113,6 +130,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     links: dict[str, str] = {}
     joins: dict[str, float] = {}
     kill: tuple[WorkerKill, ...] = ()
+    partitions: tuple[LinkPartition, ...] = ()
     lease_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -138,6 +156,12 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for one in self.kill:
             arguments.whole("cluster: kill: worker", one.worker, 0, self.workers - 1)
         arguments.number("cluster: lease_s", self.lease_s, least=0.001, expected="0.001 or more")
+        for cut in self.partitions:
+            if cut.worker is not None:
+                arguments.whole("cluster: partitions: worker", cut.worker, 0, self.workers - 1)
+            if cut.for_s >= self.lease_s:
+                expected = f"less than lease_s, {self.lease_s:g}"
+                raise arguments.wrong("cluster: partitions: for_s", expected, cut.for_s)
 
     def _check_name(self, part: str, name: str) -> None:
         if name not in {worker_name(number) for number in range(self.workers)}:
@@ -164,7 +188,10 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def link_between(self, seed: int, worker: int, shard: int) -> "Link | None":
         """The link of a worker to a shard; None where messages take no time."""
         model = link_of(self.links.get(worker_name(worker), self.link) or None)
-        return None if model is None else Link(model, f"{seed} {worker} {shard}")
+        cuts = [cut for cut in self.partitions if cut.worker in (None, worker)]
+        if model is None and not cuts:
+            return None
+        return Link(model or LinkModel(), f"{seed} {worker} {shard}", cuts)
 
 
 def worker_name(number: int) -> str:
@@ -174,10 +201,14 @@ def worker_name(number: int) -> str:
 class Link:
     """Both directions of one worker's connection to one shard, by the model of the transport.
 
-    Messages sent at one instant travel together, so they share one delay.
+    Messages sent at one instant travel together, so they share one delay. In `partitions` nothing
+    leaves.
     """
 
-    def __init__(self, model: LinkModel, seed: str) -> None:
+    def __init__(
+        self, model: LinkModel, seed: str, partitions: Sequence[LinkPartition] = ()
+    ) -> None:
+        self._cuts = sorted((cut.at_s, cut.at_s + cut.for_s) for cut in partitions)
         seeded = structs.replace(model, seed=0)
         seed = f"{model.seed} {seed}"
         self._up = LinkStream(Lane(seeded, f"{seed} outages", 0.0), f"{seed} up")
@@ -185,8 +216,15 @@ class Link:
 
     def up(self, size: int, now: float) -> float:
         """When `size` bytes that the worker sends now reach the shard."""
-        return self._up.enter(size, now)
+        return self._up.enter(size, self._leaves(now))
 
     def down(self, size: int, now: float) -> float:
         """When `size` bytes that the shard sends now reach the worker."""
-        return self._down.enter(size, now)
+        return self._down.enter(size, self._leaves(now))
+
+    def _leaves(self, now: float) -> float:
+        """When a message that is sent now leaves: after the partitions that it falls into."""
+        for begins, ends in self._cuts:
+            if begins <= now < ends:
+                now = ends
+        return now

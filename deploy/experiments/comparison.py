@@ -1,11 +1,18 @@
-"""Two sweeps side by side: the points that both have, with the differences of their figures."""
+"""Two experiments side by side, or the simulated and the real runs of one.
 
+Simulated trials are paired by their seeds. A real run sees other batches at other times than any
+simulated one, so its figures stand next to the means of the simulated ones, with the distance of
+the distributions of staleness.
+"""
+
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from deploy.experiments.expectations import FIGURES
+from deploy.experiments.expectations import FIGURES, staleness_distance
+from deploy.experiments.imports import ImportedRun, imported
 from deploy.experiments.runner import Folder
-from deploy.experiments.statistics import paired
+from deploy.experiments.statistics import mean_interval, paired
 from deploy.experiments.sweeps import Point, read_sweep
 from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
@@ -13,36 +20,62 @@ from shards.errors import BadInput
 _SHOWN = ("error", "staleness", "wait_share", "seconds")
 
 
-def compare_sweeps(first: Path, second: Path) -> list[str]:
-    """A line for each point: every figure of `second` less that of `first`, with its interval.
+class PointRuns(NamedTuple):
+    """The runs of a point: simulated ones by seed, and real ones."""
 
-    Seeds are paired. Points that one of them lacks are named last. Raises BadInput for folders
-    without a point in common.
+    simulated: dict[int, TrialResult]
+    real: list[ImportedRun]
+
+
+def compare_experiments(first: Path, second: Path | None) -> list[str]:
+    """A line for each point and each real run: every figure of `second` less that of `first`.
+
+    Without `second` the real runs of `first` are compared with its simulated trials. Points that
+    one of them lacks are named last. Raises BadInput for folders without a point in common, and for
+    one folder without real runs.
     """
-    one, other = _found(first), _found(second)
+    one = _found(first)
+    other = one if second is None else _found(second)
     shared = [label for label in one if label in other]
     if not shared:
         raise BadInput(f"expected a point in common of {first} and {second}, got none")
-    lines = [f"{second} less {first}, means and 95 % intervals over the seeds of both:"]
-    lines += [f"  {label}: {_apart(one[label], other[label])}" for label in shared]
+    if second is None and not any(runs.real for runs in one.values()):
+        raise BadInput(f"{first}: expected a second folder, or runs of `exp import`, got neither")
+    lines = []
+    if second is None:
+        lines.append(f"{first}: real runs, and means of the simulated trials of their points:")
+    else:
+        lines.append(f"{second} less {first}, means and 95 % intervals over the seeds of both:")
+    for label in shared:
+        if second is not None and one[label].simulated and other[label].simulated:
+            lines.append(f"  {label}: {_apart(one[label].simulated, other[label].simulated)}")
+        elif second is not None and not other[label].real:
+            lines.append(f"  {label}: no trial is done in both")
+        lines += [f"  {label}: {_beside(run, one[label])}" for run in other[label].real]
     for path, mine, theirs in ((first, one, other), (second, other, one)):
         lines += [f"  {label}: only in {path}" for label in mine if label not in theirs]
     return lines
 
 
-def _found(path: Path) -> dict[str, dict[int, TrialResult]]:
-    """The results of a folder, by the label of their point and by seed."""
-    folder = Folder(path)
-    if not folder.sweep.exists():
-        raise BadInput(f"{path}: expected the folder of a sweep, got one without sweep.toml")
-    points = read_sweep(folder.sweep, consent=True).points
-    return {_label(point): _by_seed(folder, point) for point in points}
+def _found(path: Path) -> dict[str, PointRuns]:
+    """The runs of a folder, by the label of their point."""
+    folder, found = Folder(path), dict[str, PointRuns]()
+    real = imported(path)
+    if folder.sweep.exists():
+        for point in read_sweep(folder.sweep, consent=True).points:
+            found[_label(point.values)] = PointRuns(_by_seed(folder, point), [])
+    elif not real:
+        raise BadInput(
+            f"{path}: expected the folder of a sweep or of imported runs, got one with neither"
+        )
+    for run in real:
+        found.setdefault(_label(run.point), PointRuns({}, [])).real.append(run)
+    return found
 
 
-def _label(point: Point) -> str:
+def _label(values: dict[str, Any]) -> str:
     """The point's values in the order of their keys, which two files may write differently."""
-    values: dict[str, Any] = dict(sorted(point.values.items()))
-    return Point(values, []).label
+    return Point(dict(sorted(values.items())), []).label
 
 
 def _by_seed(folder: Folder, point: Point) -> dict[int, TrialResult]:
@@ -60,3 +93,21 @@ def _apart(one: dict[int, TrialResult], other: dict[int, TrialResult]) -> str:
         apart = paired([figure(other[at]) for at in seeds], [figure(one[at]) for at in seeds])
         parts.append(f"{name} {apart}")
     return f"{', '.join(parts)} ({len(seeds)} seeds)"
+
+
+def _beside(run: ImportedRun, runs: PointRuns) -> str:
+    """A real run next to the others of its point in the first folder: simulated, or else real."""
+    kind = "simulated" if runs.simulated else "real"
+    others = list(runs.simulated.values()) or [
+        one.result for one in runs.real if one.name != run.name
+    ]
+    if not others:
+        return f"{run.name}: no trial to compare with"
+    parts = []
+    for name in _SHOWN:
+        figure = FIGURES[name]
+        mine, theirs = figure(run.result), [figure(one) for one in others]
+        if math.isfinite(mine) and all(map(math.isfinite, theirs)):
+            parts.append(f"{name} {mine:.3g} real, {mean_interval(theirs)} {kind}")
+    distance = staleness_distance([run.result], others)
+    return f"{run.name}: {'; '.join(parts)}; staleness KS {distance:.3f}"

@@ -23,6 +23,7 @@ FIGURES: dict[str, Callable[[TrialResult], float]] = {
     "error": lambda one: one.error,
     "loss": lambda one: one.looks[-1].loss,
     "staleness": lambda one: one.mean_staleness,
+    "compute_share": lambda one: one.compute_share,
     "wait_share": lambda one: one.wait_share,
     "seconds": lambda one: one.seconds,
     "updates": lambda one: float(one.updates),
@@ -178,7 +179,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 return _held(all(ended)), f"{sum(ended)} of {len(ended)} diverged"
             case ExpectationKind.DISTRIBUTION:
                 assert self.by is not None
-                apart_at_most = _distance(_histogram(chosen), _histogram(others))
+                apart_at_most = staleness_distance(_results(chosen), _results(others))
                 return _held(apart_at_most <= self.by), f"distance {apart_at_most:.3f}"
         return self._over_levels(chosen)
 
@@ -220,17 +221,21 @@ def _inside(found: Interval, low: float, high: float) -> ExpectationVerdict:
     return ExpectationVerdict.NOT_HELD if outside else ExpectationVerdict.INCONCLUSIVE
 
 
-def _histogram(points: Sequence[PointResults]) -> Numbers:
-    """The shares of updates by staleness, cumulated."""
-    counts = [np.array(one.staleness) for point in points for one in point.results]
-    total = np.zeros(max(map(len, counts)))
-    for one in counts:
-        total[: len(one)] += one
+def _results(points: Sequence[PointResults]) -> list[TrialResult]:
+    return [result for point in points for result in point.results]
+
+
+def staleness_distance(first: Sequence[TrialResult], second: Sequence[TrialResult]) -> float:
+    """The Kolmogorov distance of the staleness of some trials' updates from that of others."""
+    length = max(len(one.staleness) for one in (*first, *second))
+    shares = [_cumulated(results, length) for results in (first, second)]
+    return float(np.abs(shares[0] - shares[1]).max(initial=0.0))
+
+
+def _cumulated(results: Sequence[TrialResult], length: int) -> Numbers:
+    """The share of updates with at most each staleness from 0."""
+    total = np.zeros(length)
+    for one in results:
+        total[: len(one.staleness)] += one.staleness
     shares: Numbers = np.cumsum(total) / max(1.0, total.sum())
     return shares
-
-
-def _distance(first: Numbers, second: Numbers) -> float:
-    length = max(len(first), len(second))
-    pads = [np.pad(one, (0, length - len(one)), constant_values=1.0) for one in (first, second)]
-    return float(np.abs(pads[0] - pads[1]).max())

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from deploy.experiments.cluster import Law, StepTimes
+from deploy.experiments.records import read_record
 from shards.errors import BadInput
 
 Numbers = NDArray[np.float64]
@@ -86,21 +86,14 @@ class ClusterFit(NamedTuple):
 
 
 def fit_run(path: Path) -> ClusterFit:
-    """Fit the records of a run folder, or of a file like its updates.parquet.
+    """Fit the records of a run folder, of its updates.parquet, or of an imported run's file.
 
     Workers are numbered in the order of their names. Raises BadInput for records that do not
     suffice.
     """
-    file = path / "updates.parquet" if path.is_dir() else path
-    if not file.is_file():
-        raise BadInput(f"{path}: expected a run folder or its updates.parquet, got neither")
-    known = pq.read_schema(file).names
-    missing = [name for name in _COLUMNS if name not in known]
-    if missing:
-        raise BadInput(f"{file}: expected a column {missing[0]}, got {', '.join(known)}")
-    table = pq.read_table(file, columns=list(_COLUMNS)).to_pydict()
+    table = read_record(path, _COLUMNS).to_pydict()
     names = np.array(table.pop("worker"))
-    return fit_rows(str(file), names, {k: np.array(v, np.float64) for k, v in table.items()})
+    return fit_rows(str(path), names, {k: np.array(v, np.float64) for k, v in table.items()})
 
 
 def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> ClusterFit:

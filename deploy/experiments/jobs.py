@@ -1,9 +1,11 @@
 """One training job of an experiment, and the two halves of it that a strategy names."""
 
 import msgspec
+from msgspec import structs
 
 from deploy.experiments.cluster import ClusterModel
 from ps.job_spec import shard_specs
+from shards.aggregation import StaleLimit
 from shards.rules import SGD, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
@@ -21,8 +23,8 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained by what on which cluster.
 
     The strategy must have its defaults for this number of workers (`for_workers`). `rule` and
-    `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps.
-    Each worker takes `steps` steps.
+    `rate` hold where the strategy brings none of its own; `bound` is the staleness bound in steps,
+    and `stale` limits the staleness of single pushes. Each worker takes `steps` steps.
     """
 
     strategy: Strategy
@@ -31,6 +33,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     rule: Rule = SGD()
     bound: int | None = None
+    stale: StaleLimit | None = None
     steps: int = ENDLESS
 
     @property
@@ -51,7 +54,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     def specs(self, table: DenseTable) -> list[ShardSpec]:
         """The specs of the shards; raises BadInput if the strategy does not allow the bound."""
         self.strategy.check(self.real_bound, prefetch=False)
-        half = self.strategy.server(self.cluster.workers)
+        half = structs.replace(self.strategy.server(self.cluster.workers), stale=self.stale)
         rule, rate, _ = half.settings(self.rule, Fixed(base_rate=self.rate), self.plan().decay)
         return shard_specs(
             table,

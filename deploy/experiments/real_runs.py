@@ -14,7 +14,7 @@ or rule, the weights differ.
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.agreement import distance
-from deploy.experiments.cluster import Link, worker_name
+from deploy.experiments.cluster import ClusterModel, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
 from deploy.experiments.training import Look, TrainingSimulation, route_of
@@ -46,17 +46,24 @@ from worker.strategies.base import Floats
 from worker.training_loop import ClientDriver
 
 _START_S = 60.0
+_MOST_OVERRUNS = 0.01
 
 
 class RealRun(NamedTuple):
     """A real run: its records in the order of application, its weights, and the share of steps that
-    were overruns."""
+    were overruns: with more than a hundredth, the run is marked, and its times mean little."""
 
     job: SimulatedJob
     records: NDArray[np.void]
     weights: Floats
     seconds: float
     overruns: float
+
+    @property
+    def pacing(self) -> str:
+        """The share of overruns in words, and the mark."""
+        mark = ", MARKED as overrun" if self.overruns > _MOST_OVERRUNS else ""
+        return f"{self.overruns:.1%} of the steps were overruns{mark}"
 
 
 class Comparison(NamedTuple):
@@ -76,7 +83,7 @@ class Comparison(NamedTuple):
             f"{len(self.run.records)} updates, replayed:"
             f" {'the same weights, bit for bit' if self.equal else 'OTHER WEIGHTS'}; staleness"
             f" {real.mean():.2f} real, {simulated.mean():.2f} simulated, KS {self.distance:.3f};"
-            f" {self.run.overruns:.0%} of the steps were overruns"
+            f" {self.run.pacing}"
         )
 
 
@@ -99,18 +106,20 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
     workers = trial.cluster.workers
     if trial.cluster.shards != 1:
         raise BadInput(f"a real run: expected 1 shard to replay, got {trial.cluster.shards}")
-    if trial.cluster.delays:
-        raise BadInput(f"a real run: expected no delays, got {trial.cluster.delays}")
-    if not trial.cluster.steady:
-        raise BadInput("a real run: expected a cluster without joins and kills, got some")
+    check_steady(trial.cluster)
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     specs = job.specs(workload.table)
     with local_shards(specs, workload.start(job.seed)) as cluster:
         began = time.monotonic()
         with ThreadPoolExecutor(workers) as pool:
             start = Barrier(workers)
-            trainees = [_Paced(job, workload, cluster, number, start) for number in range(workers)]
-            overruns = sum(pool.map(_Paced.train, trainees))
+            # All workers register before the first one trains, as in the simulator.
+            clients = [_client(job, cluster, number) for number in range(workers)]
+            trainees = [
+                Paced(job, workload, client, number, lambda: start.wait(_START_S))
+                for number, client in enumerate(clients)
+            ]
+            overruns = sum(pool.map(_train, clients, trainees))
         seconds = time.monotonic() - began
         with AdminClient(cluster) as admin:
             (records,) = admin.records()
@@ -118,19 +127,46 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
     return RealRun(job, records, weights, seconds, overruns / (workers * job.steps))
 
 
-class _Paced:
-    """One real worker: a client and a step machine, paced to the drawn times of its steps."""
+def check_steady(cluster: ClusterModel) -> None:
+    """Raise BadInput for a cluster that only the simulator has."""
+    if cluster.delays:
+        raise BadInput(f"a real run: expected no delays, got {cluster.delays}")
+    if not cluster.steady:
+        raise BadInput("a real run: expected a cluster without joins and kills, got some")
+    if cluster.partitions:
+        raise BadInput("a real run: expected a cluster without partitions, got some")
+
+
+def _client(job: SimulatedJob, cluster: Cluster, number: int) -> Client:
+    link = job.cluster.links.get(worker_name(number), job.cluster.link) or None
+    return Client(cluster, worker=worker_name(number), link=link)
+
+
+def _train(client: Client, worker: "Paced") -> int:
+    """Train until the end and sign off; returns the number of overruns."""
+    with client:
+        return worker.train()
+
+
+class Paced:
+    """One real worker: a client and a step machine, paced to the drawn times of its steps.
+
+    It is the cluster's worker `number`. `wait` returns once all workers have weights.
+    """
 
     def __init__(
-        self, job: SimulatedJob, workload: Workload, cluster: Cluster, number: int, start: Barrier
+        self,
+        job: SimulatedJob,
+        workload: Workload,
+        client: Client,
+        number: int,
+        wait: Callable[[], object],
     ) -> None:
-        self._workload, self._start = workload, cast(Barrier | None, start)
+        self._workload, self._wait = workload, cast(Callable[[], object] | None, wait)
         self._times = job.cluster.step_times(job.seed, number)
         self._batches = workload.batches(job.seed, number)
         self._overruns = 0
-        # All workers register before the first one trains, as in the simulator.
-        link = job.cluster.links.get(worker_name(number), job.cluster.link) or None
-        self._client = Client(cluster, worker=worker_name(number), link=link)
+        self._client = client
         self._machine = StepMachine(
             job.plan(), workload.table, worker=worker_name(number), bound=job.real_bound
         )
@@ -138,16 +174,15 @@ class _Paced:
 
     def train(self) -> int:
         """Take all steps; returns the number of overruns."""
-        with self._client:
-            self._machine.drive(self._carry_out)
+        self._machine.drive(self._carry_out)
         return self._overruns
 
     def _carry_out(self, want: machine.Want) -> machine.Answer:
         match want:
-            case machine.PullWeights() if self._start is not None:
-                answer, start = self._driver.carry_out(want), self._start
-                self._start = None
-                start.wait(_START_S)  # no worker pushes before all have the first weights
+            case machine.PullWeights() if self._wait is not None:
+                answer, wait = self._driver.carry_out(want), self._wait
+                self._wait = None
+                wait()  # no worker pushes before all have the first weights
                 return answer
             case machine.ReadBatches():
                 self._batch = next(self._batches)
@@ -159,7 +194,7 @@ class _Paced:
                 computed = time.monotonic() - began
                 self._overruns += computed > takes / 2
                 time.sleep(max(0.0, takes - computed))
-                return machine.GradientComputed(gradient, loss)
+                return machine.GradientComputed(gradient, loss, computed)
         return self._driver.carry_out(want)
 
 

@@ -1,4 +1,4 @@
-"""The report of a sweep or of shapes: one HTML page that needs nothing from outside."""
+"""The report of an experiment: one HTML page that needs nothing from outside."""
 
 import hashlib
 import math
@@ -12,16 +12,26 @@ import numpy as np
 
 from deploy.experiments import charts
 from deploy.experiments.charts import Series
+from deploy.experiments.expectations import staleness_distance
+from deploy.experiments.imports import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
-from deploy.experiments.sweeps import Point, Sweep, read_sweep
+from deploy.experiments.sweeps import (
+    RATES,
+    Point,
+    Rates,
+    Sweep,
+    read_rates,
+    read_sweep,
+    shown_value,
+)
 from deploy.experiments.trials import TrialResult
 from ps import __version__
 from ps.compatibility import build_id
 from shards.errors import BadInput
 
-_DRAWN = 8  # points whose curves are drawn; all are in the tables
+_DRAWN = 12  # points whose curves are drawn; all are in the tables
 
 _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#111}
@@ -31,6 +41,12 @@ table{border-collapse:collapse;margin:1em 0;width:100%}td,th{border:1px solid #c
 white-space:nowrap;font-size:12px}pre{background:#f6f8fa;padding:.8em;overflow:auto}
 .verdict{font-weight:bold}@media print{body{margin:0}figure{break-inside:avoid}}
 """
+
+
+_READING = (
+    "<p>Means over seeds with 95 % intervals (bootstrap of 10,000). Shares are of all workers'"
+    " time: in steps, and at the gate; the rest is the network's.</p>"
+)
 
 
 class Measured(NamedTuple):
@@ -45,19 +61,23 @@ class Measured(NamedTuple):
 
 
 def write_report(path: Path, out: Path) -> int:
-    """Write the report of a folder with a sweep, with shapes, or both; returns its bytes.
+    """Write the report of a folder with a sweep, shapes and imported runs; returns its bytes.
 
-    Raises BadInput for a folder with neither.
+    Raises BadInput for a folder with none of them.
     """
     folder = Folder(path)
-    outcomes = kept(path)
+    outcomes, real = kept(path), imported(path)
     parts = ["<h1>Staleness experiments</h1>"]
     if outcomes:
         parts += _shapes(outcomes)
     if folder.sweep.exists():
         parts += _sweep(folder, read_sweep(folder.sweep, consent=True))
-    elif not outcomes:
-        raise BadInput(f"{path}: expected the folder of a sweep or of shapes, got neither")
+    elif not outcomes and not real:
+        raise BadInput(
+            f"{path}: expected the folder of a sweep, of shapes or of imported runs, got another"
+        )
+    if real:
+        parts += _real(folder, real)
     parts.append(_provenance())
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -117,24 +137,27 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     digest = hashlib.sha256(sweep.text.encode()).hexdigest()[:16]
     parts = [
         f"<h2>Sweep {escape(sweep.name)}</h2><p>{escape(str(status))}.</p>",
-        "<p>Means over seeds with 95 % intervals (bootstrap of 10,000).</p>",
+        _READING,
         _table(
             (
                 *(sweep.points[0].values or {"setting": "all"}),
-                *("error %", "loss", "staleness, mean", "wait share", "seconds", "updates"),
+                *("error %", "loss", "staleness, mean", "compute share", "wait share", "seconds"),
+                "updates",
                 "diverged",
             ),
             (_point_row(one) for one in points),
         ),
     ]
+    if rates := read_rates(folder.path / RATES):
+        parts += ["<h3>Rates chosen on seeds of their own</h3>", _rates(rates)]
     if sweep.expect:
         rows = [(one.rule, one.measured, one.verdict) for one in judge_sweep(sweep, folder.path)]
         parts += ["<h3>Rules</h3>", _table(("rule", "measured", "verdict"), rows)]
-    drawn = [one for one in points if one.found][:_DRAWN]
+    drawn = _spread([one for one in points if one.found])
     if drawn:
         left = len(points) - len(drawn)
         if left:
-            parts.append(f"<p>Curves of the first {_DRAWN} points; {left} more are in tables.</p>")
+            parts.append(f"<p>Curves of {_DRAWN} points; {left} more are in tables.</p>")
         parts += [
             charts.lines([_curve(one, "gradients") for one in drawn], "gradients", "error %"),
             charts.lines([_curve(one, "seconds") for one in drawn], "seconds", "error %"),
@@ -150,11 +173,25 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
     return parts
 
 
+def _rates(rates: Rates) -> str:
+    rows = [
+        (one.level, f"{one.best:g}", f"{one.greedy:g}", f"{one.error:.2f}", one.trials, one.cpu_s)
+        for one in rates.values()
+    ]
+    return _table(("point", "best", "greedy", "error % of best", "trials", "CPU s"), rows)
+
+
+def _spread(points: Sequence[Measured]) -> list[Measured]:
+    """At most as many points as a chart takes, from the first to the last."""
+    places = np.linspace(0, len(points) - 1, min(len(points), _DRAWN)).round().astype(int)
+    return [points[place] for place in places]
+
+
 def _point_row(one: Measured) -> list[str]:
-    values = [str(value) for value in one.point.values.values()] or ["all"]
+    values = [shown_value(value) for value in one.point.values.values()] or ["all"]
     found = one.found
     if not found:
-        return [*values, *["-"] * 7]
+        return [*values, *["-"] * 8]
 
     def shown(figures: Iterable[float]) -> str:
         known = [figure for figure in figures if math.isfinite(figure)]
@@ -165,6 +202,7 @@ def _point_row(one: Measured) -> list[str]:
         shown(result.error for result in found),
         shown(result.looks[-1].loss for result in found),
         shown(result.mean_staleness for result in found),
+        shown(result.compute_share for result in found),
         shown(result.wait_share for result in found),
         shown(result.seconds for result in found),
         shown(float(result.updates) for result in found),
@@ -186,12 +224,7 @@ def _curve(one: Measured, over: str) -> Series:
 
 
 def _histogram(one: Measured) -> Series:
-    size = max((len(result.staleness) for result in one.found), default=0)
-    total = np.zeros(size)
-    for result in one.found:
-        total[: len(result.staleness)] += result.staleness
-    shares = total / max(1.0, total.sum())
-    return Series(one.point.label, [(float(at), float(share)) for at, share in enumerate(shares)])
+    return _shares(one.point.label, one.found)
 
 
 def _failures(folder: Folder, sweep: Sweep) -> str:
@@ -200,7 +233,68 @@ def _failures(folder: Folder, sweep: Sweep) -> str:
     return f"<h3>Failed</h3>{_table(('trial', 'reason'), rows)}" if rows else ""
 
 
-# --- parts of both --------------------------------------------------------------------------------
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def _real(folder: Folder, runs: Sequence[ImportedRun]) -> list[str]:
+    """Imported runs, and their staleness over that of the simulated trials of their points."""
+    simulated = _simulated(folder)
+    rows: list[list[str]] = []
+    drawn: list[str] = []
+    for label in dict.fromkeys(one.label for one in runs):
+        here = [one for one in runs if one.label == label]
+        others = simulated.get(label, [])
+        rows += [_real_row(run, others) for run in here]
+        series = [_shares(f"real, {label}", [run.result for run in here])]
+        if others:
+            series.append(_shares(f"simulated, {label}", others))
+        drawn.append(charts.bars(series, "staleness", "share of updates"))
+    heading = (
+        *("run", "point", "seed", "strategy", "workers", "error %", "staleness, mean"),
+        *("KS to simulated", "wait share", "seconds", "updates"),
+    )
+    return ["<h2>Real runs</h2>", _table(heading, rows), *drawn[:_DRAWN]]
+
+
+def _simulated(folder: Folder) -> dict[str, list[TrialResult]]:
+    """The simulated trials of a folder, by the label of their point."""
+    if not folder.sweep.exists():
+        return {}
+    points = read_sweep(folder.sweep, consent=True).points
+    return {
+        point.label: [found for trial in point.trials if (found := folder.load(trial))]
+        for point in points
+    }
+
+
+def _real_row(run: ImportedRun, others: Sequence[TrialResult]) -> list[str]:
+    result = run.result
+    trial, error = result.trial, f"{result.error:.2f}"
+    return [
+        run.name,
+        run.label,
+        str(trial.seed),
+        trial.strategy,
+        str(trial.cluster.workers),
+        error if math.isfinite(result.error) else "not tested",
+        f"{result.mean_staleness:.2f}",
+        f"{staleness_distance([result], others):.3f}" if others else "-",
+        f"{result.wait_share:.3f}",
+        f"{result.seconds:.4g}",
+        str(result.updates),
+    ]
+
+
+# --- parts of all --------------------------------------------------------------------------------
+
+
+def _shares(name: str, results: Sequence[TrialResult]) -> Series:
+    """The share of updates of each staleness, over all of these trials."""
+    total = np.zeros(max((len(result.staleness) for result in results), default=0))
+    for result in results:
+        total[: len(result.staleness)] += result.staleness
+    shares = total / max(1.0, total.sum())
+    return Series(name, [(float(at), float(share)) for at, share in enumerate(shares)])
 
 
 def _trials(results: Iterable[TrialResult]) -> str:

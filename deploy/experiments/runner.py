@@ -8,6 +8,8 @@ one that was killed are the same to the byte.
     sweep.toml          the sweep, as it was first run
     trials/ID.parquet   the measurements of a trial, and the rest of its result as metadata
     failed/ID.txt       why a trial failed twice
+    rates.json          the rates that were chosen, if the sweep asks for some
+    tuning/             the trials that chose them, in such a folder
     costs.csv           the CPU seconds of each trial
     lock                held by the runner; a second one is refused
 """
@@ -83,14 +85,18 @@ class Folder:
 
     def create(self, sweep: Sweep) -> None:
         """Make the folder; raises BadInput if it is another sweep's."""
-        for part in ("trials", "failed"):
-            (self.path / part).mkdir(parents=True, exist_ok=True)
+        self.make()
         if self.sweep.exists() and self.sweep.read_text() != sweep.text:
             raise BadInput(
                 f"{self.path}: expected the folder of this sweep, got one whose sweep.toml differs;"
                 " choose another folder with --out"
             )
         self.sweep.write_text(sweep.text)
+
+    def make(self) -> None:
+        """Make the folders that trials are kept in."""
+        for part in ("trials", "failed"):
+            (self.path / part).mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -171,7 +177,7 @@ def run_sweep(
         if done:
             note(f"{done} of {len(sweep.trials)} trials are done already")
         for number, (trial, failure, cpu_s) in enumerate(
-            _run(folder, sweep.limits, left, jobs), done + 1
+            run_in_folder(folder, sweep.limits, left, jobs), done + 1
         ):
             folder.note_cost(trial, cpu_s)
             ended = f"failed: {failure}" if failure else f"done in {cpu_s:.1f} CPU s"
@@ -206,7 +212,7 @@ def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
     return [rule.judge(points) for rule in sweep.expect]
 
 
-def _run(
+def run_in_folder(
     folder: Folder, limits: Limits, left: list[Trial], jobs: int
 ) -> Iterator[tuple[str, str, float]]:
     """Run trials: their ids, why they failed if they did, and their CPU seconds."""

@@ -35,7 +35,8 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        mean, low, high = (f"{one:.3g}" if abs(one) < 1000 else f"{one:.0f}" for one in self)
+        return f"{mean} [{low}, {high}]"
 
 
 def mean_interval(

@@ -9,10 +9,14 @@ as rate or cluster.workers, or a name of your own that a text refers to as {name
     [grid]
     n = [1, 15]
 
+A rate may be chosen by the sweep itself: "best" or "greedy" (tuning.py), also times or divided by a
+number or a name, as "greedy / n". Its trials are known once rates.json is there (sweep_tuning.py).
+
 `[[expect]]` tables are accept rules (expectations.py), and `[limits]` holds each trial to a time
 and a memory (limits.py). Neither is part of a trial's id.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -20,12 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import structs
 
-from deploy.experiments.cluster import ClusterModel, StepTimes, WorkerKill
+from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
 from deploy.experiments.expectations import Expectation
 from deploy.experiments.limits import Limits
 from deploy.experiments.trials import Trial
-from shards.errors import BadInput
+from deploy.experiments.tuning import TUNING_SEEDS
+from shards.errors import UNDECODABLE, BadInput
 
 Value = TypeVar("Value")
 
@@ -43,19 +49,42 @@ _KEYS = {
     "expect": Expectation.__struct_fields__,
     "kill": WorkerKill.__struct_fields__,
     "times": StepTimes.__struct_fields__,
+    "partitions": LinkPartition.__struct_fields__,
 }
 """What the tables in a sweep may hold, for the message about a key that they may not."""
 
 
+RATES = "rates.json"
+
+
+class ChosenRates(msgspec.Struct, frozen=True):
+    """The rates that were chosen for a level, the trials that it took and their CPU seconds."""
+
+    level: str
+    best: float
+    greedy: float
+    error: float
+    trials: int
+    cpu_s: float
+
+
+Rates = dict[str, ChosenRates]
+"""Chosen rates by the id of their level."""
+
+
 class Point(NamedTuple):
-    """One choice of values, by key, and its trials, one a seed."""
+    """One choice of values, by key, and its trials, one a seed.
+
+    `level` is what a rate has yet to be chosen for; the trials then have none.
+    """
 
     values: dict[str, Any]
     trials: list[Trial]
+    level: Trial | None = None
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "all"
+        return ", ".join(f"{k} {shown_value(v)}" for k, v in self.values.items()) or "all"
 
 
 class Sweep(NamedTuple):
@@ -69,26 +98,53 @@ class Sweep(NamedTuple):
 
     @property
     def trials(self) -> list[Trial]:
-        return [trial for point in self.points for trial in point.trials]
+        """All trials, each once: chosen rates of two points may be the same."""
+        return list({trial.id: trial for point in self.points for trial in point.trials}.values())
+
+    @property
+    def levels(self) -> dict[str, tuple[str, Trial]]:
+        """What rates have yet to be chosen for, by id, with the label of a point of it."""
+        return {
+            one.level.id: (Point(_without_rate(one.values), []).label, one.level)
+            for one in self.points
+            if one.level
+        }
+
+
+def _without_rate(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "rate"}
+
+
+def shown_value(value: object) -> str:
+    """A value as reports show it; an empty text, such as no link, is none."""
+    return "none" if value == "" else str(value)
 
 
 def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
     """Read a sweep and check every trial; raises BadInput naming the key, expected and got.
 
-    More than MOST_TRIALS trials need `consent`.
+    More than MOST_TRIALS trials need `consent`. Rates that were chosen are those in the folder.
     """
-    text = path.read_text()
+    text, rates = path.read_text(), read_rates(path.with_name(RATES))
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: expected TOML: {error}") from None
     try:
-        return _sweep(given, text, consent)
+        return _sweep(given, text, consent, rates)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _sweep(given: dict[str, Any], text: str, consent: bool) -> Sweep:
+def read_rates(path: Path) -> Rates:
+    """The rates in a file; none if there is no file, or it cannot be read, so they are redone."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Rates)
+    except (OSError, *UNDECODABLE):
+        return {}
+
+
+def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Sweep:
     name = given.get("name")
     if not isinstance(name, str) or not name or not all(c.isalnum() or c in "-_" for c in name):
         raise BadInput(f"name: expected letters, digits, - and _, got {name!r}")
@@ -98,11 +154,11 @@ def _sweep(given: dict[str, Any], text: str, consent: bool) -> Sweep:
     count = len(points) * len(seeds)
     if count > MOST_TRIALS and not consent:
         raise BadInput(f"expected at most {MOST_TRIALS} trials without --yes, got {count}")
-    found = [Point(values, _trials(base, values, seeds)) for values in points]
+    found = [_point(base, values, seeds, rates) for values in points]
     known: dict[str, str] = {}
     for point in found:
         point.trials[0].check()
-        for trial in point.trials:
+        for trial in point.trials if _chosen_rate(base, point.values) is None else ():
             if trial.id in known:
                 raise BadInput(
                     f"trial {trial.id}: expected one trial for each id, got two: {point.label},"
@@ -166,6 +222,49 @@ def _points(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if twice:
             raise BadInput(f"{twice[0]}: expected it in one of grid, zip and list, got two")
         yield {**one, **row, **choice}
+
+
+def _point(base: dict[str, Any], values: dict[str, Any], seeds: range, rates: Rates) -> Point:
+    chosen = _chosen_rate(base, values)
+    if chosen is None:
+        return Point(values, _trials(base, values, seeds))
+    reserved = sorted(set(seeds) & set(TUNING_SEEDS))
+    if reserved:
+        raise BadInput(
+            f"seeds: expected none of {TUNING_SEEDS[0]} to {TUNING_SEEDS[-1]}, which choose rates,"
+            f" got {reserved[0]}"
+        )
+    rate, factor = chosen
+    trials = _trials({**base, "rate": 0.0}, {**values, "rate": 0.0}, seeds)
+    level = structs.replace(trials[0], seed=0, look_every=0, until_error=-1.0)
+    if level.id not in rates:
+        return Point(values, trials, level)
+    value = getattr(rates[level.id], rate) * factor
+    return Point(values, [structs.replace(one, rate=value) for one in trials])
+
+
+def _chosen_rate(base: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Which rate is to be chosen, best or greedy, and the factor on it; None for a number."""
+    given = values.get("rate", base.get("rate"))
+    if not isinstance(given, str):
+        return None
+    found = re.fullmatch(r"(best|greedy)(?:\s*([*/])\s*(\S+))?", given.strip())
+    factor = None if found is None else _number(found[3] or "1", values)
+    if found is None or factor is None or not factor > 0:
+        raise BadInput(
+            "rate: expected a number, or best or greedy with * or / and a number or a name of the"
+            f" sweep, such as greedy / n, got {given!r}"
+        )
+    return found[1], 1 / factor if found[2] == "/" else factor
+
+
+def _number(text: str, values: Mapping[str, Any]) -> float | None:
+    """A number, or the value of a name of the sweep's own; None for neither."""
+    value = values.get(text.strip("{}"), text)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _trials(base: dict[str, Any], values: Mapping[str, Any], seeds: range) -> list[Trial]:

@@ -99,6 +99,8 @@ class TimingSimulation:
             raise BadInput(f"timing: expected a cluster without delays, got {cluster.delays}")
         if not cluster.steady:
             raise BadInput("timing: expected a cluster without joins and kills, got some")
+        if job.stale is not None:
+            raise BadInput("timing: expected on_stale wait, got a limit")
         if strategy.warm_up:
             raise BadInput("timing: expected a strategy without a warm start")
         if cancel and (

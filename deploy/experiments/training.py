@@ -54,6 +54,7 @@ class Course(NamedTuple):
     """One run: its measurements and the records of shard 0's updates (shards/update_records.py).
 
     `diverged_at` is the update at which a gradient or the weights were no longer finite, or None.
+    `compute_s` are the virtual seconds that all workers computed for.
     """
 
     looks: list[Look]
@@ -61,6 +62,7 @@ class Course(NamedTuple):
     seconds: float
     gradients: int
     diverged_at: int | None
+    compute_s: float = 0.0
 
     @property
     def final(self) -> Look:
@@ -91,7 +93,7 @@ class TrainingSimulation:
             part = self.map.cut(start, shard.spec.shard)
             arrays = {array_name(self.table.name, WEIGHTS): part}
             shard.restore(ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
-        self.gradients = 0
+        self.gradients, self.compute_s = 0, 0.0
         self._records: list[NDArray[np.void]] = []
         self._collected = 0
         self.workers = [SimulatedTrainee(self, number) for number in range(job.cluster.workers)]
@@ -130,7 +132,7 @@ class TrainingSimulation:
                 break
         self._collect()
         records = np.concatenate(self._records)
-        return Course(looks, records, self.clock.now, self.gradients, diverged_at)
+        return Course(looks, records, self.clock.now, self.gradients, diverged_at, self.compute_s)
 
     def weights(self) -> Floats:
         """The shards' weights, in an array of its own."""
@@ -262,6 +264,7 @@ class SimulatedTrainee:
         self._asked: int | None = None  # the request whose weights the machine waits for
         self._outbox: list[Send] = []
         self._waited_s = 0.0  # at the gate, since the last push
+        self._ending = False
 
     def _machine(self, clock: int, step: int) -> StepMachine:
         job, table = self._world.job, self._world.table
@@ -314,6 +317,11 @@ class SimulatedTrainee:
                         self.machine = self._machine(event.clock, event.step)
                         self._wants = self.machine.wants()
                     self._resume(None)
+        if self._ending and not self.session.unacknowledged:
+            self._ending = False
+            self._outbox += self.session.leave(
+                now
+            )  # as a client does, so that rounds go without it
         if self._outbox:
             self._send()
 
@@ -349,7 +357,8 @@ class SimulatedTrainee:
                     self._push(want)
                     answer = None
                 case machine.FlushPushes():
-                    return  # the end of the plan
+                    self._ending = True  # the end of the plan
+                    return
                 case _:
                     raise AssertionError(f"the plan of an experiment does not want {want}")
 
@@ -359,12 +368,14 @@ class SimulatedTrainee:
         gradient = np.empty(world.floats, np.float32)
         loss = world.workload.gradient(want.weights, self._batch, gradient)
         computed = machine.GradientComputed(gradient, loss)
-        world.clock.after(next(self.streams.times), self._computed, computed)
+        takes_s = next(self.streams.times)
+        world.clock.after(takes_s, self._computed, computed, takes_s)
 
-    def _computed(self, computed: machine.GradientComputed) -> None:
+    def _computed(self, computed: machine.GradientComputed, took_s: float) -> None:
         if not self.alive:
             return
         self._world.gradients += 1
+        self._world.compute_s += took_s
         self._resume(computed)
         if self._outbox:
             self._send()

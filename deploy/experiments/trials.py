@@ -8,29 +8,35 @@ import hashlib
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
+from deploy.experiments.lossy_diloco import LossyDiLoCo
 from deploy.experiments.training import Look, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.compatibility import build_id
 from shards import arguments
+from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
-from worker.strategies import strategy_of
+from worker.strategies import Strategy, strategy_of, strategy_with_options
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run: what is trained, by which strategy on which cluster, and for how long.
 
     `strategy` is a text as in `downpour train --strategy`; `rule` is the shards' rule in the same
-    form, such as momentum:momentum=0.9. The run ends after `gradients` of all workers together, or
+    form, such as momentum:momentum=0.9. `on_stale` is wait, scale:N or drop:N, as for `downpour
+    train`. The run ends after `gradients` of all workers together, or
     earlier at an error of `until_error` percent; the weights are measured every `look_every`
     gradients (0: at the end), on the first `tested` rows of the test data.
     """
@@ -42,6 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rule: str = "sgd"
     rate: float = 0.01
     bound: int | None = None
+    on_stale: str = "wait"
     gradients: int = 10_000
     look_every: int = 0
     until_error: float = -1.0
@@ -50,15 +57,21 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def job(self) -> SimulatedJob:
         """The job to simulate; raises BadInput for a setting that a part of it does not know."""
-        strategy = strategy_of("strategy", self.strategy).for_workers(self.cluster.workers)
         return SimulatedJob(
-            strategy=strategy,
+            strategy=self._strategy().for_workers(self.cluster.workers),
             cluster=self.cluster,
             rate=self.rate,
             seed=self.seed,
             rule=rule_named(self.rule),
             bound=self.bound,
+            stale=stale_limit_of("on_stale", self.on_stale),
         )
+
+    def _strategy(self) -> Strategy:
+        if self.strategy.partition(":")[0] != LossyDiLoCo.__struct_config__.tag:
+            return strategy_of("strategy", self.strategy)
+        lossy = strategy_with_options("strategy", LossyDiLoCo, self.strategy.partition(":")[2])
+        return structs.replace(lossy, seed=self.seed)
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
@@ -73,17 +86,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def id(self) -> str:
-        """The hash of all settings, of the data and of the build, in 16 hexadecimal digits."""
+        """The hash of all settings, the data, the build and the simulator, in 16 hexadecimal
+        digits."""
         settings = msgspec.json.encode(self, order="deterministic")
-        written = settings + data_digest(self.workload).encode() + build_id().encode()
+        parts = (data_digest(self.workload), build_id(), simulator_id())
+        written = settings + "".join(parts).encode()
         return hashlib.sha256(written).hexdigest()[:16]
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial came to. `looks` are its measurements, the last one at its end.
 
-    `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock,
-    `wait_share` the workers' share of them at the gate, `cpu_s` what the run cost. `diverged_at` is
+    `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock;
+    `compute_share` and `wait_share` are the workers' shares of them in steps and at the gate, and
+    the rest is the network's. `cpu_s` is what the run cost. `diverged_at` is
     the update at which weights or a gradient were no longer finite. `failed` is why there is no
     result.
     """
@@ -96,6 +112,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     clock_gap: int = 0
     seconds: float = 0.0
+    compute_share: float = 0.0
     wait_share: float = 0.0
     cpu_s: float = 0.0
     diverged_at: int | None = None
@@ -120,6 +137,21 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
         return [look for look in self.looks if look.seconds <= seconds][-1].error
 
 
+_SOURCES = (
+    "character_model", "cluster", "images", "jobs", "lenet", "logistic", "lossy_diloco", "problem",
+    "training", "trials", "workloads",
+)  # fmt: skip
+
+
+@cache
+def simulator_id() -> str:
+    """Sixteen hexadecimal digits over the source of all that a trial's result depends on here."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update((files("deploy.experiments") / f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def run_trial(trial: Trial) -> TrialResult:
     """Run one trial, with one BLAS thread."""
     began = time.process_time()
@@ -141,10 +173,15 @@ def run_trial(trial: Trial) -> TrialResult:
         dropped=int(rows["dropped"].sum()),
         clock_gap=int(rows["clock_gap"].max()) if len(rows) else 0,
         seconds=course.seconds,
+        compute_share=course.compute_s / spent if spent else 0.0,
         wait_share=float(rows["wait_s"].sum()) / spent if spent else 0.0,
         cpu_s=time.process_time() - began,
         diverged_at=course.diverged_at,
     )
+
+
+def seeded(trial: Trial, seed: int) -> Trial:
+    return structs.replace(trial, seed=seed)
 
 
 def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:

@@ -58,4 +58,5 @@ def report(folder: Path, name: str) -> bytes:
 
 
 def _results(path: Path) -> list[Path]:
-    return [*path.glob("trials/*.parquet"), *path.glob("shape-*.msgpack")]
+    names = ("trials/*.parquet", "imported/*.parquet", "shape-*.msgpack")
+    return [found for name in names for found in path.glob(name)]

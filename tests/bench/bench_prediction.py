@@ -24,38 +24,18 @@ from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.cluster import ClusterModel, StepTimes
 from deploy.experiments.fitting import ClusterFit, fit_rows
 from deploy.experiments.real_runs import measured, run_real
+from deploy.experiments.shapes.real_trials import LINK_MS, REAL_TRIALS
 from deploy.experiments.training import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from tests.bench.report import Goal, goals, save
 
-LINK_MS, FITTED_LINK_MS = 20.0, 10.0
-MEAN_S = 0.04
+FITTED_LINK_MS = 10.0
 LOOKS = 40
 TARGET = 1.5
 FITTED_STEPS = 100
 COLUMNS = ("time", "steps", "wall_age_s", "wait_s", "rtt_s", "bytes", "dropped")
-_EVEN = StepTimes(mean_s=MEAN_S, cv=0.1)
-_SHORT = StepTimes(mean_s=MEAN_S / 4, cv=0.1)
-_UNEVEN = StepTimes(mean_s=MEAN_S, cv=0.45)
-_MOMENTUM = "momentum:momentum=0.9"
-
-
-def trial(strategy: str, rate: float, times: StepTimes = _EVEN, **more: object) -> Trial:
-    """A shape's strategy with six workers, to be predicted."""
-    cluster = ClusterModel(workers=6, times=times, link=f"rtt={LINK_MS:g}ms")
-    usual = Trial(strategy=strategy, rate=rate, cluster=cluster, batch=64, gradients=900)
-    return structs.replace(usual, **more)
-
-
-CASES: dict[int, Trial] = {
-    1: trial("softsync:n=3", 0.02, rule=_MOMENTUM),
-    2: trial("ssp", 0.1, _UNEVEN, bound=2),
-    3: trial("ssp", 0.1, _UNEVEN, bound=4, workload="l1", rule="proximal"),
-    4: trial("sparknet:tau=5", 0.1),
-    7: trial("async_diloco:h=5", 0.008, _SHORT, workload="charlm", batch=32, gradients=2400),
-    11: trial("stale_rate", 0.1),
-}
+CASES = {number: REAL_TRIALS[number] for number in (1, 2, 3, 4, 7, 11)}
 """A run for each shape that the design asks it of, by the shape's number."""
 
 

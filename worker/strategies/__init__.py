@@ -4,7 +4,7 @@ A strategy decides when a worker pulls and pushes, what happens to its local wei
 what the shards do with its pushes. A new one is a class in a file here, and an entry in `Strategy`.
 """
 
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
@@ -48,6 +48,8 @@ Strategy = (
     | FedBuff
 )
 
+Kind = TypeVar("Kind", bound=Base)
+
 STRATEGIES: dict[str, type[Strategy]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Strategy)
 }
@@ -76,14 +78,17 @@ def strategy_of(what: str, value: object) -> Strategy:
         raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
     name, _, options = value.partition(":")
     kind = strategy_named(name.lower())
-    return _with_options(what, kind, options) if options else kind()
+    return strategy_with_options(what, kind, options)
 
 
-def _with_options(what: str, kind: type[Strategy], text: str) -> Strategy:
-    """The strategy with the options in a text such as h=50,outer_lr=0.7."""
+def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
+    """The strategy with the options in a text such as h=50,outer_lr=0.7; "" has none.
+
+    Raises BadInput naming `what`.
+    """
     known, found = kind.__struct_fields__, dict[str, Any]()
     name = kind.__struct_config__.tag
-    for option in text.split(","):
+    for option in text.split(",") if text else ():
         field, equals, value = option.partition("=")
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
-from msgspec import structs
 
 from deploy.experiments.statistics import Interval, TargetTimes
-from deploy.experiments.trials import Trial, TrialResult, run_trials
+from deploy.experiments.trials import Trial, TrialResult, run_trials, seeded
+from deploy.experiments.tuning import Tuned, choose_rates
 
 Value = TypeVar("Value")
-
-TUNING_SEEDS = (100, 101, 102)
-_POWERS = (-8, 12)  # of the rates that are tried, the second one excluded
 
 
 class Preset(StrEnum):
@@ -89,70 +85,6 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return out
 
 
-class Tuned(NamedTuple):
-    """Rates chosen on seeds of their own: that of the least error, and the largest rate whose error
-    is within one standard error of it. `error` is the least one, in percent."""
-
-    best: float
-    greedy: float
-    error: float
-
-
-class RateSearch:
-    """The search for one level's rate on the grid 1e-3 * 2^k.
-
-    First every second k from 0, with one seed, until two rates in a row are far from the best; and
-    below 0, as long as the lowest is the best. Then all three seeds for the best k, its two
-    neighbours and each larger k up to two beyond the greedy one. So the rates around the choice
-    have all seeds, and the others cost little.
-    """
-
-    def __init__(self) -> None:
-        self.errors: dict[int, list[float]] = {}
-
-    def wanted(self) -> list[tuple[int, int]]:
-        """The next powers and seeds to try; none at the end."""
-        return self._coarse() or self._fine()
-
-    def chosen(self) -> Tuned:
-        best, greedy = self._best_and_greedy(self._whole())
-        return Tuned(rate_of(best), rate_of(greedy), float(np.mean(self.errors[best])))
-
-    def _coarse(self) -> list[tuple[int, int]]:
-        seed = TUNING_SEEDS[0]
-        rising = [power for power in range(0, _POWERS[1], 2) if power not in self.errors]
-        if not _past({power: self.errors[power][:1] for power in sorted(self.errors)}) and rising:
-            return [(rising[0], seed)]
-        lowest = min(self.errors)
-        if lowest - 2 >= _POWERS[0] and self._least() == lowest:
-            return [(lowest - 2, seed)]
-        return []
-
-    def _fine(self) -> list[tuple[int, int]]:
-        whole = self._whole()
-        best, greedy = self._best_and_greedy(whole) if whole else (self._least(),) * 2
-        around = range(max(best - 1, _POWERS[0]), min(greedy + 3, _POWERS[1]))
-        return [
-            (power, seed)
-            for power in around
-            for seed in TUNING_SEEDS[len(self.errors.get(power, ())) :]
-        ]
-
-    def _least(self) -> int:
-        return min(self.errors, key=lambda power: self.errors[power][0])
-
-    def _whole(self) -> dict[int, list[float]]:
-        """The powers that all seeds have been tried with."""
-        return {k: found for k, found in self.errors.items() if len(found) == len(TUNING_SEEDS)}
-
-    @staticmethod
-    def _best_and_greedy(whole: dict[int, list[float]]) -> tuple[int, int]:
-        best = min(whole, key=lambda power: float(np.mean(whole[power])))
-        values = np.array(whole[best])
-        limit = values.mean() + values.std(ddof=1) / math.sqrt(len(values))
-        return best, max(power for power, found in whole.items() if float(np.mean(found)) <= limit)
-
-
 class Bench:
     """Runs the trials of one shape, chooses rates for them, and counts what that costs."""
 
@@ -180,20 +112,8 @@ class Bench:
         The seeds 100 to 102 are apart from those that are reported. See `RateSearch` for the rates
         that are tried.
         """
-        searches = [RateSearch() for _ in levels]
-        while wanted := [
-            (place, power, seed)
-            for place, search in enumerate(searches)
-            for power, seed in search.wanted()
-        ]:
-            trials = [
-                seeded(structs.replace(levels[place], rate=rate_of(power)), seed)
-                for place, power, seed in wanted
-            ]
-            for (place, power, _), found in zip(wanted, self._run(trials), strict=True):
-                searches[place].errors.setdefault(power, []).append(found.error)
-            self.tuned += len(trials)
-        chosen = [search.chosen() for search in searches]
+        chosen, trials = choose_rates(levels, self._run)
+        self.tuned += trials
         for level, rates in zip(levels, chosen, strict=True):
             text = f"{level.strategy}, {level.rule}, {level.cluster.workers} workers"
             self._note(f"  rates of {text}: best {rates.best:g}, greedy {rates.greedy:g}")
@@ -248,10 +168,6 @@ def kept(folder: Path) -> list[ShapeOutcome]:
     return [msgspec.msgpack.decode(one.read_bytes(), type=ShapeOutcome) for one in files]
 
 
-def seeded(trial: Trial, seed: int) -> Trial:
-    return structs.replace(trial, seed=seed)
-
-
 def judged(holds: bool) -> ShapeVerdict:
     """The verdict of a rule that a figure keeps or breaks."""
     return ShapeVerdict.REPRODUCED if holds else ShapeVerdict.NOT_REPRODUCED
@@ -289,13 +205,3 @@ def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = Fa
 def listed(names: Iterable[object], values: Iterable[float], form: str = ".3g") -> str:
     """Levels and their figures in one line: 0: 1.5, 4: 2."""
     return ", ".join(f"{name}: {value:{form}}" for name, value in zip(names, values, strict=True))
-
-
-def rate_of(power: int) -> float:
-    return 1e-3 * 2.0**power
-
-
-def _past(known: dict[int, list[float]]) -> bool:
-    """Whether the two largest rates so far are far worse than the best."""
-    means = [float(np.mean(errors)) for errors in known.values()]
-    return len(means) > 2 and min(means[-2:]) > max(2 * min(means), min(means) + 5)

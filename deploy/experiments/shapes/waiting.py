@@ -12,7 +12,6 @@ from deploy.experiments.shapes.base import (
     Check,
     Shape,
     ShapeVerdict,
-    Tuned,
     errors,
     judged,
     listed,
@@ -21,6 +20,7 @@ from deploy.experiments.shapes.base import (
 )
 from deploy.experiments.statistics import slope
 from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.tuning import Tuned
 
 _TARGET = 10.0  # the error in percent that a time to a target is counted to
 _HALF_IDLE_CV = 0.45  # of lognormal times, at which 16 workers wait half of the time in rounds

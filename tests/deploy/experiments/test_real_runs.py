@@ -1,14 +1,19 @@
 """Real runs agree with the simulator: their recorded turns lead it to the same weights."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from msgspec import structs
 
+from deploy.experiments import real_runs
 from deploy.experiments.cluster import ClusterModel, StepTimes
 from deploy.experiments.real_runs import RealRun, replayed, run_real
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from shards.errors import BadInput
+from shards.update_records import RECORD
+from tests.support.cli_in_process import command
 
 TRIAL = Trial(
     workload="quad",
@@ -64,3 +69,32 @@ def test_what_cannot_be_replayed_is_refused() -> None:
         run_real(shards, workload_of("quad"))
     with pytest.raises(BadInput, match="expected a push for every pull"):
         replayed(real("downpour:n_push=2,n_fetch=1", None), workload_of("quad"))
+
+
+def test_the_command_replays_the_first_trial_of_each_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each point; the exit status is 1 if the weights of one differ."""
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text(
+        'name = "two"\nworkload = "quad"\ngradients = 40\nstrategy = "{kind}"\n'
+        "[cluster]\nworkers = 2\ntimes = { mean_s = 0.002, cv = 0.3 }\n"
+        '[grid]\nkind = ["asp", "easgd:tau=4"]\n'
+    )
+    exp = command(capsys, monkeypatch, "exp")
+    status, printed, _ = exp("replay", sweep)
+    assert status == 0
+    assert [line.partition(":")[0] for line in printed.splitlines()] == ["kind asp", "kind easgd"]
+    assert printed.count("the same weights, bit for bit; staleness") == 2
+    other = np.zeros(1, np.float32)
+    monkeypatch.setattr(real_runs, "replayed", lambda *_: other)
+    status, printed, _ = exp("replay", sweep)
+    assert status == 1
+    assert "OTHER WEIGHTS" in printed
+
+
+@pytest.mark.parametrize(("share", "marked"), [(0.0, False), (0.01, False), (0.02, True)])
+def test_a_run_that_is_not_paced_is_marked(share: float, marked: bool) -> None:
+    """More than a hundredth of the steps computed for more than half of their time."""
+    run = RealRun(TRIAL.job(), np.zeros(0, RECORD), np.zeros(1, np.float32), 1.0, share)
+    assert ("MARKED" in run.pacing) == marked

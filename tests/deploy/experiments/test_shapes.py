@@ -19,10 +19,11 @@ from deploy.experiments.shapes import (
     speed,
     windows,
 )
-from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, Tuned, play
+from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, play
 from deploy.experiments.statistics import Interval
 from deploy.experiments.timing import TimingSimulation
 from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.tuning import Tuned
 from shards.errors import BadInput
 from shards.gate import Gate
 from worker.strategies import strategy_of

@@ -1,5 +1,8 @@
 """The two simulators of training: what they promise, and that they run the code under test."""
 
+import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from msgspec import structs
 
 from deploy.experiments import trials
 from deploy.experiments.agreement import agreement
-from deploy.experiments.cluster import ClusterModel, Law, StepTimes, WorkerKill
+from deploy.experiments.cluster import ClusterModel, Law, LinkPartition, StepTimes, WorkerKill
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.real_runs import RealRun, replayed
@@ -79,6 +82,53 @@ def test_both_simulators_agree(text: str, bound: int | None, link: str) -> None:
     assert numbers == timed["worker"].tolist()
     for column in set(timed.dtype.names or ()) - {"worker"}:
         assert np.array_equal(real[column], timed[column]), column
+
+
+def test_the_time_of_workers_is_split() -> None:
+    """With steps of a second and a round trip of one, half of the time is computing; in rounds the
+    slow worker computes, and the others wait; without a link all that is left is waits."""
+    times = StepTimes(mean_s=1.0, law=Law.FIXED)
+    cluster = ClusterModel(workers=2, times=times, link="rtt=1s")
+    trial = Trial(workload="quad", gradients=200, cluster=cluster)
+    assert run_trial(trial).compute_share == pytest.approx(0.5, abs=0.01)
+    uneven = ClusterModel(workers=2, times=times, stragglers={"worker-1": 3.0})
+    found = run_trial(structs.replace(trial, strategy="bsp", cluster=uneven))
+    assert found.compute_share == pytest.approx(2 / 3, abs=0.01)
+    assert found.compute_share + found.wait_share == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_partition_holds_back_what_is_sent_in_it() -> None:
+    """Nothing of the cut worker arrives from its beginning to its end, and the others, which do not
+    wait, make it as stale as its absence was long. Both simulators agree."""
+    cut = LinkPartition(at_s=10.0, for_s=8.0, worker=2)
+    one = job("asp", workers=4, stragglers={}, partitions=(cut,))
+    real = TrainingSimulation(one, workload_of("quad")).run(160).records
+    timed = TimingSimulation(one).run(len(real)).records
+    assert np.array_equal(real["time"], timed["time"])
+    assert np.array_equal(real["staleness"], timed["staleness"])
+    times = real["time"][real["worker"] == b"worker-2"]
+    assert not ((times > 10.0) & (times < 18.0)).any()
+    assert (times >= 18.0).any()
+    mine = real["staleness"][real["worker"] == b"worker-2"]
+    assert mine.max() > 15
+    everyone = job("asp", workers=4, partitions=(LinkPartition(at_s=10.0, for_s=8.0),))
+    rows = TimingSimulation(everyone).run(160).records
+    assert np.diff(rows["time"]).max() >= 7.0
+
+
+@pytest.mark.parametrize(("on_stale", "dropped"), [("drop:2", True), ("scale:2", False)])
+def test_a_limit_of_staleness_is_the_shards(on_stale: str, dropped: bool) -> None:
+    """As in downpour train: what is staler is dropped, or its rate is scaled down."""
+    trial = Trial(workload="quad", on_stale=on_stale, cluster=ClusterModel(workers=6))
+    rows = TrainingSimulation(trial.job(), workload_of("quad")).run(120).records
+    late = rows["staleness"] > 2
+    assert late.any()
+    assert (rows["dropped"].astype(bool) == (late & dropped)).all()
+    assert (rows["scale"][late] < rows["scale"][~late].min()).all()
+    with pytest.raises(BadInput, match="on_stale: expected wait for a strategy in rounds"):
+        structs.replace(trial, strategy="bsp").check()
+    with pytest.raises(BadInput, match="timing: expected on_stale wait, got a limit"):
+        TimingSimulation(trial.job())
 
 
 @drawn(
@@ -220,6 +270,18 @@ def test_a_killed_worker_returns_where_its_last_push_was() -> None:
     assert len(rows) == rows["apply_version"][-1]
 
 
+@pytest.mark.parametrize("text", ["bsp:b=1", "asp", "softsync:n=4"])
+def test_a_worker_at_the_end_of_its_plan_leaves(text: str) -> None:
+    """The others continue without it, in rounds with backup workers, too; none waits for it."""
+    one = structs.replace(job(text, 0 if "bsp" in text else None), steps=20)
+    simulation = TrainingSimulation(one, workload_of("quad"))
+    course = simulation.run(6 * 20)
+    assert course.gradients == 6 * 20
+    simulation.clock.run(lambda: True, math.inf)
+    assert simulation.shards[0].journal.pushes == 6 * 20
+    assert not simulation.shards[0].ledger.active
+
+
 def test_a_late_worker_joins_at_its_time() -> None:
     rows = trained(job("ssp", 3, joins={"worker-5": 30.0}, links={"worker-1": "rtt=4s"}))[0].records
     assert 30 < rows[rows["worker"] == b"worker-5"]["time"].min() < 32
@@ -243,6 +305,24 @@ def test_data_are_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Trial(workload="charlm").id != before
 
 
+def test_the_simulator_is_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another source of a workload gives another id; and every source that a result depends on is
+    among those that count: all that the module of trials imports from here."""
+    before = Trial(workload="quad").id
+    monkeypatch.setattr(trials, "simulator_id", lambda: "other")
+    assert Trial(workload="quad").id != before
+    folder = Path(trials.__file__).parent
+    reached, left = set[str](), ["trials"]
+    while left:
+        name = left.pop()
+        reached.add(name)
+        found = re.findall(
+            r"from deploy\.experiments\.(\w+) import", (folder / f"{name}.py").read_text()
+        )
+        left += [one for one in found if one not in reached]
+    assert set(trials._SOURCES) == reached
+
+
 def test_a_target_that_is_missed_is_none() -> None:
     course, _ = trained(job("asp"), 12)
     assert course.first_below(0.0) is None
@@ -259,6 +339,13 @@ def test_a_target_that_is_missed_is_none() -> None:
         (ClusterModel, {"links": {"worker-9": "rtt=1s"}}, "links: expected .* got 'worker-9'"),
         (ClusterModel, {"joins": {"worker-1": -1.0}}, "joins: worker-1: expected 0 or more"),
         (ClusterModel, {"kill": (WorkerKill(at_s=1.0, worker=8),)}, "kill: worker: .*got 8"),
+        (ClusterModel, {"partitions": (LinkPartition(at_s=1.0, for_s=10.0),)}, "less than lease_s"),
+        (
+            ClusterModel,
+            {"partitions": (LinkPartition(at_s=1.0, for_s=1.0, worker=8),)},
+            "partitions: worker: .*got 8",
+        ),
+        (LinkPartition, {"at_s": 1.0, "for_s": -1.0}, "partitions: for_s: expected 0 or more"),
         (WorkerKill, {"at_s": -1.0, "worker": 0}, "kill: at_s: expected 0 or more"),
         (ClusterModel, {"delays": -1}, "delays"),
         (StepTimes, {"slow_share": 2.0}, "slow_share"),

@@ -1,6 +1,7 @@
 """A sweep: its file, its runner, which may be killed at any moment, and its report."""
 
 import errno
+import html
 import multiprocessing
 import re
 import resource
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from deploy.experiments import runner
-from deploy.experiments.comparison import compare_sweeps
+from deploy.experiments import charts, runner
+from deploy.experiments.comparison import compare_experiments
 from deploy.experiments.limits import Limits
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, judge_sweep, run_sweep
 from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
 from deploy.experiments.sweeps import read_sweep
+from deploy.experiments.trial_table import write_table
 from deploy.experiments.trials import Trial, rule_named, run_trial
 from shards.errors import BadInput
 from shards.rules import Momentum
@@ -85,7 +87,7 @@ def test_grid_zip_and_list_are_crossed(tmp_path: Path) -> None:
         (("seeds = [0, 1]", "seeds = [0, 2000]"), "at most 10000 trials without --yes, got 16008"),
         (('name = "first"', 'name = "a b"'), "name: expected letters"),
         (("scale = [1, 0.5]", "scale = [1]"), "zip: expected lists of one length"),
-        (("rate = [0.01", 'rate = ["greedy"'), "rate: expected `float`, got `str`"),
+        (("rate = [0.01", 'rate = ["fast"'), "rate: expected a number, or best or greedy"),
         (("rate = [0.01", "lr = [0.01"), "lr: expected a setting"),
         (('workload = "quad"', 'workload = "l2"'), "workload: expected one of .*, got 'l2'"),
         (("[cluster]", "[cluster"), "expected TOML"),
@@ -266,13 +268,57 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     assert size == len(page.encode()) < 3e6
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
     assert all(trial.id in page for trial in sweep.trials)
-    assert page.count("<polyline") == 4 * len(sweep.points)
+    assert page.count("<polyline") == 4 * min(12, len(sweep.points))
     assert "a &lt; b" in page
-    with pytest.raises(BadInput, match="got neither"):
+    with pytest.raises(BadInput, match="or of imported runs, got another"):
         write_report(tmp_path / "trials", tmp_path / "none.html")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 86.7, [0.0, 20.0, 40.0, 60.0, 80.0]),
+        (0.0, 4000.0, [0.0, 1000.0, 2000.0, 3000.0, 4000.0]),
+        (0.12, 0.31, [0.15, 0.2, 0.25, 0.3]),
+        (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+    ],
+)
+def test_axes_have_round_values(low: float, high: float, expected: list[float]) -> None:
+    assert charts.ticks(low, high) == expected
+
+
+def test_the_trials_are_one_table(swept: Path, tmp_path: Path) -> None:
+    """A row for each trial, simulated or of a shape, with settings and figures."""
+    result = run_trial(Trial(workload="quad", gradients=8))
+    outcome = ShapeOutcome(
+        number=3, title="t", source="s", preset=Preset.CI, control=True, checks=[], trials=[result]
+    )
+    keep(outcome, tmp_path)
+    assert write_table(tmp_path, tmp_path / "shapes.csv") == 1
+    header, row = (tmp_path / "shapes.csv").read_text().splitlines()
+    found = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (found["from"], found["name"]) == ("shape 3 control", result.trial.id)
+    assert (found["strategy"], found["gradients"], found["link"]) == ("asp", "8", "")
+    assert float(found["staleness"]) == pytest.approx(result.mean_staleness, rel=1e-5)
+    assert write_table(swept / "out", tmp_path / "sweep.csv") == 16
+    with pytest.raises(BadInput, match="expected an experiment with trials, got none"):
+        write_table(tmp_path / "empty", tmp_path / "none.csv")
+
+
+def test_the_committed_report_is_that_of_the_example() -> None:
+    """Page and table have the shipped sweep, every point of it, and no more than 3 MB."""
+    folder = ROOT / "docs" / "measurements" / "reports"
+    example = ROOT / "deploy" / "examples" / "sweep.toml"
+    page = (folder / "slow-link.html").read_text()
+    assert html.escape(example.read_text()) in page
+    assert len(page) < 3e6
+    sweep = read_sweep(example)
+    assert "36 of 36 trials done" in page
+    rows = (folder / "slow-link.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(sweep.trials)
+
+
 def test_processes_give_the_same_files(tmp_path: Path) -> None:
     """Two processes write what one does."""
     assert multiprocessing.current_process().name == "MainProcess"
@@ -394,9 +440,9 @@ def test_two_sweeps_are_compared(swept: Path, tmp_path: Path) -> None:
     """Points in common with paired differences; the others by name."""
     other = written(tmp_path, SWEEP.replace("rtt=2s", "rtt=4s"))
     run_sweep(read_sweep(other), tmp_path / "out", note=quiet)
-    lines = compare_sweeps(swept / "out", tmp_path / "out")
-    same = [line for line in lines if "link , kind asp, rate 0.01" in line]
+    lines = compare_experiments(swept / "out", tmp_path / "out")
+    same = [line for line in lines if "link none, kind asp, rate 0.01" in line]
     assert "seconds 0 [0, 0] (2 seeds)" in same[0]
     assert sum("only in" in line for line in lines) == 8
-    with pytest.raises(BadInput, match=r"expected the folder of a sweep, got one without sweep"):
-        compare_sweeps(swept / "none", tmp_path / "out")
+    with pytest.raises(BadInput, match=r"expected the folder of a sweep or of imported runs"):
+        compare_experiments(swept / "none", tmp_path / "out")

@@ -1,0 +1,61 @@
+"""The trials of an experiment as one CSV table, a row each: what a report's figures are made of."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.experiments.expectations import FIGURES
+from deploy.experiments.imports import imported
+from deploy.experiments.runner import Folder
+from deploy.experiments.shapes.base import kept
+from deploy.experiments.sweeps import read_sweep
+from deploy.experiments.trials import TrialResult
+from shards.errors import BadInput
+
+_SETTINGS = ("workload", "batch", "strategy", "rule", "rate", "bound", "on_stale", "seed")
+_CLUSTER = ("workers", "shards", "link")
+_COUNTS = ("gradients", "dropped", "clock_gap", "diverged_at")
+COLUMNS = ("from", "name", *_SETTINGS, *_CLUSTER, *FIGURES, *_COUNTS)
+
+
+def write_table(path: Path, out: Path) -> int:
+    """Write the trials of a folder to a CSV file; returns their number.
+
+    `from` is sweep, shape N or real, `name` the trial's id or the real run's name. Raises BadInput
+    for a folder without trials.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise BadInput(f"{path}: expected an experiment with trials, got none")
+    with out.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        table.writerows(rows)
+    return len(rows)
+
+
+def _rows(path: Path) -> Iterator[list[object]]:
+    folder = Folder(path)
+    if folder.sweep.exists():
+        for trial in read_sweep(folder.sweep, consent=True).trials:
+            if found := folder.load(trial):
+                yield _row("sweep", trial.id, found)
+    for outcome in kept(path):
+        origin = f"shape {outcome.number}{' control' if outcome.control else ''}"
+        for result in outcome.trials:
+            yield _row(origin, result.trial.id, result)
+    for run in imported(path):
+        yield _row("real", run.name, run.result)
+
+
+def _row(origin: str, name: str, result: TrialResult) -> list[object]:
+    trial = result.trial
+    figures = (f"{figure(result):.6g}" for figure in FIGURES.values())
+    return [
+        origin,
+        name,
+        *(getattr(trial, key) for key in _SETTINGS),
+        *(getattr(trial.cluster, key) for key in _CLUSTER),
+        *figures,
+        *(getattr(result, key) for key in _COUNTS),
+    ]
