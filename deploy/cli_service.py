@@ -108,6 +108,14 @@ def serve(
     require_tokens: Annotated[
         bool, typer.Option("--require-tokens", help="Ask for a token on loopback, too.")
     ] = False,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="The database: sqlite, or postgresql://USER@HOST/NAME. One with a password is"
+            " named by the variable DOWNPOUR_DATABASE.",
+            show_default="the last one of this home, at first sqlite",
+        ),
+    ] = None,
 ) -> None:
     """Run the training service: a REST interface, a page in the browser, a queue of jobs.
 
@@ -133,6 +141,7 @@ def serve(
         experiments=experiments.absolute() if experiments is not None else None,
         limits=ServiceLimits.of_words(limit or ()),
         webhook_hosts=Hosts(tuple(webhook_host or ())),
+        database=database,
     )
     server.serve(choice, listen, typer.echo)
 
@@ -384,6 +393,20 @@ def backup_home(
         from deploy.service import server
     server.backup(server.home(), target)
     typer.echo(f"{target}: the database of {server.home()}")
+
+
+@app.command("restore")
+def restore_home(
+    source: Annotated[Path, typer.Argument(help="What `backup` wrote.", show_default=False)],
+) -> None:
+    """Fill an empty database of DOWNPOUR_HOME with a copy; no service may run.
+
+    The copy may be of the other kind: so a home moves from SQLite to PostgreSQL, or back.
+    """
+    with installed():
+        from deploy.service import server
+    server.restore(server.home(), source)
+    typer.echo(f"{source}: in the database of {server.home()}")
 
 
 def add_to(main: typer.Typer) -> None:

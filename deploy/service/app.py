@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from deploy.service.access_store import AccessStore
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
-from deploy.service.problems import Problem, of_error
+from deploy.service.problems import Problem, of_database_error, of_error
 from deploy.service.retention import ServiceLimits
 from deploy.service.stream import Feed
 from deploy.service.submissions import Submissions
@@ -36,7 +36,7 @@ LOOK_S = 0.25
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
 
-    `exposure` says whether requests need tokens.
+    `exposure` says whether requests need tokens; `database` names another one than the home does.
     """
 
     home: Path
@@ -47,6 +47,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: ServiceLimits = ServiceLimits()
     webhook_hosts: Hosts = Hosts()
     exposure: Exposure = Exposure()
+    database: str | None = None
 
 
 class Service:
@@ -84,11 +85,13 @@ class Service:
         self.webhooks = Webhooks(self.store, engine, options.webhook_hosts)
         self._courier = Courier(self.webhooks)
         self.looked_at = 0.0
+        self._current = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
-        self.store.catch_up()
+        with suppress(sa.exc.DBAPIError):  # a locked database: the thread tries again
+            self._catch_up()
         self._thread.start()
         self._courier.start()
 
@@ -102,10 +105,16 @@ class Service:
         """Whether the supervisor has looked at all jobs lately."""
         return time.monotonic() - self.looked_at < 30.0 and not self._stopped.is_set()
 
+    def _catch_up(self) -> None:
+        if not self._current:
+            self.store.catch_up()
+            self._current = True
+
     def _run(self) -> None:
         log, logged = logger("service"), ""
         while not self._stopped.wait(LOOK_S):
             try:
+                self._catch_up()
                 self.supervisor.look()
                 self.looked_at, logged = time.monotonic(), ""
             except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
@@ -156,12 +165,13 @@ def application(service: Service) -> FastAPI:
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 
+    # Not in a thread, which requests to a locked database may all hold.
     @app.get("/healthz", include_in_schema=False)
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
     @app.get("/readyz", include_in_schema=False)
-    def readyz() -> JSONResponse:
+    async def readyz() -> JSONResponse:
         ready = service.ready
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
@@ -184,9 +194,9 @@ def _add_errors(app: FastAPI) -> None:
     def failed(_: Request, error: DownpourError | OSError) -> Response:
         return of_error(error).response()
 
-    @app.exception_handler(sa.exc.OperationalError)
-    def unavailable(_: Request, error: sa.exc.OperationalError) -> Response:
-        return Problem(503, "unavailable", f"database: {error.orig}").response()
+    @app.exception_handler(sa.exc.SQLAlchemyError)
+    def unavailable(_: Request, error: sa.exc.SQLAlchemyError) -> Response:
+        return of_database_error(error).response()
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:

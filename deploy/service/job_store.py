@@ -3,10 +3,14 @@
 Every change of a job is one entry in its journal `orders.jsonl`, on disk before the database learns
 of it. The entry's data are the columns that change, so that a row is the sum of its entries: after
 a crash between the two writes, and after the loss of the database, `catch_up` and `rebuild` replay
-the journal. A transition compares (attempt, state_seq) with what its caller has seen.
+the journal. If the database fails for a while, as one that another process has locked, `settle`
+does so before the job changes again. A transition compares (attempt, state_seq) with what its
+caller has seen. Changes are made one at a time, so ids of events grow in the order of commits:
+streams and webhooks, which continue after an id, miss none.
 """
 
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -124,6 +128,7 @@ class JobStore:
         self._engine = engine
         self._changed = changed
         self._lock = threading.RLock()
+        self._behind: set[str] = set()  # jobs whose journals have what the database may lack
 
     def folder(self, job: str) -> Path:
         """The folder of a job; `job` is an id that this store has given out."""
@@ -140,14 +145,18 @@ class JobStore:
         """
         folder = self.folder(submission.id)
         with self._lock:
-            folder.mkdir(mode=0o700)
-            for name in (job_folder.LOGS, job_folder.READINGS):
-                (folder / name).mkdir(mode=0o700)
-            content = checked_json.encode(settings.plain())
-            write_whole(folder / job_folder.SETTINGS, content, private=True)
-            job_folder.save(folder / job_folder.JOB, submission)
-            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
-            self._index(folder)
+            try:
+                folder.mkdir(mode=0o700)
+                for name in (job_folder.LOGS, job_folder.READINGS):
+                    (folder / name).mkdir(mode=0o700)
+                content = checked_json.encode(settings.plain())
+                write_whole(folder / job_folder.SETTINGS, content, private=True)
+                job_folder.save(folder / job_folder.JOB, submission)
+                self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
+            except (DownpourError, OSError):
+                shutil.rmtree(folder, ignore_errors=True)  # or the next start would find the job
+                raise
+            self._settle(submission.id)
         self._changed()
         return self.get(submission.id)
 
@@ -173,6 +182,7 @@ class JobStore:
 
     def with_key(self, key: str) -> JobRow | None:
         """The job that was submitted with this idempotency key; None if there is none."""
+        self.settle()
         with self._engine.connect() as connection:
             row = connection.execute(
                 sa.select(tables.job).where(tables.job.c.request_key == key)
@@ -296,6 +306,7 @@ class JobStore:
         Raises StateChanged if the job is no longer as `seen`, or if there is no such transition.
         """
         with self._lock:
+            self.settle()
             present = self.get(seen.id)
             same = (present.attempt, present.state_seq) == (seen.attempt, seen.state_seq)
             if not same or to not in TRANSITIONS[present.state]:
@@ -308,6 +319,7 @@ class JobStore:
     def note(self, seen: JobRow, kind: str, **data: Any) -> Entry:
         """Record an order or a remark that changes no state."""
         with self._lock:
+            self.settle()
             entry = self._record(seen.id, seen.attempt, kind, data)
         self._changed()
         return entry
@@ -365,6 +377,22 @@ class JobStore:
             connection.execute(sa.insert(table).values(answer=dict(answer), **values))
 
     # After a crash, and after the loss of the database.
+
+    def settle(self) -> None:
+        """Bring the database up to the journals that it could not follow, if there are any."""
+        with self._lock:
+            for job in sorted(self._behind):
+                self._settle(job)
+
+    def _settle(self, job: str) -> None:
+        self._behind.add(job)
+        try:
+            self.get(job)
+        except KeyError:
+            self._index(self.folder(job))
+        else:
+            self._replay(job)
+        self._behind.discard(job)
 
     def catch_up(self) -> int:
         """Bring the database up to the journals of unfinished jobs and of folders without a row.
@@ -434,7 +462,7 @@ class JobStore:
 
     def _record(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:
         entry = self._append(job, attempt, kind, data)
-        self._replay(job)
+        self._settle(job)
         return entry
 
     def _append(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:

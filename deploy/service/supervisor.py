@@ -93,6 +93,7 @@ class Supervisor:
 
     def look(self) -> None:
         """Advance every unfinished job as far as the evidence allows, and start what fits."""
+        self._store.settle()
         for row in self._store.unfinished():
             with self._lock:
                 try:

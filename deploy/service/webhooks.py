@@ -232,5 +232,5 @@ class Courier:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):
-            with suppress(sa.exc.OperationalError):  # a locked database: the next turn
+            with suppress(sa.exc.SQLAlchemyError):  # a locked database: the next turn
                 self._webhooks.send_due()

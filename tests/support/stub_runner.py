@@ -1,7 +1,8 @@
 """A runner that trains nothing: it keeps the files of a job as the real one does, and obeys orders.
 
 It imports the standard library only, so that many of them start at once. What it does is in the
-label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`.
+label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`;
+`nul` succeeds with a NUL character in its log.
 """
 
 import fcntl
@@ -45,7 +46,7 @@ def main() -> int:
     own = {"attempt": attempt, "nonce": nonce}
     whole("attempt.json", own | {"pid": os.getpid(), "started": time.time(), "boot": ""})
     what = json.loads((folder / "job.json").read_text())["labels"].get("stub", "succeed")
-    print(f"attempt {attempt}: {what}", flush=True)
+    print(f"attempt {attempt}: {what}" + "\0" * (what == "nul"), flush=True)
     event("checking")
 
     def end(kind: str, code: str = "", message: str = "") -> int:

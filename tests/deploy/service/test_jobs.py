@@ -12,9 +12,11 @@ import pytest
 from deploy.runner.job_folder import ORDERS
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
-from deploy.service.tables import DATABASE, open_database
+from deploy.service.tables import DatabasePlace, open_database
 from tests.support.eventually import eventually
 from tests.support.service_in_process import Running, Start
+
+DATABASES = ("sqlite", "postgresql")
 
 
 def pid_of(running: Running, job: str) -> int:
@@ -153,7 +155,9 @@ def finished(start: Start) -> Iterator[Running]:
         yield running
 
 
-def test_the_database_is_an_index(finished: Running, home: Path) -> None:
+def test_the_database_is_an_index(
+    finished: Running, home: Path, place: DatabasePlace, tmp_path: Path
+) -> None:
     """Rebuilt from the folders, it holds the same jobs, attempts and events."""
 
     def content(store: JobStore) -> list[object]:
@@ -167,14 +171,16 @@ def test_the_database_is_an_index(finished: Running, home: Path) -> None:
         return [jobs, [store.attempts(job.id) for job in jobs], events]
 
     store = finished.service.store
-    engine = open_database(home / "rebuilt.db")
-    rebuilt = JobStore(home, engine)
-    assert rebuilt.rebuild() == 4
-    assert content(rebuilt) == content(store)
-    engine.dispose()
+    before = content(store)
+    for rebuilt in (open_database(tmp_path / "rebuilt.db"), open_database(place)):
+        assert JobStore(home, rebuilt).rebuild() == 4
+        assert content(JobStore(home, rebuilt)) == before
+        rebuilt.dispose()
 
 
-def test_a_crash_between_journal_and_database(start: Start, home: Path) -> None:
+def test_a_crash_between_journal_and_database(
+    start: Start, home: Path, place: DatabasePlace
+) -> None:
     """An order that is in the journal and not in the database is taken in at the next start."""
     with start() as before:
         job = before.submit("train")
@@ -185,7 +191,7 @@ def test_a_crash_between_journal_and_database(start: Start, home: Path) -> None:
         store._append(job, 1, "state", {"state": "CANCELLED", "state_seq": 99})
     with start() as after:
         assert after.get(job)["state"] == "CANCELLED"
-    engine = open_database(home / DATABASE)
+    engine = open_database(place)
     assert JobStore(home, engine).catch_up() == 0
     engine.dispose()
     assert (home / "jobs" / job / ORDERS).is_file()
