@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from deploy.service import api, page, results_api, upkeep_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
+from deploy.service.clock import SteadyClock
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
@@ -54,12 +55,17 @@ class Service:
     """The parts of a running service. `start` begins to drive jobs, `stop` ends that and no job."""
 
     def __init__(
-        self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
+        self,
+        options: ServeOptions,
+        engine: sa.Engine,
+        launcher: LocalLauncher | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        clock = clock or SteadyClock()
         self.feed = Feed()
         self.exposure = options.exposure
-        self.access = AccessStore(engine)
-        self.store = JobStore(options.home, engine, self.feed.changed)
+        self.access = AccessStore(engine, clock)
+        self.store = JobStore(options.home, engine, self.feed.changed, clock)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
@@ -67,6 +73,7 @@ class Service:
             retry_s=options.retry_s,
             limits=self.access.limits,
             reserve_bytes=options.limits.free_mb << 20,
+            clock=clock,
         )
         self.options = options
         self.uploads = Uploads(
@@ -82,7 +89,7 @@ class Service:
             confined=options.exposure.tokens,
             limits=self.access.limits,
         )
-        self.webhooks = Webhooks(self.store, engine, options.webhook_hosts)
+        self.webhooks = Webhooks(self.store, engine, options.webhook_hosts, clock=clock)
         self._courier = Courier(self.webhooks)
         self.looked_at = 0.0
         self._current = False

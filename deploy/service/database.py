@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from deploy.runner import job_folder
 from deploy.service import postgres, tables
-from deploy.service.tables import DATABASE, DatabasePlace, open_database
+from deploy.service.tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from shards.errors import BadInput, GiveUp
 
 VARIABLE = "DOWNPOUR_DATABASE"
@@ -64,15 +64,21 @@ def remember(folder: Path, place: DatabasePlace) -> None:
         job_folder.save(folder / HOME, msgspec.structs.replace(record, database=text))
 
 
-def opened(folder: Path, place: DatabasePlace, *, filled: bool = False) -> sa.Engine:
+def opened(
+    folder: Path, place: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
+) -> sa.Engine:
     """Open the database of a home; raises BadInput for one that belongs to another home."""
-    engine = open_database(place, filled=filled)
-    own = _record(folder).id
-    with tables.alone(engine, tables.home) as connection:
-        found = connection.execute(sa.select(tables.home.c.id)).scalar()
-        if found is None:
-            connection.execute(sa.insert(tables.home).values(id=own))
+    engine = open_database(place, filled=filled, busy_s=busy_s)
+    own, query = _record(folder).id, sa.select(tables.home.c.id)
+    with engine.connect() as connection:
+        found = connection.execute(query).scalar()
+    if found is None:
+        with tables.alone(engine, tables.home) as connection:
+            found = connection.execute(query).scalar()
+            if found is None:
+                connection.execute(sa.insert(tables.home).values(id=own))
     if found not in {None, own}:
+        engine.dispose()
         raise BadInput(
             f"{named(place)}: expected the database of {folder}, got that of another home; name"
             " another database, or, if this home is to have it: downpour service reindex"

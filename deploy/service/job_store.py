@@ -32,6 +32,7 @@ from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
+_TIME_DIGITS = 11  # of an id, in milliseconds
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
@@ -121,12 +122,18 @@ class JobStore:
     """All jobs of one home. Threads may share it; `changed` is called after each change."""
 
     def __init__(
-        self, home: Path, engine: sa.Engine, changed: Callable[[], None] = lambda: None
+        self,
+        home: Path,
+        engine: sa.Engine,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = home / JOBS
         self._jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = engine
         self._changed = changed
+        self._clock = clock
+        self._last_id_ms = 0
         self._lock = threading.RLock()
         self._behind: set[str] = set()  # jobs whose journals have what the database may lack
 
@@ -135,8 +142,14 @@ class JobStore:
         return self._jobs / job
 
     def new_id(self) -> str:
-        """An id. Ids sort by time."""
-        return f"{int(time.time() * 1000):011x}{secrets.token_hex(3)}"
+        """An id. Ids sort in the order in which they are given out, whatever the clock does."""
+        with self._lock:
+            if not self._last_id_ms:
+                with self._engine.connect() as connection:
+                    last = connection.execute(sa.select(sa.func.max(tables.job.c.id))).scalar()
+                self._last_id_ms = int(last[:_TIME_DIGITS], 16) if last else 0
+            self._last_id_ms = max(int(self._clock() * 1000), self._last_id_ms + 1)
+            return f"{self._last_id_ms:0{_TIME_DIGITS}x}{secrets.token_hex(3)}"
 
     def create(self, submission: Submission, settings: TrainSettings, **columns: Any) -> JobRow:
         """Store a new job. When this returns, the job survives the loss of this process.
@@ -306,7 +319,8 @@ class JobStore:
         Raises StateChanged if the job is no longer as `seen`, or if there is no such transition.
         """
         with self._lock:
-            self.settle()
+            if seen.id in self._behind:
+                self._settle(seen.id)
             present = self.get(seen.id)
             same = (present.attempt, present.state_seq) == (seen.attempt, seen.state_seq)
             if not same or to not in TRANSITIONS[present.state]:
@@ -319,7 +333,6 @@ class JobStore:
     def note(self, seen: JobRow, kind: str, **data: Any) -> Entry:
         """Record an order or a remark that changes no state."""
         with self._lock:
-            self.settle()
             entry = self._record(seen.id, seen.attempt, kind, data)
         self._changed()
         return entry
@@ -370,7 +383,7 @@ class JobStore:
 
     def answer(self, key: str, body: str, status: int, answer: Mapping[str, Any]) -> None:
         """Keep the answer to a request with this key for 48 hours."""
-        table, now = tables.idempotency, time.time()
+        table, now = tables.idempotency, self._clock()
         with self._lock, self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.created < now - 48 * 3600))
             values = {"request": key, "body": body, "status": status, "created": now}

@@ -32,6 +32,7 @@ from deploy.service.launcher import Life, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
+    LONGEST_RETRY_S,
     TERMINAL,
     TRAINING,
     Ending,
@@ -84,6 +85,8 @@ class Supervisor:
         self._events: dict[str, JournalReader] = {}
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
+        self._urgent: dict[str, float] = {}  # when a job was first seen to have to end at once
+        self._heard: dict[str, tuple[float, float]] = {}  # the last sign of life, and when seen
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
         self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
@@ -194,7 +197,7 @@ class Supervisor:
             self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
 
     def _advance(self, row: JobRow) -> None:
-        if row.state is JobState.RECOVERING and self._clock() >= row.not_before:
+        if row.state is JobState.RECOVERING and self._is_due(row):
             if self._clean(row):
                 self._start(row, JobState.STARTING)
             return
@@ -220,6 +223,11 @@ class Supervisor:
                 self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
         elif row.state is JobState.STOPPING:
             self._enforce(row, folder)
+
+    def _is_due(self, row: JobRow) -> bool:
+        """Whether a job may start again. A longer wait than any delay is from another clock."""
+        left = row.not_before - self._clock()
+        return not 0 < left <= 2 * max(LONGEST_RETRY_S, self._retry_s)
 
     def _follow(self, row: JobRow, folder: Path) -> JobRow:
         """Take in the runner's new events, and make the transitions that they cause."""
@@ -253,11 +261,7 @@ class Supervisor:
                 ),
             }
             self._store.show(row.id, head=head)
-        contact = ""
-        with suppress(OSError):
-            heard = (readings / job_folder.ALIVE).stat().st_mtime
-            if life is Life.RUNNING and self._clock() - heard > SILENT_S:
-                contact = f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
+        contact = self._contact(row, readings / job_folder.ALIVE, life)
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
@@ -265,6 +269,23 @@ class Supervisor:
             self._store.note(row, "alert", **msgspec.to_builtins(change))
             row = self._store.get(row.id)
         return row
+
+    def _contact(self, row: JobRow, path: Path, life: Life) -> str:
+        """Since when a process that lives has given no sign of life; empty if it has lately.
+
+        A sign of life is a new time of the file. Its age would depend on two clocks.
+        """
+        try:
+            heard = path.stat().st_mtime
+        except OSError:
+            return ""
+        known, seen = self._heard.get(row.id, (0.0, 0.0))
+        if heard != known:
+            seen = self._clock()
+            self._heard[row.id] = heard, seen
+        if life is not Life.RUNNING or self._clock() - seen <= SILENT_S:
+            return ""
+        return f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
 
     def _outcome(self, row: JobRow, folder: Path) -> AttemptOutcome | None:
         """The outcome of the present attempt; None if it has not written one."""
@@ -305,7 +326,7 @@ class Supervisor:
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
         self._watch.forget(row.id)
-        for kept in (self._events, self._shown, self._killed):
+        for kept in (self._events, self._shown, self._killed, self._urgent, self._heard):
             kept.pop(row.id, None)
 
     def _attempt_end(
@@ -320,8 +341,15 @@ class Supervisor:
         tail = job_folder.tail_of(job_folder.driver_log(folder, row.attempt), _TAIL_BYTES)
         lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
         cause = outcome.end.value if outcome is not None else "gone"
+        started = [
+            each["started"]
+            for each in self._store.attempts(row.id)
+            if each["number"] == row.attempt
+        ]
+        ended = outcome.ended if outcome is not None else self._clock()
         return {
-            "ended": outcome.ended if outcome is not None else self._clock(),
+            # A clock that was set back would make an attempt end before it began.
+            "ended": max([ended, *started]),
             "cause": cause,
             "message": outcome.message if outcome is not None else ending.reason,
             "exit_status": self._launcher.exit_status(row.nonce),
@@ -355,8 +383,10 @@ class Supervisor:
             for entry in JournalReader(folder / job_folder.ORDERS).read()
             if entry.kind == "stop" and entry.attempt == row.attempt
         ]
-        urgent = [entry.time for entry in stops if entry.data.get("mode") == "now"]
-        if urgent and self._clock() - urgent[0] > GRACE_S and row.id not in self._killed:
+        if not any(entry.data.get("mode") == "now" for entry in stops):
+            return
+        since = self._urgent.setdefault(row.id, self._clock())
+        if self._clock() - since > GRACE_S and row.id not in self._killed:
             self._killed[row.id] = self._clock()
             self._launcher.kill(folder, signal.SIGKILL)
 

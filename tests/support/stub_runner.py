@@ -2,7 +2,7 @@
 
 It imports the standard library only, so that many of them start at once. What it does is in the
 label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`;
-`nul` succeeds with a NUL character in its log.
+`nul` succeeds with a NUL character in its log; `alive` trains and shows that it is alive.
 """
 
 import fcntl
@@ -63,7 +63,9 @@ def main() -> int:
     event("running")
     if what == "fail":
         return end("failed", "error", "a defect")
-    while what == "train":
+    while what in ("train", "alive"):
+        if what == "alive":
+            (folder / "readings" / "alive").touch()
         for order in lines(orders):
             if order["kind"] == "stop" and order["attempt"] == attempt:
                 return end("stopped", message="stopped, with a snapshot")

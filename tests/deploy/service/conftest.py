@@ -6,7 +6,7 @@ those with parameters of their own: these are about input, which no database see
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from deploy.service import database
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database import VARIABLE
 from deploy.service.launcher import LocalLauncher
-from deploy.service.tables import DATABASE, DatabasePlace, open_database
+from deploy.service.tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from tests.support import tiny_job
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.service_in_process import STUB, Running, Start, TestClient
@@ -42,7 +42,10 @@ def home(tmp_path: Path) -> Path:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "place" in metafunc.fixturenames:
         databases = getattr(metafunc.module, "DATABASES", ("sqlite",))
-        if metafunc.definition.get_closest_marker("parametrize") is not None:
+        markers = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+        if "place" in markers:
+            return
+        if markers:
             databases = databases[:1]
         metafunc.parametrize("place", databases, indirect=True)
 
@@ -93,15 +96,22 @@ def place(
 def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
     """Start a service on the home; the end of the context stops it, and no job.
 
-    A service that is not `driven` starts no job and follows none.
+    A service that is not `driven` starts no job and follows none. A locked database is waited for
+    `busy_s` seconds; `clock` is the time.
     """
 
     @contextmanager
-    def started(*, driven: bool = True, **options: Any) -> Iterator[Running]:
+    def started(
+        *,
+        driven: bool = True,
+        busy_s: float = BUSY_S,
+        clock: Callable[[], float] | None = None,
+        **options: Any,
+    ) -> Iterator[Running]:
         choice = ServeOptions(home=home, **{"slots": 8, "retry_s": 0.1, **options})
-        engine = database.opened(home, place)
+        engine = database.opened(home, place, busy_s=busy_s)
         launcher = LocalLauncher((sys.executable, str(STUB)))
-        service = Service(choice, engine, launcher)
+        service = Service(choice, engine, launcher, clock)
         if not driven:
             service.supervisor.look = lambda: None  # type: ignore[method-assign]
         with TestClient(application(service), base_url="http://127.0.0.1") as http:

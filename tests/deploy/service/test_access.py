@@ -408,7 +408,7 @@ WRONG: list[tuple[str, str, dict[str, Any], int]] = [
     ("GET", "/jobs?q=" + "x" * 9000, {}, 414),
     ("GET", "/jobs", {"headers": {"X-Long": "x" * 17000}}, 431),
     ("POST", "/jobs", {"content": b"x" * (1 << 20) + b"x"}, 413),
-    ("POST", "/jobs", {"content": iter([b"x" * (1 << 19)] * 3)}, 413),
+    ("POST", "/jobs", {"content": [b"x" * (1 << 19)] * 3}, 413),
     ("POST", "/jobs", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 422),
     ("POST", "/jobs", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 422),
     ("GET", "/nothing", {}, 404),
