@@ -175,7 +175,9 @@ def submit(**given: Any) -> None:
     with service.open() as client:
         if upload or not client.is_local:
             body["settings"] |= client.uploaded(
-                body["settings"], lambda text: typer.echo(text, err=True)
+                body["settings"],
+                lambda text: typer.echo(text, err=True),
+                body.get("project", "default"),
             )
         found = client.post("/jobs", body, key)
     show(found, as_json, job_line(found))

@@ -39,12 +39,14 @@ class ProjectLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a project may use at the same time; None: no limit of its own.
 
     `running` and `queued` are jobs, paused ones counted as queued; `workers` those of the jobs that
-    hold slots.
+    hold slots. `uploads` are those in progress, `upload_bytes` the size of all that are kept.
     """
 
     running: int | None = None
     queued: int | None = None
     workers: int | None = None
+    uploads: int | None = None
+    upload_bytes: int | None = None
 
 
 def left(limit: int | None, used: int | None) -> float:

@@ -80,6 +80,7 @@ class Service:
             options.home,
             most_bytes=int(options.limits.upload_gb * 1e9),
             reserve_bytes=options.limits.free_mb << 20,
+            limits=self.access.limits,
         )
         self.admission = Submissions(
             self.store,
@@ -160,15 +161,14 @@ def application(service: Service) -> FastAPI:
     )
     _add_errors(app)
     parts = api.Services(
-        service.store, service.supervisor, service.admission, service.feed, service.access
-    )
+        service.store, service.supervisor, service.admission, service.feed, service.access,
+        service.uploads,
+    )  # fmt: skip
     options = service.options
     experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
     app.include_router(results_api.routes(service.store, experiments))
-    app.include_router(
-        upkeep_api.routes(parts, service.uploads, service.webhooks, options.home, options.limits)
-    )
+    app.include_router(upkeep_api.routes(parts, service.webhooks, options.home, options.limits))
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 

@@ -318,7 +318,9 @@ def test_the_audit(guarded: Guarded) -> None:
         ("submitter", "POST /jobs", job, 201),
     ]
     assert entries[-1]["project"] == "a"
-    assert entries[0]["detail"] == "running=None queued=3 workers=None"
+    assert entries[0]["detail"] == (
+        "running=None queued=3 workers=None uploads=None upload_bytes=None"
+    )
     assert len(guarded.call(guarded.admin, "GET", "/audit?actor=viewer").json()["entries"]) == 1
     for change in ("UPDATE audit SET actor = 'x'", "DELETE FROM audit"):
         with (
@@ -369,7 +371,8 @@ def test_limits_of_a_project(guarded: Guarded) -> None:
     """More queued jobs or workers than a project may have are refused with the figures."""
     mine = guarded.tokens[TokenRole.OPERATOR]
     answer = guarded.call(guarded.admin, "PUT", "/projects/a", json={"queued": 1, "workers": 2})
-    assert answer.json()["limits"] == {"running": None, "queued": 1, "workers": 2}
+    expected = {"running": None, "queued": 1, "workers": 2, "uploads": None, "upload_bytes": None}
+    assert answer.json()["limits"] == expected
     refused = guarded.make(mine, workers=3).json()
     assert (refused["field"], refused["got"]) == ("workers", "3")
     assert "2, the limit of project a" in refused["expected"]
