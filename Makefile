@@ -12,7 +12,7 @@ LOCK := $(UV) pip compile --quiet --upgrade --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills executors choice controls fuzz-service
+.PHONY: help install demo cifar test sim mutants lint format docs reference bench bench-sdk bench-strategies bench-nets learn strategy-curves peers bench-datapath chaos cuts nodes soak gpu fuzz lock bench-experiments bench-service bench-spark accuracy service-kills service-stopped executors choice controls fuzz-service
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -71,6 +71,9 @@ bench-service: install ## the training service: lists, restart, memory, index
 
 service-kills: install ## kill service, runners, Ray, Spark, shards, workers: KILLS=20 SEED=1; minutes
 	$(BIN)/python -m tests.bench.service_kills --kills $(or $(KILLS),20) --seed $(SEED)
+
+service-stopped: install ## stop a job's runner with SIGSTOP for SECONDS=600: an alert, and nothing else
+	$(BIN)/python -m tests.bench.service_stopped --seconds $(SECONDS)
 
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py

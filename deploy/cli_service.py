@@ -79,8 +79,8 @@ def serve(
     limit: Annotated[
         list[str] | None,
         typer.Option(
-            help="A limit: free-mb=512, upload-gb=20; and what `service gc` keeps: updates-days=30,"
-            " logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
+            help="A limit: free-mb=512, upload-gb=20, silent-s=30; and what `service gc` keeps:"
+            " updates-days=30, logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -116,6 +116,15 @@ def serve(
             show_default="the last one of this home, at first sqlite",
         ),
     ] = None,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            "--traces-to",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="An OpenTelemetry collector, by OTLP over HTTP, such as http://127.0.0.1:4318.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Run the training service: a REST interface, a page in the browser, a queue of jobs.
 
@@ -127,6 +136,7 @@ def serve(
         from deploy.service.access import exposure_of
         from deploy.service.app import ServeOptions
         from deploy.service.retention import ServiceLimits
+        from deploy.service.traces import traces_to
         from deploy.service.webhooks import Hosts
     listen = server.Listen(host=host, port=port, certificate=tls_cert, key=tls_key)
     exposure = exposure_of(
@@ -142,6 +152,7 @@ def serve(
         limits=ServiceLimits.of_words(limit or ()),
         webhook_hosts=Hosts(tuple(webhook_host or ())),
         database=database,
+        traces=traces_to(traces) if traces is not None else None,
     )
     server.serve(choice, listen, typer.echo)
 

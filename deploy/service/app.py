@@ -17,14 +17,16 @@ from deploy.service import api, page, results_api, upkeep_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
 from deploy.service.clock import SteadyClock
-from deploy.service.job_store import JobStore
+from deploy.service.job_store import JobRow, JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_database_error, of_error
 from deploy.service.retention import ServiceLimits
+from deploy.service.states import JobState
 from deploy.service.stream import Feed
 from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
+from deploy.service.traces import JobTraces
 from deploy.service.uploads import Uploads
 from deploy.service.webhooks import Courier, Hosts, Webhooks
 from ps import __version__
@@ -49,6 +51,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     webhook_hosts: Hosts = Hosts()
     exposure: Exposure = Exposure()
     database: str | None = None
+    traces: Callable[[JobStore], JobTraces] | None = None
 
 
 class Service:
@@ -73,7 +76,9 @@ class Service:
             retry_s=options.retry_s,
             limits=self.access.limits,
             reserve_bytes=options.limits.free_mb << 20,
+            silent_s=options.limits.silent_s,
             clock=clock,
+            moved=self._trace,
         )
         self.options = options
         self.uploads = Uploads(
@@ -92,6 +97,7 @@ class Service:
         )
         self.webhooks = Webhooks(self.store, engine, options.webhook_hosts, clock=clock)
         self._courier = Courier(self.webhooks)
+        self._traces = options.traces(self.store) if options.traces is not None else None
         self.looked_at = 0.0
         self._current = False
         self._stopped = threading.Event()
@@ -107,6 +113,12 @@ class Service:
         self._stopped.set()
         self._thread.join()
         self._courier.stop()
+        if self._traces is not None:
+            self._traces.stop()
+
+    def _trace(self, before: JobState, row: JobRow) -> None:
+        if self._traces is not None:
+            self._traces.job_changed(before, row)
 
     @property
     def ready(self) -> bool:

@@ -52,8 +52,6 @@ from deploy.settings import TrainSettings
 from ps.logs import logger
 from shards.errors import BadInput
 
-SILENT_S = 30.0
-"""Seconds without a sign of life after which contact counts as lost. The state stays."""
 GRACE_S = 30.0
 """Seconds between the order to stop at once and SIGKILL."""
 _SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is gone
@@ -72,13 +70,17 @@ class Supervisor:
         slots: int,
         retry_s: float,
         reserve_bytes: int = RESERVE_BYTES,
+        silent_s: float = 30.0,
         limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
         clock: Callable[[], float] = time.time,
+        moved: Callable[[JobState, JobRow], object] = lambda *_: None,
     ) -> None:
+        self._moved = moved
         self.slots = slots
         self._store = store
         self._launcher = launcher
         self._retry_s = retry_s
+        self._silent_s = silent_s
         self._limits = limits
         self._clock = clock
         self._lock = threading.RLock()  # a user's verb and a look never act at the same time
@@ -238,8 +240,9 @@ class Supervisor:
         for entry in entries:
             to = after_event(row.state, entry.kind)
             if to is not None and entry.attempt == row.attempt:
-                reason = str(entry.data.get("text", ""))
+                reason, before = str(entry.data.get("text", "")), row.state
                 row = self._store.move(row, to, code="", reason=reason)
+                self._moved(before, row)
             if entry.kind == "answer" and "shards" in entry.data:
                 settings = row.settings | {"shards": entry.data["shards"]}
                 self._store.note(row, "resharded", settings=settings)
@@ -283,7 +286,7 @@ class Supervisor:
         if heard != known:
             seen = self._clock()
             self._heard[row.id] = heard, seen
-        if life is not Life.RUNNING or self._clock() - seen <= SILENT_S:
+        if life is not Life.RUNNING or self._clock() - seen <= self._silent_s:
             return ""
         return f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
 
@@ -312,7 +315,8 @@ class Supervisor:
         delay = 0.0 if asked else retry_delay_s(fruitless, random.random(), self._retry_s)
         if row.state is JobState.PAUSING and row.code:
             via = via._replace(code=row.code, reason=row.reason)
-        self._store.move(
+        before = row.state
+        row = self._store.move(
             row,
             via.to,
             code=via.code,
@@ -323,6 +327,7 @@ class Supervisor:
             not_before=self._clock() + delay if via.to is JobState.RECOVERING else 0.0,
             attempt_end=self._attempt_end(row, folder, outcome, ending, snapshot),
         )
+        self._moved(before, row)
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
         self._watch.forget(row.id)

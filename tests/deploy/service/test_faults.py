@@ -405,10 +405,10 @@ def test_a_home_that_cannot_be_written(home: Path, place: DatabasePlace) -> None
     os.close(lock)
 
 
-def test_a_stopped_runner_is_no_dead_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_runner_is_no_dead_one(start: Start) -> None:
     """The alert `silent`, the same state, no second process, also across a restart of the service;
     continued, the job trains on and the alert is over."""
-    monkeypatch.setattr("deploy.service.supervisor.SILENT_S", 0.3)
+    limits = ServiceLimits(silent_s=0.3, free_mb=0)
     with start() as running:
         job = running.submit("alive")
         running.await_state(job, "RUNNING")
@@ -421,7 +421,7 @@ def test_a_stopped_runner_is_no_dead_one(start: Start, monkeypatch: pytest.Monke
 
     try:
         for _ in range(2):
-            with start() as running:
+            with start(limits=limits) as running:
                 found = silent(running)
                 assert (found["state"], found["attempt"]) == ("RUNNING", 1)
                 assert processes_with({f"DOWNPOUR_JOB={job}"}) == [pid]

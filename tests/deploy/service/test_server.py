@@ -96,8 +96,10 @@ def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) ->
 
 
 def test_the_service_loads_no_cluster() -> None:
-    """The service imports no Ray, Spark, Arrow, compiler or plots: it weighs little."""
+    """The service imports no Ray, Spark, Arrow, compiler or plots: it weighs little. PostgreSQL and
+    OpenTelemetry are imported only where they are configured."""
     heavy = {"ray", "pyspark", "pyarrow", "pandas", "numba", "matplotlib", "torch"}
+    heavy |= {"psycopg", "opentelemetry.sdk", "opentelemetry.exporter"}
     script = f"import sys, deploy.service.server; print(*set(sys.modules) & {heavy!r})"
     root = Path(__file__).parents[3]
     done = subprocess.run(
