@@ -200,10 +200,10 @@ def open_database(
     for one that is missing or has no tables.
     """
     if isinstance(place, Path):
-        name, mend = str(place), "move the file away, and rebuild it with"
+        name, mend = str(place), "move the file away, and rebuild it with: downpour service reindex"
         engine = _sqlite(place, busy_s, new=not filled)
     else:
-        name, mend = postgres.shown(place), "start it, or, if its tables are damaged, rebuild with"
+        name, mend = postgres.shown(place), "check that it runs, and DOWNPOUR_DATABASE or ~/.pgpass"
         engine = postgres.engine_of(place, busy_s, **_JSON)
     lost = BadInput(
         f"{name}: expected the database of the jobs in the home, got none;"
@@ -219,8 +219,7 @@ def open_database(
             _upgrade(engine, name)
     except sa.exc.DBAPIError as error:
         raise BadInput(
-            f"{name}: expected the database of the service, got: {first_line(error)};"
-            f" {mend}: downpour service reindex"
+            f"{name}: expected the database of the service, got: {first_line(error)}; {mend}"
         ) from None
     if isinstance(place, Path):
         place.chmod(0o600)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runner.job_folder import ORDERS
+from deploy.service.access_store import ProjectLimits
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState
@@ -216,7 +217,7 @@ assert set(STAYS) == set(JobState) - TERMINAL
 def led_into(running: Running, state: JobState) -> str:
     """A job that is in this state, and stays there by itself; its id."""
     if state is JobState.QUEUED:
-        running.service.supervisor.slots = 0
+        running.service.access.set_limits("default", ProjectLimits(running=0))
     job = running.submit(STAYS[state])
     if state in {JobState.PAUSING, JobState.PAUSED, JobState.STOPPING}:
         running.await_state(job, "RUNNING")
