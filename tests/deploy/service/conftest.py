@@ -96,8 +96,8 @@ def place(
 def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
     """Start a service on the home; the end of the context stops it, and no job.
 
-    A service that is not `driven` starts no job and follows none. A locked database is waited for
-    `busy_s` seconds; `clock` is the time.
+    A service that is not `driven` starts no job, follows none and sends no webhook. A locked
+    database is waited for `busy_s` seconds; `clock` is the time.
     """
 
     @contextmanager
@@ -114,6 +114,7 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
         service = Service(choice, engine, launcher, clock)
         if not driven:
             service.supervisor.look = lambda: None  # type: ignore[method-assign]
+            service.webhooks.send_due = lambda: None  # type: ignore[method-assign]
         with TestClient(application(service), base_url="http://127.0.0.1") as http:
             yield Running(service, http, solver)
         engine.dispose()
