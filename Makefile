@@ -76,6 +76,9 @@ bench-service: install ## the training service: lists, restart, memory, index
 service-kills: install ## kill service, runners, Ray, Spark, shards, workers: KILLS=20 SEED=1; minutes
 	$(BIN)/python -m tests.bench.service_kills --kills $(or $(KILLS),20) --seed $(SEED)
 
+service-stopped: install ## stop a job's runner with SIGSTOP for SECONDS=600: an alert, and nothing else
+	$(BIN)/python -m tests.bench.service_stopped --seconds $(SECONDS)
+
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 

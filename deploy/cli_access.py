@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}")
+_MOST, _ANY = 1 << 20, "any number"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 token_commands = typer.Typer(
@@ -95,21 +96,35 @@ def revoke_token(
 def set_project(
     project: Annotated[str, typer.Argument(help="The name of the project.", show_default=False)],
     running: Annotated[
-        int | None, typer.Option(min=0, help="Jobs at the same time.", show_default="any number")
+        int | None, typer.Option(min=0, max=_MOST, help="Jobs at the same time.", show_default=_ANY)
     ] = None,
     queued: Annotated[
-        int | None, typer.Option(min=0, help="Jobs that wait.", show_default="any number")
+        int | None, typer.Option(min=0, max=_MOST, help="Jobs that wait.", show_default=_ANY)
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Workers of its running jobs.", show_default="any number"),
+        typer.Option(min=0, max=_MOST, help="Workers of its running jobs.", show_default=_ANY),
+    ] = None,
+    uploads: Annotated[
+        int | None,
+        typer.Option(min=0, max=_MOST, help="Uploads in progress.", show_default=_ANY),
+    ] = None,
+    upload_gb: Annotated[
+        float | None,
+        typer.Option(min=0, max=1e6, help="Size of all its uploads, in GB.", show_default=_ANY),
     ] = None,
 ) -> None:
     """Set the limits of a project, in place of those that it had."""
     with installed():
         from deploy.service.access_store import ProjectLimits
         from deploy.service.submissions import checked_project
-    limits = ProjectLimits(running=running, queued=queued, workers=workers)
+    limits = ProjectLimits(
+        running=running,
+        queued=queued,
+        workers=workers,
+        uploads=uploads,
+        upload_bytes=int(upload_gb * 1e9) if upload_gb is not None else None,
+    )
     with _store() as store:
         store.set_limits(checked_project(project), limits)
         _record(store, "project set", _limits(project, limits))

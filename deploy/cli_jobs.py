@@ -266,13 +266,16 @@ def remove_webhook(
 def upload(
     service: ServiceAddress,
     paths: Annotated[list[Path], typer.Argument(help="Files or folders.", show_default=False)],
+    project: Annotated[str, typer.Option(help="Whose limits they count for.")] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Send files to the service, or continue that; prints what jobs name them by."""
     with service.open() as client:
         for path in paths:
             name = "solver" if path.suffix == ".prototxt" else "data"
-            sent = client.uploaded({name: str(path)}, lambda text: typer.echo(text, err=True))
+            sent = client.uploaded(
+                {name: str(path)}, lambda text: typer.echo(text, err=True), project
+            )
             show({"file": str(path), "name": sent[name]}, as_json, sent[name])
 
 

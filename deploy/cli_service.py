@@ -5,7 +5,6 @@ only by the commands that need them.
 """
 
 import inspect
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +13,14 @@ import msgspec
 import typer
 
 from deploy.cli_access import project_commands, token_commands
-from deploy.cli_connection import CONNECTION, DEFAULT_PORT, ServiceAddress, connected, installed
+from deploy.cli_connection import CONNECTION, ServiceAddress, connected, installed
+from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
 from deploy.settings import TrainSettings, option_name
 from shards.errors import BadInput
 from worker.option_fields import declared
-from worker.options import LAST_PORT, LONGEST_S
+from worker.options import LONGEST_S
 
-DEFAULT_SLOTS = max(8, os.cpu_count() or 1)
 _PANEL = "The job"
 _STATUS = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 130}
 
@@ -41,100 +40,6 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print what is new 
 def options(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def serve(
-    port: Annotated[
-        int, typer.Option(min=1, max=LAST_PORT, help="The port to listen on.")
-    ] = DEFAULT_PORT,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1 << 20,
-            help="Workers of all running jobs together; other jobs wait in the queue.",
-            show_default="8, or the number of cores if that is more",
-        ),
-    ] = None,
-    root: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A folder below which jobs may name files. Repeatable.", show_default="any"
-        ),
-    ] = None,
-    retry_s: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=300.0, help="Seconds before the first retry; doubled for each further one."
-        ),
-    ] = 5.0,
-    experiments: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder with the folders of `downpour exp`.",
-            show_default="experiments in the home",
-        ),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A limit: free-mb=512, upload-gb=20; and what `service gc` keeps: updates-days=30,"
-            " logs-days=90, checkpoints=3, uploads-days=30. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    webhook_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host that webhooks may name, or *.DOMAIN; private:HOST if its address need not"
-            " be public. Repeatable.",
-            show_default="none",
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="A certificate and its chain, in PEM.", show_default="none")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="The certificate's key, in PEM.", show_default="none")
-    ] = None,
-    behind_proxy: Annotated[
-        str | None,
-        typer.Option(
-            help="The https:// URL of a proxy that ends TLS; only it may reach --host and --port.",
-            show_default="none",
-        ),
-    ] = None,
-    require_tokens: Annotated[
-        bool, typer.Option("--require-tokens", help="Ask for a token on loopback, too.")
-    ] = False,
-) -> None:
-    """Run the training service: a REST interface, a page in the browser, a queue of jobs.
-
-    Jobs, logs and the database are in the folder DOWNPOUR_HOME, default ~/.downpour. Stopping the
-    service stops no job. Addresses other than loopback need TLS, and each request a token.
-    """
-    with installed():
-        from deploy.service import server
-        from deploy.service.access import exposure_of
-        from deploy.service.app import ServeOptions
-        from deploy.service.retention import ServiceLimits
-        from deploy.service.webhooks import Hosts
-    listen = server.Listen(host=host, port=port, certificate=tls_cert, key=tls_key)
-    exposure = exposure_of(
-        host, tls=tls_cert is not None, proxy=behind_proxy, require_tokens=require_tokens
-    )
-    choice = ServeOptions(
-        home=server.home(),
-        slots=slots or DEFAULT_SLOTS,
-        roots=tuple(root or ()),
-        retry_s=retry_s,
-        exposure=exposure,
-        experiments=experiments.absolute() if experiments is not None else None,
-        limits=ServiceLimits.of_words(limit or ()),
-        webhook_hosts=Hosts(tuple(webhook_host or ())),
-    )
-    server.serve(choice, listen, typer.echo)
 
 
 def run_attempt(
@@ -166,7 +71,9 @@ def submit(**given: Any) -> None:
     with service.open() as client:
         if upload or not client.is_local:
             body["settings"] |= client.uploaded(
-                body["settings"], lambda text: typer.echo(text, err=True)
+                body["settings"],
+                lambda text: typer.echo(text, err=True),
+                body.get("project", "default"),
             )
         found = client.post("/jobs", body, key)
     show(found, as_json, job_line(found))
@@ -384,6 +291,20 @@ def backup_home(
         from deploy.service import server
     server.backup(server.home(), target)
     typer.echo(f"{target}: the database of {server.home()}")
+
+
+@app.command("restore")
+def restore_home(
+    source: Annotated[Path, typer.Argument(help="What `backup` wrote.", show_default=False)],
+) -> None:
+    """Fill an empty database of DOWNPOUR_HOME with a copy; no service may run.
+
+    The copy may be of the other kind: so a home moves from SQLite to PostgreSQL, or back.
+    """
+    with installed():
+        from deploy.service import server
+    server.restore(server.home(), source)
+    typer.echo(f"{source}: in the database of {server.home()}")
 
 
 def add_to(main: typer.Typer) -> None:

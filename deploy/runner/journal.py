@@ -5,9 +5,11 @@ number of the last entry that it has seen, so it can stop and continue at any ti
 killed amid a line, readers ignore the unfinished line, and the next writer cuts it off.
 """
 
+import errno
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +47,15 @@ class Journal:
         """Write an entry through to the disk, and return it; raises GiveUp if the disk fails."""
         with self._lock:
             entry = Entry(self._last + 1, time.time(), attempt, kind, data)
+            line = msgspec.json.encode(entry) + b"\n"
+            before = os.fstat(self._file).st_size
             try:
-                os.write(self._file, msgspec.json.encode(entry) + b"\n")
+                if os.write(self._file, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file)
             except OSError as error:
+                with suppress(OSError):  # the next entry must not continue half a line
+                    os.ftruncate(self._file, before)
                 raise GiveUp(f"{self._path}: {error.strerror}") from None
             self._last = entry.number
             return entry

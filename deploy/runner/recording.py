@@ -60,7 +60,7 @@ class RecordingProgress(Progress):
         self._tally = FigureTally()
         self._health = Health()
         self._runs = False
-        self._written_at = 0.0
+        self._written_at = -_EVERY_S
         self._samples = 0
         self._accuracy: float | None = None
 
@@ -81,18 +81,18 @@ class RecordingProgress(Progress):
         if not self._runs and self._tally.every_shard_updated(len(statuses)):
             self._runs = True
             self._record("running")
-        now = time.time()
+        now = time.monotonic()  # the system's clock may be set back
         for kind in self._health.look(self.readings, now):
             self._record(kind, text=_health_text(kind, self.readings))
         if now - self._written_at >= _EVERY_S:
-            self._write(now)
+            self._write()
 
     def evaluated(self, result: Evaluation) -> None:
         super().evaluated(result)
         self._accuracy = result.figures.get("accuracy", self._accuracy)
         self._record("tested", iteration=result.iteration, figures=dict(result.figures))
         if self.readings is not None:
-            self._write(time.time())
+            self._write()
 
     def note(self, text: str) -> None:
         super().note(text)
@@ -101,11 +101,11 @@ class RecordingProgress(Progress):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         if self.readings is not None:
-            self._write(time.time())
+            self._write()
 
-    def _write(self, now: float) -> None:
+    def _write(self) -> None:
         assert self.readings is not None
-        self._written_at = now
+        self._written_at, now = time.monotonic(), time.time()
         self._files.write(
             self._tally.reading(self._attempt, now, self.readings, self._samples, self._accuracy)
         )

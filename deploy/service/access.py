@@ -19,6 +19,7 @@ from typing import Annotated
 from urllib.parse import quote, urlsplit
 
 import msgspec
+import sqlalchemy as sa
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -29,7 +30,7 @@ from deploy.service import identities
 from deploy.service.access_store import AccessStore, AuditEntry
 from deploy.service.identities import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
-from deploy.service.problems import Problem, not_found
+from deploy.service.problems import Problem, not_found, of_database_error
 from deploy.service.rules import Route, route_of
 from ps.logs import logger
 from ps.transport.addresses import on_this_host
@@ -178,6 +179,8 @@ class AccessGuard:
             state["principal"] = await self._admitted(scope, route, headers, note)
         except Problem as problem:
             await _refusal(problem, route, scope)(scope, receive, reply.send)
+        except sa.exc.SQLAlchemyError as error:
+            await of_database_error(error).response()(scope, receive, reply.send)
         else:
             await self._pass(scope, _Body(receive, route.rule.most_body), reply)
         if scope["method"] in _UNSAFE or (reply.status == 401 and "token" in note):

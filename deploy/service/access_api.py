@@ -1,5 +1,6 @@
 """REST routes of tokens, projects and the audit."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -9,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.identities import Principal, TokenRole
-from deploy.service.job_store import JobStore
 from deploy.service.submissions import checked_project
 
 DAY_S = 86400.0
@@ -34,9 +34,15 @@ class LimitsRequest(BaseModel):
     running: int | None = Field(default=None, ge=0, le=1 << 20)
     queued: int | None = Field(default=None, ge=0, le=1 << 20)
     workers: int | None = Field(default=None, ge=0, le=1 << 20)
+    uploads: int | None = Field(default=None, ge=0, le=1 << 20, description="In progress.")
+    upload_bytes: int | None = Field(default=None, ge=0, le=1 << 60, description="Of all uploads.")
 
 
-def add_routes(router: APIRouter, jobs: JobStore, store: AccessStore) -> None:
+Usage = Callable[[str], ProjectLimits]
+"""What a project uses now, in the terms of its limits."""
+
+
+def add_routes(router: APIRouter, store: AccessStore, usage: Usage) -> None:
     """Add the routes."""
 
     @router.get("/whoami")
@@ -76,7 +82,7 @@ def add_routes(router: APIRouter, jobs: JobStore, store: AccessStore) -> None:
                 {
                     "name": name,
                     "limits": msgspec.to_builtins(limits.get(name, ProjectLimits())),
-                    "use": msgspec.to_builtins(jobs.usage(name)),
+                    "use": msgspec.to_builtins(usage(name)),
                 }
                 for name in sorted(names)
                 if sender.sees(name)

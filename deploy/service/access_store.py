@@ -39,12 +39,14 @@ class ProjectLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a project may use at the same time; None: no limit of its own.
 
     `running` and `queued` are jobs, paused ones counted as queued; `workers` those of the jobs that
-    hold slots.
+    hold slots. `uploads` are those in progress, `upload_bytes` the size of all that are kept.
     """
 
     running: int | None = None
     queued: int | None = None
     workers: int | None = None
+    uploads: int | None = None
+    upload_bytes: int | None = None
 
 
 def left(limit: int | None, used: int | None) -> float:
@@ -95,13 +97,13 @@ class AccessStore:
         )  # fmt: skip
         values = msgspec.to_builtins(row) | {"digest": identities.digest_of(text)}
         named = sa.select(sa.func.count()).where(table.c.name == name, *_live(now))
-        with self._engine.begin() as connection:
-            connection.execute(sa.insert(table).values(values))  # takes the lock for writing
-            if (connection.execute(named).scalar() or 0) > 1:
+        with tables.alone(self._engine, table) as connection:
+            if connection.execute(named).scalar():
                 raise BadInput(
                     f"--name: expected a name that no live token has, got {name};"
                     f" revoke the other one with: downpour service token revoke {name}"
                 )
+            connection.execute(sa.insert(table).values(values))
         return row, text
 
     def tokens(self) -> list[TokenRow]:
@@ -198,7 +200,7 @@ class AccessStore:
     def set_limits(self, project: str, limits: ProjectLimits) -> None:
         """Replace the limits of a project."""
         table, values = tables.project, msgspec.to_builtins(limits)
-        with self._engine.begin() as connection:
+        with tables.alone(self._engine, table) as connection:
             connection.execute(sa.delete(table).where(table.c.name == project))
             connection.execute(sa.insert(table).values(name=project, **values))
 

@@ -30,7 +30,7 @@ class AlertChange(msgspec.Struct, frozen=True):
 
 
 ALERTS = {
-    "silent": "The job's process shows no sign of life for 30 s.",
+    "silent": "The job's process has shown no sign of life for 30 s, or as --limit silent-s says.",
     "diverged": "The loss is not a finite number.",
     "at_bound": "Half of the workers or more have waited at the staleness bound for 60 s.",
     "held_up": "One worker is the slowest in more than half of all waits at the gate.",

@@ -17,7 +17,7 @@ from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint, read_newest
 from deploy.service import access_api, stream
 from deploy.service.access import Sender, note
-from deploy.service.access_store import AccessStore
+from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.identities import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
@@ -25,6 +25,7 @@ from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
+from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 
 MOST_LOG_BYTES = 16 << 20
@@ -84,6 +85,14 @@ class Services(msgspec.Struct, frozen=True):
     admission: Submissions
     feed: stream.Feed
     access: AccessStore
+    uploads: Uploads
+
+    def usage(self, project: str) -> ProjectLimits:
+        """What a project uses now, in the terms of its limits."""
+        sent = self.uploads.usage(project)
+        return msgspec.structs.replace(
+            self.store.usage(project), uploads=sent.uploads, upload_bytes=sent.upload_bytes
+        )
 
 
 def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def routes(services: Services) -> APIRouter:
     router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
-    access_api.add_routes(router, services.store, services.access)
+    access_api.add_routes(router, services.access, services.usage)
     return router
 
 

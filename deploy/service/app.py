@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,14 +16,17 @@ from starlette.exceptions import HTTPException
 from deploy.service import api, page, results_api, upkeep_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
-from deploy.service.job_store import JobStore
+from deploy.service.clock import SteadyClock
+from deploy.service.job_store import JobRow, JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
-from deploy.service.problems import Problem, of_error
+from deploy.service.problems import Problem, of_database_error, of_error
 from deploy.service.retention import ServiceLimits
+from deploy.service.states import JobState
 from deploy.service.stream import Feed
 from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
+from deploy.service.traces import JobTraces
 from deploy.service.uploads import Uploads
 from deploy.service.webhooks import Courier, Hosts, Webhooks
 from ps import __version__
@@ -36,7 +39,7 @@ LOOK_S = 0.25
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a service runs. `slots` are workers at a time; `roots` the folders that jobs may name.
 
-    `exposure` says whether requests need tokens.
+    `exposure` says whether requests need tokens; `database` names another one than the home does.
     """
 
     home: Path
@@ -47,18 +50,25 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: ServiceLimits = ServiceLimits()
     webhook_hosts: Hosts = Hosts()
     exposure: Exposure = Exposure()
+    database: str | None = None
+    traces: Callable[[JobStore], JobTraces] | None = None
 
 
 class Service:
     """The parts of a running service. `start` begins to drive jobs, `stop` ends that and no job."""
 
     def __init__(
-        self, options: ServeOptions, engine: sa.Engine, launcher: LocalLauncher | None = None
+        self,
+        options: ServeOptions,
+        engine: sa.Engine,
+        launcher: LocalLauncher | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        clock = clock or SteadyClock()
         self.feed = Feed()
         self.exposure = options.exposure
-        self.access = AccessStore(engine)
-        self.store = JobStore(options.home, engine, self.feed.changed)
+        self.access = AccessStore(engine, clock)
+        self.store = JobStore(options.home, engine, self.feed.changed, clock)
         self.supervisor = Supervisor(
             self.store,
             launcher or LocalLauncher(),
@@ -66,12 +76,16 @@ class Service:
             retry_s=options.retry_s,
             limits=self.access.limits,
             reserve_bytes=options.limits.free_mb << 20,
+            silent_s=options.limits.silent_s,
+            clock=clock,
+            moved=self._trace,
         )
         self.options = options
         self.uploads = Uploads(
             options.home,
             most_bytes=int(options.limits.upload_gb * 1e9),
             reserve_bytes=options.limits.free_mb << 20,
+            limits=self.access.limits,
         )
         self.admission = Submissions(
             self.store,
@@ -81,14 +95,17 @@ class Service:
             confined=options.exposure.tokens,
             limits=self.access.limits,
         )
-        self.webhooks = Webhooks(self.store, engine, options.webhook_hosts)
+        self.webhooks = Webhooks(self.store, engine, options.webhook_hosts, clock=clock)
         self._courier = Courier(self.webhooks)
+        self._traces = options.traces(self.store) if options.traces is not None else None
         self.looked_at = 0.0
+        self._current = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
-        self.store.catch_up()
+        with suppress(sa.exc.DBAPIError):  # a locked database: the thread tries again
+            self._catch_up()
         self._thread.start()
         self._courier.start()
 
@@ -96,16 +113,28 @@ class Service:
         self._stopped.set()
         self._thread.join()
         self._courier.stop()
+        if self._traces is not None:
+            self._traces.stop()
+
+    def _trace(self, before: JobState, row: JobRow) -> None:
+        if self._traces is not None:
+            self._traces.job_changed(before, row)
 
     @property
     def ready(self) -> bool:
         """Whether the supervisor has looked at all jobs lately."""
         return time.monotonic() - self.looked_at < 30.0 and not self._stopped.is_set()
 
+    def _catch_up(self) -> None:
+        if not self._current:
+            self.store.catch_up()
+            self._current = True
+
     def _run(self) -> None:
         log, logged = logger("service"), ""
         while not self._stopped.wait(LOOK_S):
             try:
+                self._catch_up()
                 self.supervisor.look()
                 self.looked_at, logged = time.monotonic(), ""
             except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
@@ -144,24 +173,24 @@ def application(service: Service) -> FastAPI:
     )
     _add_errors(app)
     parts = api.Services(
-        service.store, service.supervisor, service.admission, service.feed, service.access
-    )
+        service.store, service.supervisor, service.admission, service.feed, service.access,
+        service.uploads,
+    )  # fmt: skip
     options = service.options
     experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
     app.include_router(results_api.routes(service.store, experiments))
-    app.include_router(
-        upkeep_api.routes(parts, service.uploads, service.webhooks, options.home, options.limits)
-    )
+    app.include_router(upkeep_api.routes(parts, service.webhooks, options.home, options.limits))
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 
+    # Not in a thread, which requests to a locked database may all hold.
     @app.get("/healthz", include_in_schema=False)
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
     @app.get("/readyz", include_in_schema=False)
-    def readyz() -> JSONResponse:
+    async def readyz() -> JSONResponse:
         ready = service.ready
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
@@ -184,9 +213,9 @@ def _add_errors(app: FastAPI) -> None:
     def failed(_: Request, error: DownpourError | OSError) -> Response:
         return of_error(error).response()
 
-    @app.exception_handler(sa.exc.OperationalError)
-    def unavailable(_: Request, error: sa.exc.OperationalError) -> Response:
-        return Problem(503, "unavailable", f"database: {error.orig}").response()
+    @app.exception_handler(sa.exc.SQLAlchemyError)
+    def unavailable(_: Request, error: sa.exc.SQLAlchemyError) -> Response:
+        return of_database_error(error).response()
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:

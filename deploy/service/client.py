@@ -92,9 +92,11 @@ class ServiceClient:
         """Whether the service is on this machine, and can read its files."""
         return on_this_host(urlsplit(self._url).hostname or "")
 
-    def uploaded(self, settings: dict[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
+    def uploaded(
+        self, settings: dict[str, Any], note: Callable[[str], object], project: str = "default"
+    ) -> dict[str, Any]:
         """Send the files that settings name; returns these settings as the service has them."""
-        return sending.upload(self, settings, note)
+        return sending.upload(self, settings, note, project)
 
     def send_chunk(self, upload: str, path: str, offset: int, chunk: bytes) -> None:
         """Send a part of a file. A chunk that has arrived although its answer was lost is fine."""

@@ -3,10 +3,14 @@
 Every change of a job is one entry in its journal `orders.jsonl`, on disk before the database learns
 of it. The entry's data are the columns that change, so that a row is the sum of its entries: after
 a crash between the two writes, and after the loss of the database, `catch_up` and `rebuild` replay
-the journal. A transition compares (attempt, state_seq) with what its caller has seen.
+the journal. If the database fails for a while, as one that another process has locked, `settle`
+does so before the job changes again. A transition compares (attempt, state_seq) with what its
+caller has seen. Changes are made one at a time, so ids of events grow in the order of commits:
+streams and webhooks, which continue after an id, miss none.
 """
 
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,6 +32,7 @@ from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
+_TIME_DIGITS = 11  # of an id, in milliseconds
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
@@ -117,21 +122,34 @@ class JobStore:
     """All jobs of one home. Threads may share it; `changed` is called after each change."""
 
     def __init__(
-        self, home: Path, engine: sa.Engine, changed: Callable[[], None] = lambda: None
+        self,
+        home: Path,
+        engine: sa.Engine,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = home / JOBS
         self._jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = engine
         self._changed = changed
+        self._clock = clock
+        self._last_id_ms = 0
         self._lock = threading.RLock()
+        self._behind: set[str] = set()  # jobs whose journals have what the database may lack
 
     def folder(self, job: str) -> Path:
         """The folder of a job; `job` is an id that this store has given out."""
         return self._jobs / job
 
     def new_id(self) -> str:
-        """An id. Ids sort by time."""
-        return f"{int(time.time() * 1000):011x}{secrets.token_hex(3)}"
+        """An id. Ids sort in the order in which they are given out, whatever the clock does."""
+        with self._lock:
+            if not self._last_id_ms:
+                with self._engine.connect() as connection:
+                    last = connection.execute(sa.select(sa.func.max(tables.job.c.id))).scalar()
+                self._last_id_ms = int(last[:_TIME_DIGITS], 16) if last else 0
+            self._last_id_ms = max(int(self._clock() * 1000), self._last_id_ms + 1)
+            return f"{self._last_id_ms:0{_TIME_DIGITS}x}{secrets.token_hex(3)}"
 
     def create(self, submission: Submission, settings: TrainSettings, **columns: Any) -> JobRow:
         """Store a new job. When this returns, the job survives the loss of this process.
@@ -140,14 +158,18 @@ class JobStore:
         """
         folder = self.folder(submission.id)
         with self._lock:
-            folder.mkdir(mode=0o700)
-            for name in (job_folder.LOGS, job_folder.READINGS):
-                (folder / name).mkdir(mode=0o700)
-            content = checked_json.encode(settings.plain())
-            write_whole(folder / job_folder.SETTINGS, content, private=True)
-            job_folder.save(folder / job_folder.JOB, submission)
-            self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
-            self._index(folder)
+            try:
+                folder.mkdir(mode=0o700)
+                for name in (job_folder.LOGS, job_folder.READINGS):
+                    (folder / name).mkdir(mode=0o700)
+                content = checked_json.encode(settings.plain())
+                write_whole(folder / job_folder.SETTINGS, content, private=True)
+                job_folder.save(folder / job_folder.JOB, submission)
+                self._append(submission.id, 0, "submitted", {"state": JobState.QUEUED, **columns})
+            except (DownpourError, OSError):
+                shutil.rmtree(folder, ignore_errors=True)  # or the next start would find the job
+                raise
+            self._settle(submission.id)
         self._changed()
         return self.get(submission.id)
 
@@ -173,6 +195,7 @@ class JobStore:
 
     def with_key(self, key: str) -> JobRow | None:
         """The job that was submitted with this idempotency key; None if there is none."""
+        self.settle()
         with self._engine.connect() as connection:
             row = connection.execute(
                 sa.select(tables.job).where(tables.job.c.request_key == key)
@@ -296,6 +319,8 @@ class JobStore:
         Raises StateChanged if the job is no longer as `seen`, or if there is no such transition.
         """
         with self._lock:
+            if seen.id in self._behind:
+                self._settle(seen.id)
             present = self.get(seen.id)
             same = (present.attempt, present.state_seq) == (seen.attempt, seen.state_seq)
             if not same or to not in TRANSITIONS[present.state]:
@@ -358,13 +383,29 @@ class JobStore:
 
     def answer(self, key: str, body: str, status: int, answer: Mapping[str, Any]) -> None:
         """Keep the answer to a request with this key for 48 hours."""
-        table, now = tables.idempotency, time.time()
+        table, now = tables.idempotency, self._clock()
         with self._lock, self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.created < now - 48 * 3600))
             values = {"request": key, "body": body, "status": status, "created": now}
             connection.execute(sa.insert(table).values(answer=dict(answer), **values))
 
     # After a crash, and after the loss of the database.
+
+    def settle(self) -> None:
+        """Bring the database up to the journals that it could not follow, if there are any."""
+        with self._lock:
+            for job in sorted(self._behind):
+                self._settle(job)
+
+    def _settle(self, job: str) -> None:
+        self._behind.add(job)
+        try:
+            self.get(job)
+        except KeyError:
+            self._index(self.folder(job))
+        else:
+            self._replay(job)
+        self._behind.discard(job)
 
     def catch_up(self) -> int:
         """Bring the database up to the journals of unfinished jobs and of folders without a row.
@@ -434,7 +475,7 @@ class JobStore:
 
     def _record(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:
         entry = self._append(job, attempt, kind, data)
-        self._replay(job)
+        self._settle(job)
         return entry
 
     def _append(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:

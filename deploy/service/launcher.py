@@ -16,10 +16,11 @@ from pathlib import Path
 from deploy.run_folder import writer_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity
+from deploy.service.database import VARIABLE
 from shards.errors import BadInput
 
-CLIENT_VARIABLES = {"DOWNPOUR_TOKEN", "DOWNPOUR_TOKEN_FILE"}
-"""What a job does not inherit: the token with which its user speaks to a service."""
+SECRET_VARIABLES = {"DOWNPOUR_TOKEN", "DOWNPOUR_TOKEN_FILE", VARIABLE}
+"""What a job does not inherit: the token of a user of a service, and the service's database."""
 _RUNNER = (sys.executable, "-m", "deploy.runner")
 
 
@@ -41,7 +42,7 @@ class LocalLauncher:
     def launch(self, folder: Path, attempt: int, nonce: str) -> None:
         """Start an attempt of the job in `folder`; raises OSError if that fails."""
         log = job_folder.driver_log(folder, attempt)
-        inherited = {n: v for n, v in os.environ.items() if n not in CLIENT_VARIABLES}
+        inherited = {n: v for n, v in os.environ.items() if n not in SECRET_VARIABLES}
         environ = inherited | {
             job_folder.JOB_VARIABLE: folder.name,
             job_folder.ATTEMPT_VARIABLE: nonce,

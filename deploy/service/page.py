@@ -60,7 +60,7 @@ def routes(
         limits = access.limits()
         names = sorted({*limits, *(sender.projects if sender.projects is not None else ())})
         projects = [
-            (name, limits.get(name, ProjectLimits()), store.usage(name))
+            (name, limits.get(name, ProjectLimits()), services.usage(name))
             for name in names
             if sender.sees(name)
         ]

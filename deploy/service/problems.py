@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi.responses import JSONResponse
 
 from deploy.service.job_store import StateChanged
+from deploy.service.tables import first_line
 from shards.errors import BadInput, DownpourError
 
 MEDIA_TYPE = "application/problem+json"
@@ -68,3 +70,11 @@ def of_error(error: DownpourError | OSError) -> Problem:
         name = field.replace("-", "_") if field else None
         return Problem(422, "bad_input", text, field=name, expected=expected, got=got, hint=hint)
     return Problem(503, "unavailable", text, hint="free disk space, then repeat the request")
+
+
+def of_database_error(error: sa.exc.SQLAlchemyError) -> Problem:
+    """The problem of a database that is locked, gone, damaged or too slow for the moment."""
+    text = first_line(error) if isinstance(error, sa.exc.DBAPIError) else "no free connection"
+    hint = "repeat the request; jobs train on. If this lasts: the log of downpour serve says why"
+    headers = {"Retry-After": "5"}
+    return Problem(503, "unavailable", f"database: {text}", hint=hint, headers=headers)

@@ -32,6 +32,7 @@ _Amount = Annotated[float, Meta(ge=0.0, le=1e6)]
 class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Disk space that is kept free, the size of an upload, and how long files are kept.
 
+    `silent_s` are seconds without a sign of life after which contact with a job counts as lost.
     Days count from the end of a job; `checkpoints` is the number of the newest ones that are kept.
     """
 
@@ -41,6 +42,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     logs_days: _Amount = 90.0
     checkpoints: Annotated[int, Meta(ge=0)] = 3
     uploads_days: _Amount = 30.0
+    silent_s: _Amount = 30.0
 
     @staticmethod
     def of_words(words: Iterable[str]) -> "ServiceLimits":

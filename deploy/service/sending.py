@@ -19,9 +19,14 @@ _NAMED = re.compile(
 
 
 def upload(
-    client: "ServiceClient", settings: dict[str, Any], note: Callable[[str], object]
+    client: "ServiceClient",
+    settings: dict[str, Any],
+    note: Callable[[str], object],
+    project: str = "default",
 ) -> dict[str, Any]:
     """Send the files that settings name; returns these settings as they are on the service.
+
+    They count for the limits of `project`.
 
     The solver is sent with the nets next to it that it names. What the service has already is not
     sent again. Raises BadInput for a file that cannot be read.
@@ -30,7 +35,7 @@ def upload(
     if settings.get("solver") is not None:
         solver = Path(settings["solver"])
         files = _with_named(solver)
-        changed["solver"] = f"{_send(client, files, note)}/{solver.name}"
+        changed["solver"] = f"{_send(client, files, note, project)}/{solver.name}"
     for name in _INPUTS:
         if settings.get(name) is None:
             continue
@@ -40,7 +45,7 @@ def upload(
             files = {f"{place.name}/{path.relative_to(place).as_posix()}": path for path in paths}
         else:
             files = {place.name: place}
-        changed[name] = f"{_send(client, files, note)}/{place.name}"
+        changed[name] = f"{_send(client, files, note, project)}/{place.name}"
     return changed
 
 
@@ -66,7 +71,12 @@ def _with_named(solver: Path) -> dict[str, Path]:
     return found
 
 
-def _send(client: "ServiceClient", files: dict[str, Path], note: Callable[[str], object]) -> str:
+def _send(
+    client: "ServiceClient",
+    files: dict[str, Path],
+    note: Callable[[str], object],
+    project: str,
+) -> str:
     """Send files by name, from where an earlier attempt ended; returns what names the upload."""
     if not files:
         raise BadInput("upload: expected files, got an empty folder")
@@ -77,7 +87,7 @@ def _send(client: "ServiceClient", files: dict[str, Path], note: Callable[[str],
         ]
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}") from None
-    begun = client.post("/uploads", {"files": manifest})
+    begun = client.post("/uploads", {"files": manifest, "project": project})
     for file in begun["files"]:
         if file["complete"]:
             continue

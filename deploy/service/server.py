@@ -3,21 +3,22 @@
 import fcntl
 import os
 import socket
-import sqlite3
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
 import msgspec
+import sqlalchemy as sa
 import uvicorn
 
 from deploy.run_folder import lock_folder
+from deploy.service import database, postgres
 from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.job_store import JOBS, JobStore
-from deploy.service.tables import DATABASE, is_database, open_database
+from deploy.service.tables import DatabasePlace, is_database
 from shards.errors import BadInput
 
 HOME_VARIABLE = "DOWNPOUR_HOME"
@@ -64,18 +65,20 @@ def serve(
     """
     listen.check()
     host, port = listen.host, listen.port
-    with _opened(options.home) as path, _listening(host, port) as listener:
-        if not path.exists() and _has_jobs(options.home):
-            raise BadInput(
-                f"{path}: expected the database of the jobs in {options.home}, got none;"
-                " rebuild it with: downpour service reindex"
-            )
-        engine = open_database(path)
+    with ExitStack() as held:
+        held.enter_context(_locked(options.home))
+        listener = held.enter_context(_listening(host, port))
+        place = database.database_of(options.home, options.database)
+        engine = database.opened(options.home, place, filled=_has_jobs(options.home))
+        held.callback(engine.dispose)
+        held.enter_context(_alone(engine, place))
         if options.exposure.tokens and not AccessStore(engine).any_token():
             raise BadInput(
-                f"{path}: expected a token, as this address asks for them, got none; create one"
-                " with: downpour service token create --name YOU --role administrator"
+                f"{database.named(place)}: expected a token, as this address asks for them, got"
+                " none; create one with: downpour service token create --name YOU"
+                " --role administrator"
             )
+        database.remember(options.home, place)
         service = Service(options, engine)
         config = uvicorn.Config(
             application(service),
@@ -97,11 +100,13 @@ def reindex(folder: Path) -> int:
 
     Tokens, limits and the audit stay. They are lost with a file that is no database.
     """
-    with _opened(folder) as path:
-        if not is_database(path):
-            for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-                path.with_name(name).unlink(missing_ok=True)
-        return JobStore(folder, open_database(path)).rebuild()
+    with _locked(folder):
+        place = database.database_of(folder)
+        if isinstance(place, Path) and not is_database(place):
+            for name in (place.name, f"{place.name}-wal", f"{place.name}-shm"):
+                place.with_name(name).unlink(missing_ok=True)
+        with _closing(database.taken_over(folder, place)) as engine, _alone(engine, place):
+            return JobStore(folder, engine).rebuild()
 
 
 @contextmanager
@@ -109,23 +114,22 @@ def access_of(folder: Path) -> Iterator[AccessStore]:
     """The tokens, limits and audit of a home, also while a service runs."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    engine = open_database(folder / DATABASE)
-    try:
+    with _closing(database.opened(folder, database.database_of(folder))) as engine:
         yield AccessStore(engine)
-    finally:
-        engine.dispose()
 
 
 def backup(folder: Path, target: Path) -> None:
     """Copy the database while a service may use it. The job folders are copied as files."""
-    path = folder / DATABASE
-    if not path.is_file():
-        raise BadInput(f"{path}: expected the database of a service, got none")
-    if target.exists():
-        raise BadInput(f"{target}: expected a new file, got one that exists")
-    target.touch(mode=0o600)
-    with sqlite3.connect(path) as source, sqlite3.connect(target) as copy:
-        source.backup(copy)
+    database.copy_to(database.database_of(folder), target)
+
+
+def restore(folder: Path, source: Path) -> None:
+    """Fill an empty database with a copy that `backup` made, perhaps of another kind."""
+    with _locked(folder):
+        place = database.database_of(folder)
+        database.restore_from(source, place)
+        database.taken_over(folder, place).dispose()
+        database.remember(folder, place)
 
 
 class _Server(uvicorn.Server):
@@ -139,22 +143,40 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Path]:
-    """The path of the database in a home that this process has locked."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other services from a home until the end of the context."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (folder / ".lock").open("ab"):
+            pass  # a folder that cannot be written is no folder in use
+    except OSError as error:
+        raise BadInput(f"{HOME_VARIABLE} {folder}: {error.strerror}") from None
+    try:
         lock = lock_folder(folder)
     except BadInput:
         raise BadInput(
             f"{folder}: expected no other service with this home, got one; stop it, or set"
             f" another {HOME_VARIABLE}"
         ) from None
-    except OSError as error:
-        raise BadInput(f"{HOME_VARIABLE} {folder}: {error.strerror}") from None
     try:
-        yield folder / DATABASE
+        yield
     finally:
         os.close(lock)
+
+
+@contextmanager
+def _closing(engine: sa.Engine) -> Iterator[sa.Engine]:
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _alone(engine: sa.Engine, place: DatabasePlace) -> Iterator[None]:
+    """Keep other services from a database; the lock of the home does that for one in it."""
+    with nullcontext() if isinstance(place, Path) else postgres.held(engine, place):
+        yield
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from deploy.service.launcher import Life, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
+    LONGEST_RETRY_S,
     TERMINAL,
     TRAINING,
     Ending,
@@ -51,8 +52,6 @@ from deploy.settings import TrainSettings
 from ps.logs import logger
 from shards.errors import BadInput
 
-SILENT_S = 30.0
-"""Seconds without a sign of life after which contact counts as lost. The state stays."""
 GRACE_S = 30.0
 """Seconds between the order to stop at once and SIGKILL."""
 _SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is gone
@@ -71,19 +70,25 @@ class Supervisor:
         slots: int,
         retry_s: float,
         reserve_bytes: int = RESERVE_BYTES,
+        silent_s: float = 30.0,
         limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
         clock: Callable[[], float] = time.time,
+        moved: Callable[[JobState, JobRow], object] = lambda *_: None,
     ) -> None:
+        self._moved = moved
         self.slots = slots
         self._store = store
         self._launcher = launcher
         self._retry_s = retry_s
+        self._silent_s = silent_s
         self._limits = limits
         self._clock = clock
         self._lock = threading.RLock()  # a user's verb and a look never act at the same time
         self._events: dict[str, JournalReader] = {}
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
+        self._urgent: dict[str, float] = {}  # when a job was first seen to have to end at once
+        self._heard: dict[str, tuple[float, float]] = {}  # the last sign of life, and when seen
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
         self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
@@ -93,6 +98,7 @@ class Supervisor:
 
     def look(self) -> None:
         """Advance every unfinished job as far as the evidence allows, and start what fits."""
+        self._store.settle()
         for row in self._store.unfinished():
             with self._lock:
                 try:
@@ -193,7 +199,7 @@ class Supervisor:
             self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
 
     def _advance(self, row: JobRow) -> None:
-        if row.state is JobState.RECOVERING and self._clock() >= row.not_before:
+        if row.state is JobState.RECOVERING and self._is_due(row):
             if self._clean(row):
                 self._start(row, JobState.STARTING)
             return
@@ -220,6 +226,11 @@ class Supervisor:
         elif row.state is JobState.STOPPING:
             self._enforce(row, folder)
 
+    def _is_due(self, row: JobRow) -> bool:
+        """Whether a job may start again. A longer wait than any delay is from another clock."""
+        left = row.not_before - self._clock()
+        return not 0 < left <= 2 * max(LONGEST_RETRY_S, self._retry_s)
+
     def _follow(self, row: JobRow, folder: Path) -> JobRow:
         """Take in the runner's new events, and make the transitions that they cause."""
         path = folder / job_folder.EVENTS
@@ -229,8 +240,9 @@ class Supervisor:
         for entry in entries:
             to = after_event(row.state, entry.kind)
             if to is not None and entry.attempt == row.attempt:
-                reason = str(entry.data.get("text", ""))
+                reason, before = str(entry.data.get("text", "")), row.state
                 row = self._store.move(row, to, code="", reason=reason)
+                self._moved(before, row)
             if entry.kind == "answer" and "shards" in entry.data:
                 settings = row.settings | {"shards": entry.data["shards"]}
                 self._store.note(row, "resharded", settings=settings)
@@ -252,11 +264,7 @@ class Supervisor:
                 ),
             }
             self._store.show(row.id, head=head)
-        contact = ""
-        with suppress(OSError):
-            heard = (readings / job_folder.ALIVE).stat().st_mtime
-            if life is Life.RUNNING and self._clock() - heard > SILENT_S:
-                contact = f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
+        contact = self._contact(row, readings / job_folder.ALIVE, life)
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
@@ -264,6 +272,23 @@ class Supervisor:
             self._store.note(row, "alert", **msgspec.to_builtins(change))
             row = self._store.get(row.id)
         return row
+
+    def _contact(self, row: JobRow, path: Path, life: Life) -> str:
+        """Since when a process that lives has given no sign of life; empty if it has lately.
+
+        A sign of life is a new time of the file. Its age would depend on two clocks.
+        """
+        try:
+            heard = path.stat().st_mtime
+        except OSError:
+            return ""
+        known, seen = self._heard.get(row.id, (0.0, 0.0))
+        if heard != known:
+            seen = self._clock()
+            self._heard[row.id] = heard, seen
+        if life is not Life.RUNNING or self._clock() - seen <= self._silent_s:
+            return ""
+        return f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
 
     def _outcome(self, row: JobRow, folder: Path) -> AttemptOutcome | None:
         """The outcome of the present attempt; None if it has not written one."""
@@ -290,7 +315,8 @@ class Supervisor:
         delay = 0.0 if asked else retry_delay_s(fruitless, random.random(), self._retry_s)
         if row.state is JobState.PAUSING and row.code:
             via = via._replace(code=row.code, reason=row.reason)
-        self._store.move(
+        before = row.state
+        row = self._store.move(
             row,
             via.to,
             code=via.code,
@@ -301,10 +327,11 @@ class Supervisor:
             not_before=self._clock() + delay if via.to is JobState.RECOVERING else 0.0,
             attempt_end=self._attempt_end(row, folder, outcome, ending, snapshot),
         )
+        self._moved(before, row)
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
         self._watch.forget(row.id)
-        for kept in (self._events, self._shown, self._killed):
+        for kept in (self._events, self._shown, self._killed, self._urgent, self._heard):
             kept.pop(row.id, None)
 
     def _attempt_end(
@@ -319,8 +346,15 @@ class Supervisor:
         tail = job_folder.tail_of(job_folder.driver_log(folder, row.attempt), _TAIL_BYTES)
         lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
         cause = outcome.end.value if outcome is not None else "gone"
+        started = [
+            each["started"]
+            for each in self._store.attempts(row.id)
+            if each["number"] == row.attempt
+        ]
+        ended = outcome.ended if outcome is not None else self._clock()
         return {
-            "ended": outcome.ended if outcome is not None else self._clock(),
+            # A clock that was set back would make an attempt end before it began.
+            "ended": max([ended, *started]),
             "cause": cause,
             "message": outcome.message if outcome is not None else ending.reason,
             "exit_status": self._launcher.exit_status(row.nonce),
@@ -354,8 +388,10 @@ class Supervisor:
             for entry in JournalReader(folder / job_folder.ORDERS).read()
             if entry.kind == "stop" and entry.attempt == row.attempt
         ]
-        urgent = [entry.time for entry in stops if entry.data.get("mode") == "now"]
-        if urgent and self._clock() - urgent[0] > GRACE_S and row.id not in self._killed:
+        if not any(entry.data.get("mode") == "now" for entry in stops):
+            return
+        since = self._urgent.setdefault(row.id, self._clock())
+        if self._clock() - since > GRACE_S and row.id not in self._killed:
             self._killed[row.id] = self._clock()
             self._launcher.kill(folder, signal.SIGKILL)
 

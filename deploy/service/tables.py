@@ -1,45 +1,77 @@
 """The service's database: an index of the job folders that can be rebuilt from them.
 
-SQLite in WAL mode. Schema changes are alembic migrations, in the folder migrations. A list of jobs
-reads the table `job` alone; series and logs are never in the database.
+SQLite in WAL mode, or PostgreSQL. Schema changes are alembic migrations, in the folder migrations.
+A list of jobs reads the table `job` alone; series and logs are never in the database.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
+from sqlalchemy.pool import ConnectionPoolEntry
 
+from deploy.service import postgres
 from shards.errors import BadInput
 
 DATABASE = "service.db"
-REVISION = "0003_upkeep"
+REVISION = "0004_home"
 """The newest migration."""
+BUSY_S = 30.0
+"""How long a statement waits for another process that has locked what it needs."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
+
+DatabasePlace = Path | sa.URL
+"""Where a database is: a file of SQLite, or the URL of PostgreSQL."""
+
+
+class PlainText(sa.types.TypeDecorator[str]):
+    """Text without NUL characters, which PostgreSQL refuses: a log or a path may have some."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return value.replace("\0", "\ufffd") if value is not None else None
+
+
+class LongText(PlainText):
+    """The same of any length, as SQL spells it."""
+
+    impl = sa.Text
+    cache_ok = True
+
+
+LargeId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""A number of which there may be thousands a second. SQLite counts in a column INTEGER only."""
 
 metadata = sa.MetaData()
 
 job = sa.Table(
     "job",
     metadata,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("name", sa.String, nullable=False),
-    sa.Column("project", sa.String, nullable=False),
-    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("id", PlainText, primary_key=True),
+    sa.Column("name", PlainText, nullable=False),
+    sa.Column("project", PlainText, nullable=False),
+    sa.Column("owner", PlainText, nullable=False),
     sa.Column("labels", sa.JSON, nullable=False),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("slots", sa.Integer, nullable=False),
     sa.Column("settings", sa.JSON, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
+    sa.Column("state", PlainText, nullable=False),
     sa.Column("state_seq", sa.Integer, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("nonce", sa.String, nullable=False),
-    sa.Column("code", sa.String, nullable=False),
-    sa.Column("reason", sa.String, nullable=False),
-    sa.Column("contact", sa.String, nullable=False),
+    sa.Column("nonce", PlainText, nullable=False),
+    sa.Column("code", PlainText, nullable=False),
+    sa.Column("reason", PlainText, nullable=False),
+    sa.Column("contact", PlainText, nullable=False),
     sa.Column("cancelled", sa.Boolean, nullable=False),
     sa.Column("fruitless", sa.Integer, nullable=False),
     sa.Column("not_before", sa.Float, nullable=False),
-    sa.Column("snapshot", sa.String),
-    sa.Column("request_key", sa.String, unique=True),
+    sa.Column("snapshot", PlainText),
+    sa.Column("request_key", PlainText, unique=True),
     sa.Column("events_read", sa.Integer, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("updated", sa.Float, nullable=False),
@@ -53,27 +85,27 @@ sa.Index("job_by_project", job.c.project, job.c.id)
 attempt = sa.Table(
     "attempt",
     metadata,
-    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("job", PlainText, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("started", sa.Float, nullable=False),
     sa.Column("ended", sa.Float),
-    sa.Column("cause", sa.String, nullable=False),
-    sa.Column("message", sa.String, nullable=False),
+    sa.Column("cause", PlainText, nullable=False),
+    sa.Column("message", PlainText, nullable=False),
     sa.Column("exit_status", sa.Integer),
-    sa.Column("snapshot", sa.String),
-    sa.Column("log_tail", sa.Text, nullable=False),
+    sa.Column("snapshot", PlainText),
+    sa.Column("log_tail", LongText, nullable=False),
 )
 
 event = sa.Table(
     "event",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("job", sa.String, nullable=False),
-    sa.Column("source", sa.String, nullable=False),
+    sa.Column("id", LargeId, primary_key=True, autoincrement=True),
+    sa.Column("job", PlainText, nullable=False),
+    sa.Column("source", PlainText, nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("time", sa.Float, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("kind", PlainText, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
     sa.UniqueConstraint("job", "source", "number"),
     sqlite_autoincrement=True,  # streams and webhooks continue after an id: none is used twice
@@ -83,11 +115,11 @@ sa.Index("event_by_job", event.c.job, event.c.id)
 token = sa.Table(
     "token",
     metadata,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("name", sa.String, nullable=False),
-    sa.Column("role", sa.String, nullable=False),
+    sa.Column("id", PlainText, primary_key=True),
+    sa.Column("name", PlainText, nullable=False),
+    sa.Column("role", PlainText, nullable=False),
     sa.Column("projects", sa.JSON(none_as_null=True)),
-    sa.Column("digest", sa.String, nullable=False),
+    sa.Column("digest", PlainText, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("expires", sa.Float, nullable=False),
     sa.Column("revoked", sa.Float),
@@ -96,41 +128,43 @@ token = sa.Table(
 session = sa.Table(
     "session",
     metadata,
-    sa.Column("digest", sa.String, primary_key=True),
-    sa.Column("token", sa.String, nullable=False),
+    sa.Column("digest", PlainText, primary_key=True),
+    sa.Column("token", PlainText, nullable=False),
     sa.Column("expires", sa.Float, nullable=False),
 )
 
 project = sa.Table(
     "project",
     metadata,
-    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("name", PlainText, primary_key=True),
     sa.Column("running", sa.Integer),
     sa.Column("queued", sa.Integer),
     sa.Column("workers", sa.Integer),
+    sa.Column("uploads", sa.Integer),
+    sa.Column("upload_bytes", LargeId),
 )
 
 audit = sa.Table(
     "audit",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", LargeId, primary_key=True, autoincrement=True),
     sa.Column("time", sa.Float, nullable=False),
-    sa.Column("actor", sa.String, nullable=False),
-    sa.Column("token", sa.String, nullable=False),
-    sa.Column("action", sa.String, nullable=False),
-    sa.Column("job", sa.String, nullable=False),
-    sa.Column("project", sa.String, nullable=False),
+    sa.Column("actor", PlainText, nullable=False),
+    sa.Column("token", PlainText, nullable=False),
+    sa.Column("action", PlainText, nullable=False),
+    sa.Column("job", PlainText, nullable=False),
+    sa.Column("project", PlainText, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
-    sa.Column("address", sa.String, nullable=False),
-    sa.Column("detail", sa.String, nullable=False),
+    sa.Column("address", PlainText, nullable=False),
+    sa.Column("detail", PlainText, nullable=False),
 )
 """Append-only: triggers of the migration refuse to change or delete a row."""
 
 idempotency = sa.Table(
     "idempotency",
     metadata,
-    sa.Column("request", sa.String, primary_key=True),
-    sa.Column("body", sa.String, nullable=False),
+    sa.Column("request", PlainText, primary_key=True),
+    sa.Column("body", PlainText, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
     sa.Column("answer", sa.JSON, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
@@ -140,45 +174,75 @@ idempotency = sa.Table(
 webhook = sa.Table(
     "webhook",
     metadata,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("url", sa.String, nullable=False),
-    sa.Column("secret", sa.String, nullable=False),
-    sa.Column("project", sa.String),
-    sa.Column("sent", sa.Integer, nullable=False),
+    sa.Column("id", PlainText, primary_key=True),
+    sa.Column("url", PlainText, nullable=False),
+    sa.Column("secret", PlainText, nullable=False),
+    sa.Column("project", PlainText),
+    sa.Column("sent", LargeId, nullable=False),
     sa.Column("tries", sa.Integer, nullable=False),
     sa.Column("not_before", sa.Float, nullable=False),
     sa.Column("delivered", sa.Integer, nullable=False),
     sa.Column("given_up", sa.Integer, nullable=False),
-    sa.Column("last", sa.String, nullable=False),
+    sa.Column("last", PlainText, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
 )
 
+home = sa.Table("home", metadata, sa.Column("id", PlainText, primary_key=True))
+"""The home whose jobs are indexed here, one row."""
 
-def open_database(path: Path) -> sa.Engine:
-    """Open the database and bring it to this version's schema; raises BadInput if it is newer."""
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
 
-    @sa.event.listens_for(engine, "connect")
-    def configure(connection: sa.engine.interfaces.DBAPIConnection, _: object) -> None:
-        connection.isolation_level = None  # `begin` below starts transactions
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-            connection.cursor().execute(f"PRAGMA {pragma}")
+def open_database(
+    place: DatabasePlace, *, filled: bool = False, busy_s: float = BUSY_S
+) -> sa.Engine:
+    """Open the database and bring it to this version's schema.
 
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
+    Raises BadInput for a database that is newer or cannot be read, and, if it has to be `filled`,
+    for one that is missing or has no tables.
+    """
+    if isinstance(place, Path):
+        name, mend = str(place), "move the file away, and rebuild it with: downpour service reindex"
+        engine = _sqlite(place, busy_s, new=not filled)
+    else:
+        name, mend = postgres.shown(place), "check that it runs, and DOWNPOUR_DATABASE or ~/.pgpass"
+        engine = postgres.engine_of(place, busy_s, **_JSON)
+    lost = BadInput(
+        f"{name}: expected the database of the jobs in the home, got none;"
+        " rebuild it with: downpour service reindex"
+    )
+    if filled and isinstance(place, Path) and not place.is_file():
+        raise lost
     try:
         present = _revision(engine)
+        if present is None and filled:
+            raise lost
         if present != REVISION:
-            _upgrade(engine, path)
-    except sa.exc.DatabaseError as error:
+            _upgrade(engine, name)
+    except sa.exc.DBAPIError as error:
         raise BadInput(
-            f"{path}: expected the database of the service, got: {error.orig}; move the file away,"
-            " and rebuild it with: downpour service reindex"
+            f"{name}: expected the database of the service, got: {first_line(error)}; {mend}"
         ) from None
-    path.chmod(0o600)
+    if isinstance(place, Path):
+        place.chmod(0o600)
     return engine
+
+
+def first_line(error: sa.exc.DBAPIError) -> str:
+    """What a database says is wrong, in a line, without the statement and its values."""
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__
+
+
+@contextmanager
+def alone(engine: sa.Engine, table: sa.Table) -> Iterator[sa.Connection]:
+    """A transaction that no other one writes this table in: what it reads holds until it ends.
+
+    SQLite has one writer at a time in any case, if the transaction begins as one that writes.
+    """
+    immediate = engine.execution_options(downpour_writes=True)
+    with immediate.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+        yield connection
 
 
 def is_database(path: Path) -> bool:
@@ -192,6 +256,62 @@ def is_database(path: Path) -> bool:
         engine.dispose()
 
 
+def _sqlite(path: Path, busy_s: float, *, new: bool) -> sa.Engine:
+    """Connections to a file, which is created only if it may be `new`.
+
+    A connection belongs to the file that it was opened with: if that is deleted or replaced, the
+    connection is closed, and the next one fails, or reads the file that is there now.
+    """
+    if new:
+        path.touch(mode=0o600)
+    url = sa.URL.create("sqlite", database=path.absolute().as_uri(), query=_EXISTING)
+    engine = sa.create_engine(
+        url,
+        connect_args={"timeout": busy_s},
+        **_JSON,
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(
+        connection: sa.engine.interfaces.DBAPIConnection, entry: ConnectionPoolEntry
+    ) -> None:
+        entry.info["file"] = _identity(path)
+        connection.isolation_level = None  # `begin` below starts transactions
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.cursor().execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "checkout")
+    def check(_: object, entry: ConnectionPoolEntry, __: object) -> None:
+        if _identity(path) != entry.info["file"]:
+            raise sa.exc.DisconnectionError(f"{path} was deleted or replaced")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        writes = connection.get_execution_options().get("downpour_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+_EXISTING = {"mode": "rw", "uri": "true"}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _to_json(value: Any) -> str:
+    """Values as JSON; a number that is none, such as a diverged loss, is null."""
+    return msgspec.json.encode(value).decode()
+
+
+_JSON: dict[str, Any] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
+
+
 def _revision(engine: sa.Engine) -> str | None:
     """The revision of the schema; None for a new database."""
     with engine.connect() as connection:
@@ -203,7 +323,7 @@ def _revision(engine: sa.Engine) -> str | None:
         return found
 
 
-def _upgrade(engine: sa.Engine, path: Path) -> None:
+def _upgrade(engine: sa.Engine, name: str) -> None:
     """Run the migrations that the database lacks; raises BadInput if it is newer."""
     from alembic import command  # only where there is something to migrate: it costs half a second
     from alembic.config import Config
@@ -217,6 +337,6 @@ def _upgrade(engine: sa.Engine, path: Path) -> None:
             command.upgrade(config, REVISION)
     except CommandError:
         raise BadInput(
-            f"{path}: expected a database of this version or an earlier one, got a newer one;"
+            f"{name}: expected a database of this version or an earlier one, got a newer one;"
             " start the version of downpour that wrote it"
         ) from None

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.disk_space import free_bytes
-from deploy.service.access import Sender
+from deploy.service.access import Sender, check_project
 from deploy.service.api import Services, find, shown
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.service.states import JobState
+from deploy.service.submissions import checked_project
 from deploy.service.uploads import CHUNK_BYTES, UploadedFile, Uploads, WrongOffset
 from deploy.service.webhooks import Webhooks
 
@@ -37,6 +38,7 @@ class UploadRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     files: list[ManifestFile]
+    project: str = Field(default="default", description="Whose limits it counts for.")
 
 
 class NewWebhook(BaseModel):
@@ -67,11 +69,11 @@ class Adoption(BaseModel):
 
 
 def routes(
-    services: Services, uploads: Uploads, webhooks: Webhooks, home: FilePath, limits: ServiceLimits
+    services: Services, webhooks: Webhooks, home: FilePath, limits: ServiceLimits
 ) -> APIRouter:
     """All routes of the service itself."""
     router = APIRouter(prefix="/api/v1")
-    _add_uploads(router, uploads)
+    _add_uploads(router, services.uploads)
     _add_webhooks(router, webhooks)
     _add_upkeep(router, services, home, limits)
     return router
@@ -79,10 +81,13 @@ def routes(
 
 def _add_uploads(router: APIRouter, uploads: Uploads) -> None:
     @router.post("/uploads", status_code=201)
-    def begin_upload(body: UploadRequest) -> dict[str, Any]:
+    def begin_upload(body: UploadRequest, sender: Sender) -> dict[str, Any]:
         """Begin an upload, or learn what an earlier one with the same files still lacks."""
+        check_project(sender, body.project)
         files = [UploadedFile(file.path, file.bytes, file.sha256) for file in body.files]
-        found: dict[str, Any] = msgspec.to_builtins(uploads.begin(files))
+        found: dict[str, Any] = msgspec.to_builtins(
+            uploads.begin(files, checked_project(body.project))
+        )
         return found
 
     @router.get("/uploads/{upload}")

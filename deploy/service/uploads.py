@@ -6,6 +6,7 @@ file grows as `PATH.part`; it gets its name once its digest is right. Nothing is
 file can only be written below the upload's own folder:
 
     uploads/ID/manifest.json    the manifest
+    uploads/ID/use.json         the projects that it counts for, its bytes, whether it is complete
     uploads/ID/files/PATH       a complete file
 """
 
@@ -13,13 +14,15 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from deploy.disk_space import free_bytes, megabytes
 from deploy.run_folder import write_whole
+from deploy.runner import job_folder
+from deploy.service.access_store import ProjectLimits, left
 from deploy.service.artefacts import sha256_of
 from shards.errors import UNDECODABLE, BadInput, GiveUp
 
@@ -32,7 +35,7 @@ CHUNK_BYTES = 1 << 20
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WORD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}")
-_MANIFEST, _FILES = "manifest.json", "files"
+_MANIFEST, _USE, _FILES = "manifest.json", "use.json", "files"
 
 
 class UploadedFile(msgspec.Struct, frozen=True):
@@ -61,6 +64,14 @@ class UploadStatus(msgspec.Struct, frozen=True):
     files: list[FileProgress]
 
 
+class UploadUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What an upload counts for: in each of these projects, as one in progress until `complete`."""
+
+    projects: list[str]
+    bytes: int
+    complete: bool = False
+
+
 class WrongOffset(GiveUp):
     """The chunk does not continue the file; `expected` is the offset that does."""
 
@@ -72,28 +83,61 @@ class WrongOffset(GiveUp):
 class Uploads:
     """All uploads of one home. Threads may share it; a file has one writer at a time."""
 
-    def __init__(self, home: Path, *, most_bytes: int = MOST_BYTES, reserve_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        most_bytes: int = MOST_BYTES,
+        reserve_bytes: int = 0,
+        limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
+    ) -> None:
         self.folder = home / UPLOADS
+        self._limits = limits
         self._most_bytes = most_bytes
         self._reserve_bytes = reserve_bytes
         self._lock = threading.Lock()
 
-    def begin(self, files: Sequence[UploadedFile]) -> UploadStatus:
-        """Begin an upload, or continue it; raises BadInput for a manifest that is not allowed."""
+    def begin(self, files: Sequence[UploadedFile], project: str = "default") -> UploadStatus:
+        """Begin an upload of a project, or continue it.
+
+        Raises BadInput for a manifest that is not allowed, or that the project has no room for.
+        """
         check_manifest(files, self._most_bytes)
         content = msgspec.json.encode(sorted(files, key=lambda file: file.path))
         upload = hashlib.sha256(content).hexdigest()[:32]
         folder = self.folder / upload
         with self._lock:
+            known = job_folder.load(folder / _USE, UploadUse)
+            size = sum(file.bytes for file in files)
+            if known is None or project not in known.projects:
+                complete = known is not None and known.complete
+                self._check_quota(project, size, complete=complete)
+                projects = [*(known.projects if known is not None else ()), project]
+                known = UploadUse(projects=projects, bytes=size, complete=complete)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                job_folder.save(folder / _USE, known)
             if not (folder / _MANIFEST).is_file():
-                self._check_room(sum(file.bytes for file in files))
+                self._check_room(size)
                 (folder / _FILES).mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(folder / _MANIFEST, content, private=True)
             for file in files:
                 if not file.bytes and not self._target(upload, file.path).is_file():
                     self._finish(self._target(upload, file.path), file)
             os.utime(folder)  # its age counts from the last use
+            self._note_complete(upload)
         return self.status(upload)
+
+    def usage(self, project: str) -> ProjectLimits:
+        """What the uploads of a project use now, in the terms of its limits."""
+        found = [
+            use
+            for path in self.folder.glob(f"*/{_USE}")
+            if (use := job_folder.load(path, UploadUse)) is not None and project in use.projects
+        ]
+        return ProjectLimits(
+            uploads=sum(not use.complete for use in found),
+            upload_bytes=sum(use.bytes for use in found),
+        )
 
     def status(self, upload: str) -> UploadStatus:
         """What of an upload is there; raises KeyError for an unknown id."""
@@ -127,6 +171,7 @@ class Uploads:
                 received += len(chunk)
             if received == file.bytes and not target.is_file():
                 self._finish(target, file)
+                self._note_complete(upload)
                 os.utime(self.folder / upload)
         return FileProgress(path, file.bytes, received, target.is_file())
 
@@ -148,6 +193,32 @@ class Uploads:
         if not target.exists():
             raise BadInput(f"{text[:200]}: expected a file of the upload, got none")
         return str(target)
+
+    def _check_quota(self, project: str, size: int, *, complete: bool) -> None:
+        limits = self._limits().get(project)
+        if limits is None:
+            return
+        used = self.usage(project)
+        if not complete and left(limits.uploads, used.uploads) < 1:
+            raise BadInput(
+                f"uploads: expected at most {limits.uploads} in progress in project {project},"
+                f" got {used.uploads} and this one; finish one of them first"
+            )
+        if left(limits.upload_bytes, used.upload_bytes) < size:
+            assert limits.upload_bytes is not None
+            assert used.upload_bytes is not None
+            raise BadInput(
+                f"upload_bytes: expected at most {megabytes(limits.upload_bytes)} of uploads in"
+                f" project {project}, got {megabytes(used.upload_bytes)} and"
+                f" {megabytes(size)} more; let an administrator delete old ones, with"
+                " downpour service gc, or set a larger limit"
+            )
+
+    def _note_complete(self, upload: str) -> None:
+        path = self.folder / upload / _USE
+        use = job_folder.load(path, UploadUse)
+        if use is not None and not use.complete and self.status(upload).complete:
+            job_folder.save(path, msgspec.structs.replace(use, complete=True))
 
     def _check_room(self, size: int) -> None:
         free = free_bytes(self.folder)

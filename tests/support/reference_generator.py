@@ -412,11 +412,11 @@ def service_routes() -> str:
 
     rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
     absent: Any = None  # describing the routes calls none of them
-    services = api.Services(absent, absent, absent, absent, absent)
+    services = api.Services(absent, absent, absent, absent, absent, absent)
     service = FastAPI()
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))
-    service.include_router(upkeep_api.routes(services, absent, absent, absent, absent))
+    service.include_router(upkeep_api.routes(services, absent, absent, absent))
     rules = {route.replace(":path}", "}"): rule for route, rule in RULES.items()}
     rows = []
     for path, methods in service.openapi()["paths"].items():

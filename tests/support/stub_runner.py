@@ -1,7 +1,9 @@
 """A runner that trains nothing: it keeps the files of a job as the real one does, and obeys orders.
 
 It imports the standard library only, so that many of them start at once. What it does is in the
-label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`.
+label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`;
+`nul` succeeds with a NUL character in its log; `alive` trains and shows that it is alive; `deaf`
+trains and obeys nothing; `stay-STATE` stays in a state, and `stay-degraded` trains in it.
 """
 
 import fcntl
@@ -15,6 +17,13 @@ from pathlib import Path
 
 def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def stay() -> None:
+    """Do nothing until the process is killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
 
 
 def main() -> int:
@@ -45,7 +54,7 @@ def main() -> int:
     own = {"attempt": attempt, "nonce": nonce}
     whole("attempt.json", own | {"pid": os.getpid(), "started": time.time(), "boot": ""})
     what = json.loads((folder / "job.json").read_text())["labels"].get("stub", "succeed")
-    print(f"attempt {attempt}: {what}", flush=True)
+    print(f"attempt {attempt}: {what}" + "\0" * (what == "nul"), flush=True)
     event("checking")
 
     def end(kind: str, code: str = "", message: str = "") -> int:
@@ -58,11 +67,22 @@ def main() -> int:
         return end("failed", "bad_input", "--data: expected rows, got none")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stay-checking":
+        stay()
     event("starting", what="the shards and workers")
+    if what == "stay-starting":
+        stay()
     event("running")
     if what == "fail":
         return end("failed", "error", "a defect")
-    while what == "train":
+    if what == "stay-degraded":
+        event("degraded", text="1 of 2 workers are alive")
+        what = "train"
+    if what == "deaf":
+        stay()
+    while what in ("train", "alive"):
+        if what == "alive":
+            (folder / "readings" / "alive").touch()
         for order in lines(orders):
             if order["kind"] == "stop" and order["attempt"] == attempt:
                 return end("stopped", message="stopped, with a snapshot")

@@ -33,8 +33,9 @@ def test_tokens_by_commands(home: Path) -> None:
     assert "revoked  alice" in run(home, "token", "revoke", "alice")
     (row,) = json.loads(run(home, "token", "list", "--json"))["tokens"]
     assert row["revoked"] > row["created"]
-    run(home, "project", "set", "p", "--running", "2")
-    assert run(home, "project", "list") == "p  running 2  queued any  workers any\n"
+    run(home, "project", "set", "p", "--running", "2", "--upload-gb", "1.5")
+    limits = "running 2  queued any  workers any  uploads any  upload_bytes 1500000000"
+    assert run(home, "project", "list") == f"p  {limits}\n"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from deploy.service.webhooks import MOST_TRIES, Hosts, Webhooks
 from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 
+DATABASES = ("sqlite", "postgresql")
 ROW = JobRow(
     id="j", name="n", project="p", owner="local", labels={}, priority=0, slots=2,
     state=JobState.RUNNING, state_seq=3, attempt=1, nonce="", code="", reason="", contact="",
@@ -211,6 +212,29 @@ def test_an_address_that_is_not_public(host: str) -> None:
         hosts.address(f"http://{host}/")
     named = host.strip("[]")
     assert Hosts((f"private:{named}",)).address(f"http://{host}/")
+
+
+def test_a_webhook_never_reaches_this_machine(start: Start) -> None:
+    """Neither a name on the list that leads to loopback, nor a redirect to it, is connected to."""
+    receiver, now = Receiver(302, 307), [1000.0]
+    with start(driven=False) as running:
+        inner = webhooks(running, receiver, now, "*")
+        inner.add("http://127.0.0.1:9/inner")
+        running.ask(running.submit("train"), "cancel")
+        inner.send_due()
+        (kept,) = inner.all()
+        assert (receiver.requests, kept["delivered"]) == ([], 0)
+        assert "127.0.0.1 is no public address" in kept["last"]
+        inner.remove(kept["id"])
+        outer = webhooks(running, receiver, now)
+        outer.add("http://127.0.0.1:9/hook")
+        running.ask(running.submit("train"), "cancel")
+        for _ in range(3):
+            outer.send_due()
+            now[0] += 60.0
+        (kept,) = outer.all()
+    assert [each.url.path for each in receiver.requests] == ["/hook"] * 3
+    assert kept["delivered"] == 1
 
 
 def test_ids_of_events_are_never_used_twice(start: Start) -> None:

@@ -15,6 +15,7 @@ from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
 from tests.support.service_in_process import Running, Start
 
+DATABASES = ("sqlite", "postgresql")
 HOSTILE = "<script>alert(1)</script>"
 
 

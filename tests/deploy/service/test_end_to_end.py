@@ -34,7 +34,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        options = ("serve", "--port", self.port, "--retry-s", 0.1)
+        options = ("serve", "--port", self.port, "--retry-s", 0.1, "--limit", "silent-s=3")
         home = str(self.folder / "home")
         # Its own output goes to a file: nobody reads a pipe here.
         self.child = Child(self.folder, *options, DOWNPOUR_HOME=home, **QUICK_JAVA)
@@ -93,8 +93,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
-    """Kill the service: the job trains on. Kill the runner: it resumes from its snapshot. A clone
-    of its newest checkpoint trains to the end."""
+    """Kill the service: the job trains on. Stop the runner: an alert, and nothing else. Kill it:
+    the job resumes from its snapshot. A clone of its newest checkpoint trains to the end."""
     more = ("--data", "data", "--shards-in", "processes", "--max-iter", 10**7)
     status, answer = served.command(
         *("submit", "solver.prototxt", *more, "--snapshot-every", "1s", "--snapshot-keep", 3)
@@ -116,8 +116,23 @@ def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
         within_s=PATIENCE_S,
     )
     served.start()
-    assert served.await_state(job, "RUNNING", 1)["contact"] == ""
+    served.await_state(job, "RUNNING", 1)
     assert served.runner(job) == runner
+
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        eventually(
+            lambda: "silent" in served.get(job)["alerts"],
+            because="the alert of a stopped runner",
+            within_s=PATIENCE_S,
+        )
+        found = served.get(job)
+        assert (found["state"], found["attempt"], served.runner(job)) == ("RUNNING", 1, runner)
+    finally:
+        os.kill(runner, signal.SIGCONT)
+    steps = _steps(served, job)
+    eventually(lambda: _steps(served, job) > steps, because="steps afterwards", within_s=PATIENCE_S)
+    assert served.await_state(job, "RUNNING", 1)["id"] == job
 
     os.kill(runner, signal.SIGKILL)
     found = served.await_state(job, "RUNNING", 2)

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from deploy.runner.job_folder import ORDERS
+from deploy.service.access_store import ProjectLimits
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
-from deploy.service.tables import DATABASE, open_database
+from deploy.service.states import ATTEMPTED, TERMINAL, JobState
+from deploy.service.tables import DatabasePlace, open_database
 from tests.support.eventually import eventually
 from tests.support.service_in_process import Running, Start
+
+DATABASES = ("sqlite", "postgresql")
 
 
 def pid_of(running: Running, job: str) -> int:
@@ -122,9 +126,9 @@ def test_a_restarted_service_attaches_again(start: Start, killed: bool) -> None:
         assert found["attempt"] == (2 if killed else 1)
 
 
-def test_silence_changes_no_state(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_changes_no_state(service: Running) -> None:
     """A stopped runner is alive: the page says that contact is lost, and nothing is started."""
-    monkeypatch.setattr("deploy.service.supervisor.SILENT_S", 0.0)
+    service.service.supervisor._silent_s = 0.0
     job = service.submit("train")
     service.await_state(job, "RUNNING")
     pid = pid_of(service, job)
@@ -153,7 +157,9 @@ def finished(start: Start) -> Iterator[Running]:
         yield running
 
 
-def test_the_database_is_an_index(finished: Running, home: Path) -> None:
+def test_the_database_is_an_index(
+    finished: Running, home: Path, place: DatabasePlace, tmp_path: Path
+) -> None:
     """Rebuilt from the folders, it holds the same jobs, attempts and events."""
 
     def content(store: JobStore) -> list[object]:
@@ -167,14 +173,16 @@ def test_the_database_is_an_index(finished: Running, home: Path) -> None:
         return [jobs, [store.attempts(job.id) for job in jobs], events]
 
     store = finished.service.store
-    engine = open_database(home / "rebuilt.db")
-    rebuilt = JobStore(home, engine)
-    assert rebuilt.rebuild() == 4
-    assert content(rebuilt) == content(store)
-    engine.dispose()
+    before = content(store)
+    for rebuilt in (open_database(tmp_path / "rebuilt.db"), open_database(place)):
+        assert JobStore(home, rebuilt).rebuild() == 4
+        assert content(JobStore(home, rebuilt)) == before
+        rebuilt.dispose()
 
 
-def test_a_crash_between_journal_and_database(start: Start, home: Path) -> None:
+def test_a_crash_between_journal_and_database(
+    start: Start, home: Path, place: DatabasePlace
+) -> None:
     """An order that is in the journal and not in the database is taken in at the next start."""
     with start() as before:
         job = before.submit("train")
@@ -185,7 +193,104 @@ def test_a_crash_between_journal_and_database(start: Start, home: Path) -> None:
         store._append(job, 1, "state", {"state": "CANCELLED", "state_seq": 99})
     with start() as after:
         assert after.get(job)["state"] == "CANCELLED"
-    engine = open_database(home / DATABASE)
+    engine = open_database(place)
     assert JobStore(home, engine).catch_up() == 0
     engine.dispose()
     assert (home / "jobs" / job / ORDERS).is_file()
+
+
+STAYS = {
+    JobState.QUEUED: "train",
+    JobState.CHECKING: "stay-checking",
+    JobState.STARTING: "stay-starting",
+    JobState.RUNNING: "train",
+    JobState.DEGRADED: "stay-degraded",
+    JobState.PAUSING: "deaf",
+    JobState.PAUSED: "train",
+    JobState.RECOVERING: "die",
+    JobState.STOPPING: "deaf",
+}
+"""For each state that is not terminal, a stub that stays in it, or is led into it by a verb."""
+assert set(STAYS) == set(JobState) - TERMINAL
+
+
+def led_into(running: Running, state: JobState) -> str:
+    """A job that is in this state, and stays there by itself; its id."""
+    if state is JobState.QUEUED:
+        running.service.access.set_limits("default", ProjectLimits(running=0))
+    job = running.submit(STAYS[state])
+    if state in {JobState.PAUSING, JobState.PAUSED, JobState.STOPPING}:
+        running.await_state(job, "RUNNING")
+        running.ask(job, "cancel" if state is JobState.STOPPING else "pause")
+    running.await_state(job, state)
+    return job
+
+
+@pytest.mark.parametrize("state", STAYS)
+def test_cancel_in_each_state(start: Start, state: JobState) -> None:
+    """A job can be cancelled in every state but STOPPING, where it is already, and then ends."""
+    retry_s = 200.0 if state is JobState.RECOVERING else 0.1
+    with start(retry_s=retry_s) as running:
+        job = led_into(running, state)
+        answer = running.ask(job, "cancel", mode="now")
+        assert answer.status_code == (409 if state is JobState.STOPPING else 202)
+        for pid in processes_with({f"DOWNPOUR_JOB={job}"}):
+            os.kill(pid, signal.SIGKILL)  # a deaf one would be killed after its grace
+        assert running.await_state(job, "CANCELLED")["attempt"] <= 1
+        assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
+        assert running.ask(job, "cancel").status_code == 409
+
+
+PAUSES = {JobState.QUEUED, JobState.RECOVERING, JobState.RUNNING, JobState.DEGRADED}
+
+
+@pytest.mark.parametrize("state", STAYS)
+def test_pause_in_each_state(start: Start, state: JobState) -> None:
+    """A job that waits or trains is paused without a process; in another state this is refused, and
+    nothing changes."""
+    retry_s = 200.0 if state is JobState.RECOVERING else 0.1
+    with start(retry_s=retry_s) as running:
+        job = led_into(running, state)
+        answer = running.ask(job, "pause")
+        if state in PAUSES:
+            assert answer.status_code == 202
+            running.await_state(job, "PAUSED")
+            assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
+        else:
+            assert (answer.status_code, answer.json()["got"]) == (409, state)
+            assert running.get(job)["state"] == state
+        end(running, job)
+
+
+AFTER_KILL = {
+    JobState.CHECKING: JobState.RECOVERING,
+    JobState.STARTING: JobState.RECOVERING,
+    JobState.RUNNING: JobState.RECOVERING,
+    JobState.DEGRADED: JobState.RECOVERING,
+    JobState.PAUSING: JobState.PAUSED,
+    JobState.STOPPING: JobState.CANCELLED,
+}
+"""What a killed runner leads to from each state with a process; the others have none to kill."""
+assert set(AFTER_KILL) == ATTEMPTED
+
+
+@pytest.mark.parametrize("state", AFTER_KILL)
+def test_a_kill_in_each_state(start: Start, state: JobState) -> None:
+    """From each state the job comes to the one that the table names, with no process left."""
+    with start(retry_s=200.0) as running:
+        job = led_into(running, state)
+        path = running.service.store.folder(job) / "attempt.json"
+        eventually(path.is_file, because="the runner has begun")
+        os.kill(pid_of(running, job), signal.SIGKILL)
+        found = running.await_state(job, AFTER_KILL[state])
+        assert found["attempt"] == 1
+        assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
+        end(running, job)
+
+
+def end(running: Running, job: str) -> None:
+    """End a job in whatever state it is, so that the test leaves no process."""
+    running.ask(job, "cancel")
+    for pid in processes_with({f"DOWNPOUR_JOB={job}"}):
+        os.kill(pid, signal.SIGKILL)
+    running.await_state(job, *TERMINAL)

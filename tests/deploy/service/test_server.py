@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import produce_migrations
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.operations import ops
-from alembic.script import ScriptDirectory
 
 from deploy.run_folder import lock_folder
 from deploy.service import server, tables
 from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
 from deploy.service.server import Listen
-from deploy.service.tables import DATABASE, REVISION, open_database
+from deploy.service.tables import DATABASE, open_database
 from shards.errors import BadInput
 from tests.support.service_in_process import Running, Start
 
@@ -86,21 +81,6 @@ def test_a_torn_database(home: Path) -> None:
         open_database(home / DATABASE)
 
 
-def test_migrations_lead_to_the_tables(home: Path) -> None:
-    """The migrations make the tables that the code declares, and the last is the one it expects."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
-    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
-    engine = open_database(home / DATABASE)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection)
-        changes = produce_migrations(context, tables.metadata).upgrade_ops
-    engine.dispose()
-    assert changes is not None
-    kinds = (ops.CreateTableOp, ops.DropTableOp, ops.ModifyTableOps)
-    assert [each for each in changes.ops if isinstance(each, kinds)] == []
-
-
 def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) -> None:
     """A backup taken while the service runs holds its jobs, and overwrites nothing."""
     job = service.submit()
@@ -116,8 +96,10 @@ def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) ->
 
 
 def test_the_service_loads_no_cluster() -> None:
-    """The service imports no Ray, Spark, Arrow, compiler or plots: it weighs little."""
+    """The service imports no Ray, Spark, Arrow, compiler or plots: it weighs little. PostgreSQL and
+    OpenTelemetry are imported only where they are configured."""
     heavy = {"ray", "pyspark", "pyarrow", "pandas", "numba", "matplotlib", "torch"}
+    heavy |= {"psycopg", "opentelemetry.sdk", "opentelemetry.exporter"}
     script = f"import sys, deploy.service.server; print(*set(sys.modules) & {heavy!r})"
     root = Path(__file__).parents[3]
     done = subprocess.run(

@@ -4,9 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from deploy.service import sending
+from deploy.service.access_store import ProjectLimits
 from deploy.service.client import ServiceClient
 from deploy.service.uploads import UploadedFile, Uploads, WrongOffset
 from shards.errors import BadInput, GiveUp
@@ -82,6 +84,45 @@ def test_limits(tmp_path: Path) -> None:
         Uploads(tmp_path, reserve_bytes=1 << 60).begin([file("a", b"1")])
     with pytest.raises(KeyError):
         uploads.write("../../x", "a", 0, b"")
+
+
+def test_limits_of_a_project(start: Start) -> None:
+    """More uploads in progress, or more bytes, than a project may have are a problem that names
+    the figures; what is complete is in progress no more, and the same files again are no more."""
+    with start(driven=False) as running:
+        limits = ProjectLimits(uploads=1, upload_bytes=10_000_000)
+        running.service.access.set_limits("a", limits)
+
+        def begin(content: bytes, project: str = "a", size: int | None = None) -> Any:
+            one = msgspec.to_builtins(file("rows", content)) | ({"bytes": size} if size else {})
+            body = {"files": [one], "project": project}
+            return running.http.post("/api/v1/uploads", json=body)
+
+        first = begin(b"first").json()["id"]
+        assert begin(b"first").json()["id"] == first
+        refused = begin(b"second")
+        assert (refused.status_code, refused.headers["content-type"]) == (
+            422,
+            "application/problem+json",
+        )
+        found = refused.json()
+        assert (found["field"], found["expected"], found["got"], found["hint"]) == (
+            "uploads",
+            "at most 1 in progress in project a",
+            "1 and this one",
+            "finish one of them first",
+        )
+        assert begin(b"second", "b").status_code == 201
+        url = f"/api/v1/uploads/{first}/files?path=rows&offset=0"
+        assert running.http.put(url, content=b"first").json()["complete"]
+        refused = begin(b"large", size=10_000_000)
+        assert (refused.status_code, refused.json()["field"]) == (422, "upload_bytes")
+        assert "got 0.0 MB and 10.0 MB more" in refused.json()["detail"]
+        assert begin(b"second").status_code == 201  # the files of another project, none to send
+        assert running.service.uploads.usage("a") == ProjectLimits(uploads=1, upload_bytes=11)
+        assert begin(b"x", "../up").status_code == 422
+        page = running.http.get("/service").text
+        assert "1 of 1" in page
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from alembic import op
 
 revision = "0002_access"
 down_revision = "0001"
+_LARGE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_REFUSAL = "the audit is append-only"
 
 
 def upgrade() -> None:
@@ -34,7 +36,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "audit",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("id", _LARGE, primary_key=True, autoincrement=True),
         sa.Column("time", sa.Float, nullable=False),
         *(
             sa.Column(name, sa.String, nullable=False)
@@ -42,8 +44,18 @@ def upgrade() -> None:
         ),
         sa.Column("status", sa.Integer, nullable=False),
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            "CREATE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE EXCEPTION '{_REFUSAL}'; END $$"
+        )
+        op.execute(
+            "CREATE TRIGGER audit_is_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
+            " FOR EACH STATEMENT EXECUTE FUNCTION refuse_audit_change()"
+        )
+        return
     for change in ("UPDATE", "DELETE"):
         op.execute(
             f"CREATE TRIGGER audit_no_{change.lower()} BEFORE {change} ON audit"
-            " BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+            f" BEGIN SELECT RAISE(ABORT, '{_REFUSAL}'); END"
         )

@@ -5,6 +5,7 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
+_LARGE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
@@ -56,7 +57,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "event",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("id", _LARGE, primary_key=True, autoincrement=True),
         sa.Column("job", sa.String, nullable=False),
         sa.Column("source", sa.String, nullable=False),
         sa.Column("number", sa.Integer, nullable=False),
