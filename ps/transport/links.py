@@ -343,10 +343,14 @@ class Links:
 
         A large message that is still leaving since it was last sent is not sent again.
         """
-        fresh = messages
-        if self._leaving.sent:
+        fresh, sent = messages, self._leaving.sent
+        if sent:
+            # The lookup here saves a call for each message, and few are repetitions.
             fresh = [
-                one for one in messages if not self._leaving.in_progress(shard, one[0].request)
+                one
+                for one in messages
+                if (shard, one[0].request) not in sent
+                or not self._leaving.in_progress(shard, one[0].request)
             ]
         for start in range(0, len(fresh), wire_format.MAX_TOGETHER):
             together = fresh[start : start + wire_format.MAX_TOGETHER]
@@ -359,7 +363,7 @@ class Links:
             if len(stripes) > 1:
                 each = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(each, shard, (message.request for message, _ in together))
+                self._leaving.send(each, shard, [message.request for message, _ in together])
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
