@@ -1,10 +1,10 @@
 """Links: one or more DEALER sockets to each shard, typed messages out, typed answers in.
 
 The workers' client and the admin client build on this. `ZMQ_IMMEDIATE` keeps a message from being
-queued for a shard that is down and then delivered to its next life. Where several sockets lead to a
-shard, each message travels in parts (striping.py). Links to replicated shards follow the primary
-(primary_resolver.py). Where shards require keys, a worker enrols with each process that it is
-directed to before its links go there. Links that were cut are closed and opened again as soon as
+queued for a shard that is down and then delivered to its next incarnation. Where several sockets
+lead to a shard, each message travels in parts (striping.py). Links to replicated shards follow the
+primary (primary_resolver.py). Where shards require keys, a worker enrols with each process that it
+is directed to before its links go there. Links that were cut are closed and opened again as soon as
 possible (link_monitor.py). The owner of links asks for either kind of `changes`.
 """
 
@@ -85,7 +85,7 @@ class Links:
         for shard, endpoint in enumerate(self.endpoints):
             self._open_links(shard, endpoint, 1)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
-        # A restarted shard is a new sender: the limit evicts its former life.
+        # A restarted shard is a new sender: the limit evicts its former incarnation.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         drop_with(self, self._context, self._sockets)
 
@@ -295,7 +295,7 @@ class Links:
         renewal.
         """
         for watch in self._watches.values():
-            watch.greeted()
+            watch.has_connected()
 
     def _unreached(
         self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
@@ -415,7 +415,7 @@ class Links:
             if watch.is_dead(now):
                 self._renew(shard)
                 self._renewing.add(shard)
-            elif watch.greeted():
+            elif watch.has_connected():
                 self._renewing.add(shard)
         there = {one for one in self._renewing if not self._unreached(self._stripes[one], 0.0)}
         self._renewing -= there
