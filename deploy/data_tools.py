@@ -17,7 +17,7 @@ from shards.errors import BadInput
 from worker import arrow_images
 from worker.caffe.blobs import write_blob
 from worker.columns import pixel_column
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.databases import datum_bytes
 from worker.data.image_table import image_schema
 from worker.data.lmdb_file import write_lmdb
@@ -150,7 +150,7 @@ def arrays(source: ImageSource, wanted: Wanted) -> Iterator[tuple[Images, NDArra
         labels = arrow_images.labels_as_int64(batch.column("label"), "column label")
         images = flat.reshape(-1, *source.shape)
         if wanted.resize is not None and images.dtype == np.uint8:
-            images = np.stack([pictures.resize(image, *wanted.resize) for image in images])
+            images = np.stack([image_decoding.resize(image, *wanted.resize) for image in images])
         yield images, labels
 
 
@@ -202,7 +202,7 @@ def _to_folder(source: ImageSource, out: Path, wanted: Wanted) -> int:
     for rows, (image, label) in enumerate(_rows(source, wanted), 1):
         folder = out / f"{label:04}"
         folder.mkdir(exist_ok=True)
-        (folder / f"{rows - 1:08}.png").write_bytes(pictures.encode(image))
+        (folder / f"{rows - 1:08}.png").write_bytes(image_decoding.encode(image))
     return rows
 
 

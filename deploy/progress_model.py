@@ -182,7 +182,7 @@ class Meter:
 def _standing(worker: WorkerStatus, waits: bool, steps: int) -> str:
     """A worker's standing in words."""
     match worker.standing:
-        case Standing.GREETED:
+        case Standing.KNOWN:
             return "waits for the warm start" if waits else "joins"
         case Standing.ACTIVE:
             return "waits at the bound" if waits else "runs"

@@ -100,14 +100,14 @@ class AdminClient:
             }
             self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
 
-    def restore(self, shard: int, state: ShardState, *, goes_on: bool = False) -> None:
-        """Give one shard a state that `export` returned; `goes_on` if that state's workers are
+    def restore(self, shard: int, state: ShardState, *, keep_workers: bool = False) -> None:
+        """Give one shard a state that `export` returned; `keep_workers` if that state's workers are
         still alive.
         """
         shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
-        goes_on = arguments.flag("goes_on", goes_on)
+        keep_workers = arguments.flag("keep_workers", keep_workers)
         arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
-        carry_out(admin_plans.restore(self.side, shard, state, goes_on=goes_on), self)
+        carry_out(admin_plans.restore(self.side, shard, state, keep_workers=keep_workers), self)
 
     def export(self, *, going_on: bool = False) -> list[ShardState]:
         """Every shard's state, each at one version; all shards are asked at the same time.

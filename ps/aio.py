@@ -276,7 +276,7 @@ class AsyncWorker:
 
     @property
     def clock(self) -> int:
-        """The steps that this worker has completed, in all its lives."""
+        """The steps that this worker has completed, in all its incarnations."""
         return self.worker.clock
 
     @asynccontextmanager

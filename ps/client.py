@@ -89,10 +89,10 @@ class Client:
     """One worker's connection to every shard of a job.
 
     `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
-    `incarnation` orders the lives of one worker name: give a restarted worker a higher one, and it
-    continues after the last applied push (`seq`, `step`). `patience_s` is the longest silence of a
-    shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be unacknowledged
-    when another is sent; by default as many as the link needs, within memory
+    `incarnation` orders the processes of one worker name: give a restarted worker a higher one,
+    and it continues after the last applied push (`seq`, `step`). `patience_s` is the longest
+    silence of a shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be
+    unacknowledged when another is sent; by default as many as the link needs, within memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
     or by table. `keep` is the path or URI of the job's snapshots: for each snapshot, the residual
     and the result of `own_state` are written there (ps/snapshots/residual_writer.py). `link` puts
@@ -416,8 +416,8 @@ class Client:
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later life of this worker can `restore` it, at this same push, so that nothing of any
-        gradient is lost in between. Raises BadInput where pushes are not compressed.
+        A later incarnation of this worker can `restore` it, at this same push, so that nothing of
+        any gradient is lost in between. Raises BadInput where pushes are not compressed.
         """
         target = paths.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
@@ -468,7 +468,7 @@ class Client:
     @property
     def seq(self) -> int:
         """The number of this worker's last push; at first, the last applied push of its former
-        life.
+        incarnation.
         """
         return self._current.session.seq
 

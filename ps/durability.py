@@ -21,7 +21,7 @@ class Durability(StrEnum):
 
     @property
     def keeps_log(self) -> bool:
-        """Whether a shard writes a WAL from which its next life recovers."""
+        """Whether a shard writes a WAL from which its next incarnation recovers."""
         return self in (Durability.PROCESS, Durability.LOGGED)
 
     def folder_for(self, logs: Path | None, shard: int) -> str | None:

@@ -7,7 +7,7 @@
     └── GiveUp            repeating the call cannot help, unless `retryable` says otherwise
         ├── BadInput      an argument, array or file that the user must mend
         ├── BadMessage    bytes that are not a message of this protocol
-        ├── Fenced        a newer life of this worker has taken over its name
+        ├── Fenced        a newer incarnation of this worker has taken over its name
         ├── Denied        the token is not the job's
         ├── Mismatch      the two sides speak different protocols, or their messages differ
         ├── WrongBuild    two processes of one job run different code

@@ -94,7 +94,7 @@ class Job:
         - `allocate`: a function from a number of floats to an array, such as a page-locked one.
 
         Raises BadInput naming the option, `ps.errors.Mismatch` where the shards speak another
-        protocol, and `ps.errors.Fenced` where a later life has the name.
+        protocol, and `ps.errors.Fenced` where a later incarnation has the name.
         """
         ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
         arguments.known("worker: options", options, WorkerOptions.__annotations__)

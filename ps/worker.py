@@ -128,12 +128,14 @@ class Worker:
 
     @property
     def clock(self) -> int:
-        """The steps that this worker has completed, in all its lives."""
+        """The steps that this worker has completed, in all its incarnations."""
         return self.client.clock
 
     @property
     def seq(self) -> int:
-        """The number of its last push; at first, of the last applied push of its former lives."""
+        """The number of its last push; at first, of the last applied push of its former
+        incarnations.
+        """
         return self.client.seq
 
     @property
@@ -185,7 +187,7 @@ class Worker:
         self.client.save(path)
 
     def restore(self, path: str | Path) -> None:
-        """Before the first push, continue with the residual that an earlier life has saved.
+        """Before the first push, continue with the residual that an earlier incarnation has saved.
 
         Raises BadInput when the file is another worker's, or does not fit what the shards hold.
         """

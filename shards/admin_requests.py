@@ -52,7 +52,7 @@ Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
 
 
 class AdminRequests:
-    """One life of a shard's answers to its operators."""
+    """One incarnation of a shard's answers to its operators."""
 
     def __init__(self, part: ShardPart, workers: WorkerRequests, move: ReshardState) -> None:
         self._part = part
@@ -155,7 +155,7 @@ class AdminRequests:
     def _install(self, message: Install, frames: Sequence[Buffer], now: float) -> Answer:
         if message.piece is None:
             return self._install_whole(message, frames, now)
-        if not message.goes_on:
+        if not message.keep_workers:
             self._check_fresh()
         gathered = self.stage(message, frames)
         if not gathered.complete:
@@ -179,17 +179,17 @@ class AdminRequests:
             )
         part.held.check_state(offered.arrays)
         # A retried Install is idempotent: the first reply may have been lost in a failover.
-        if not (message.goes_on and part.is_at(offered)):
+        if not (message.keep_workers and part.is_at(offered)):
             self._check_fresh()
             part.restore(offered)
-        if message.goes_on:
+        if message.keep_workers:
             part.ledger.renew(now + part.spec.lease_s)
         else:
             part.ledger.detach_workers()
         return Installed(message.request, self._shard, self._boot, part.held.version), ()
 
     def _check_fresh(self) -> None:
-        if self._workers.greeted:  # a late Install would undo what a Welcome has reported
+        if self._workers.welcomed:  # a late Install would undo what a Welcome has reported
             raise GiveUp(
                 f"install: shard {self._shard} serves workers by now; expected a fresh one"
             )

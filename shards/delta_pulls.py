@@ -7,9 +7,9 @@ is still a difference at the next pull.
 
 A pull names the view that its worker holds. It may be several answers old, because those are still
 on their way. If one of them is lost, the worker cannot use the next and requests whole weights,
-which become the new view. The same happens if either side has restarted. A life of a shard uses no
-view number twice, and each answer names the life, so a worker never applies the changes of another
-life.
+which become the new view. The same happens if either side has restarted. An incarnation of a shard
+uses no view number twice, and each answer names the incarnation, so a worker never applies the
+changes of another incarnation.
 """
 
 from typing import NamedTuple

@@ -8,7 +8,7 @@
     └── GiveUp            repeating the request cannot help
         ├── BadMessage    bytes that are not a message of this protocol; the sender's fault
         ├── BadInput      a file, network, setting or array that the user must mend
-        ├── Fenced        a newer life of this worker has taken over its name
+        ├── Fenced        a newer incarnation of this worker has taken over its name
         ├── Denied        the token is not the job's
         ├── Mismatch      the two sides speak different protocols, or their messages differ
         └── WrongBuild    two processes of one job run different code

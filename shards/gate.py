@@ -72,7 +72,7 @@ class Gate:
                 yield waiting
 
     def forget(self, *workers: str) -> None:
-        """Drop the requests of these workers, which have left or have started a new life."""
+        """Drop the requests of these workers, which have left or have started a new incarnation."""
         gone = set(workers)
         for key in [key for key in self.parked if key[0] in gone]:
             del self.parked[key]

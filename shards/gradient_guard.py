@@ -4,13 +4,13 @@ A push with an infinite or NaN norm is never applied: one NaN would spread to ev
 then on. Norms are summed in float32, so a norm beyond 1.8e19 counts as infinite. A table may also
 limit the norm of a shard's section of a gradient; a larger one is refused in the same way, and with
 it the whole push. After a number of refusals a worker is quarantined: its pushes are no longer
-examined, whatever they hold and whichever life of the worker sends them. Where tables differ in
-that number, the smallest counts.
+examined, whatever they hold and whichever incarnation of the worker sends them. Where tables differ
+in that number, the smallest counts.
 
-The ledger counts the refusals, so every later life of the shard, its other copy, and the shards of
-a reshard know them. So such a refusal is a change, which is logged and replicated like others. A
-job that resumes from a snapshot counts from zero: either the user has mended the fault, or the
-quarantine comes again.
+The ledger counts the refusals, so every later incarnation of the shard, its other copy, and the
+shards of a reshard know them. So such a refusal is a change, which is logged and replicated like
+others. A job that resumes from a snapshot counts from zero: either the user has mended the fault,
+or the quarantine comes again.
 
 The guard finds broken workers. A malicious one can stay below every limit.
 """

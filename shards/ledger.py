@@ -1,10 +1,10 @@
 """The ledger: a shard's record of each worker. It decides which pushes and workers count.
 
 Theory. Messages are lost, repeated and delayed, and a worker may die and be replaced by another
-life under the same name. Two numbers make every push count exactly once:
+incarnation under the same name. Two numbers make every push count exactly once:
 
-- the *incarnation* orders a worker's lives. A Hello with a higher one takes over the name; every
-  message of a lower one is refused, so a zombie cannot write.
+- the *incarnation* orders a worker's processes. A Hello with a higher one takes over the name;
+  every message of a lower one is refused, so a zombie cannot write.
 - the *seq* orders a worker's pushes. The only push applied is `last + 1`. A smaller number was
   applied before: it is acknowledged again and changes nothing. A larger one means that a message
   was lost: the refusal names the number that is expected.
@@ -32,7 +32,7 @@ from shards.errors import BadMessage, Fenced, Gap, Resynchronise
 from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
 
 _LEAP = 1 << 24  # steps: more than any pushes on their way to a shard can stand for
-_LEASED = (Standing.GREETED, Standing.ACTIVE)
+_LEASED = (Standing.KNOWN, Standing.ACTIVE)
 
 
 class Verdict(Enum):
@@ -45,19 +45,19 @@ class Verdict(Enum):
 class LedgerEntry(msgspec.Struct):
     """One worker. `clock` counts at the gate; `step` counts the steps of the worker's own plan.
 
-    `takeovers` counts lives that began before their predecessor had left; `admitted` says whether
-    this life has ever counted at the gate; `loss` is the last finite loss it reported; `refused`
-    counts the gradients of all its lives that the guard has refused (gradient_guard.py).
-    `acknowledged` is the last push that every shard had acknowledged to it when it sent push `seq`.
-    `unheard`: the worker counts as it did in the saved state that its shard was rolled back to, and
-    has not joined since.
+    `takeovers` counts incarnations that began before their predecessor had left; `admitted` says
+    whether this incarnation has ever counted at the gate; `loss` is the last finite loss it
+    reported; `refused` counts the gradients of all its incarnations that the guard has refused
+    (gradient_guard.py). `acknowledged` is the last push that every shard had acknowledged to it
+    when it sent push `seq`. `unheard`: the worker counts as it did in the saved state that its
+    shard was rolled back to, and has not joined since.
     """
 
     incarnation: Count
     seq: Count = 0
     clock: Count = 0
     step: Count = 0
-    standing: Standing = Standing.GREETED
+    standing: Standing = Standing.KNOWN
     takeovers: Count = 0
     lease_until: float = 0.0
     loss: float = 0.0
@@ -79,20 +79,23 @@ class Ledger(msgspec.Struct):
     # --- coming and going -----------------------------------------------------------------------
 
     def greet(self, worker: str, incarnation: int, lease_until: float) -> LedgerEntry:
-        """Let a life of `worker` speak for its name; raises Fenced if a newer one already does."""
+        """Let an incarnation of `worker` speak for its name; raises Fenced if a newer one already
+        does.
+        """
         entry = self.entries.get(worker)
         if entry is None:
             entry = self.entries[worker] = LedgerEntry(incarnation)
         elif incarnation < entry.incarnation:
             raise _fenced(worker, incarnation, entry)
         elif incarnation > entry.incarnation:
-            # A life that left in order, like every worker of a resumed job, is not a takeover.
+            # An incarnation that left in order, like every worker of a resumed job, is not a
+            # takeover.
             entry.takeovers += entry.standing is not Standing.LEFT
             entry.incarnation = incarnation
             entry.admitted = False
-            self._stand(entry, Standing.GREETED)
+            self._stand(entry, Standing.KNOWN)
         elif entry.standing is not Standing.ACTIVE:
-            self._stand(entry, Standing.GREETED)
+            self._stand(entry, Standing.KNOWN)
         entry.lease_until = lease_until
         return entry
 
@@ -184,7 +187,7 @@ class Ledger(msgspec.Struct):
         return {worker: entry.seq for worker, entry in self.entries.items()}
 
     @property
-    def lives(self) -> dict[str, tuple[int, int]]:
+    def incarnations(self) -> dict[str, tuple[int, int]]:
         """The incarnation of each worker, and its last applied push."""
         return {worker: (entry.incarnation, entry.seq) for worker, entry in self.entries.items()}
 
@@ -214,7 +217,7 @@ class Ledger(msgspec.Struct):
             raise Resynchronise(f"worker {message.worker}: the lease ran out at step {entry.step}")
         if entry.standing is Standing.LEFT and not isinstance(message, Leave):
             raise Resynchronise(f"worker {message.worker} has left this shard")
-        if entry.standing is Standing.GREETED and isinstance(message, Push | Pull):
+        if entry.standing is Standing.KNOWN and isinstance(message, Push | Pull):
             raise Resynchronise(f"worker {message.worker} has not joined this shard")
         entry.lease_until = lease_until
         return entry

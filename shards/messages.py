@@ -71,7 +71,7 @@ class Remedy(StrEnum):
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, gc=False):
     """The base of all messages.
 
-    `request` pairs an answer with its request; no life of a client uses a number twice.
+    `request` pairs an answer with its request; no incarnation of a client uses a number twice.
     """
 
     request: Count
@@ -137,7 +137,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class FromWorker(Message, frozen=True):
-    """A worker's message. `incarnation` counts the lives of `worker`; only the highest is valid."""
+    """A worker's message. `incarnation` counts the starts of `worker`; only the last is valid."""
 
     job: Name
     worker: Name
@@ -145,14 +145,14 @@ class FromWorker(Message, frozen=True):
 
 
 class Hello(FromWorker, frozen=True, tag="hello"):
-    """Open a life of the worker at this shard; protocol and schema must equal the shard's."""
+    """Begin an incarnation of the worker here; protocol and schema must equal the shard's."""
 
     protocol: Count
     schema: Name
 
 
 class Registered(FromWorker, frozen=True):
-    """A message sent after a Welcome. `boot` is the life of the shard that it is meant for."""
+    """A message sent after a Welcome. `boot` is the incarnation of the shard that it is for."""
 
     boot: Count
 
@@ -160,8 +160,9 @@ class Registered(FromWorker, frozen=True):
 class Join(Registered, frozen=True, tag="join"):
     """Count the worker at the gate from `clock` on, or from the slowest clock if that is later.
 
-    `again`: this life of the worker was admitted before. `seq` is the last push that the shard has
-    acknowledged to it and `step` the steps up to it; they matter if the shard was rolled back.
+    `again`: this incarnation of the worker was admitted before. `seq` is the last push that the
+    shard has acknowledged to it and `step` the steps up to it; they matter if the shard was rolled
+    back.
     """
 
     clock: Count
@@ -220,14 +221,16 @@ class FromOperator(Message, frozen=True):
     job: Name
 
 
-class Install(FromOperator, frozen=True, tag="install"):
+# The WAL stores Install too, so the field keeps the name that it has in earlier files.
+class Install(FromOperator, frozen=True, tag="install", rename={"keep_workers": "goes_on"}):
     """Install a state, which the frames hold (shard_state.py); slots that it lacks begin at zero.
 
-    `goes_on`: active workers of that state stay active; otherwise each counts when it joins again.
-    With a `piece` the frames are one piece of the state, which is installed once all are there.
+    `keep_workers`: active workers of that state stay active; otherwise each counts when it joins
+    again. With a `piece` the frames are one piece of the state, which is installed once all are
+    there.
     """
 
-    goes_on: bool = False
+    keep_workers: bool = False
     piece: Piece | None = None
 
 
@@ -481,7 +484,7 @@ Reply = (
 class Standing(StrEnum):
     """A worker's status at a shard; only an active worker counts at the gate."""
 
-    GREETED = "greeted"
+    KNOWN = "greeted"  # it has said hello, but not joined; the value is that of saved states
     ACTIVE = "active"
     LEFT = "left"
     EXPIRED = "expired"

@@ -24,7 +24,7 @@ assert _ROW.size == RECORD.itemsize, "a record has no gaps"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """The counters of a shard's metrics, from which a later life of the shard continues."""
+    """The counters of a shard's metrics, from which a later incarnation of the shard continues."""
 
     pushes: Count
     pulls: Count
@@ -37,7 +37,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """A shard's counters over all its lives, and the records not yet collected.
+    """A shard's counters over all its incarnations, and the records not yet collected.
 
     `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
     background of the shard's process at present, in words. Its driver sets that, and `queue` and
@@ -60,7 +60,9 @@ class Metrics:
         return Counts(*(getattr(self, name) for name in Counts.__struct_fields__))
 
     def resume(self, counts: Counts) -> None:
-        """Continue from these counters; a record's number is that of its push, in every life."""
+        """Continue from these counters; a record's number is that of its push, in every
+        incarnation.
+        """
         for name in Counts.__struct_fields__:
             setattr(self, name, getattr(counts, name))
         self._records.clear()

@@ -20,7 +20,7 @@ Answer = tuple[Weights, tuple[NDArray[Any], ...]]
 
 
 class PullReplies:
-    """One life of a shard's answers from `held`; they are counted in `journal`.
+    """One incarnation of a shard's answers from `held`; they are counted in `journal`.
 
     `plain` are the parts of a pull of all tables as plain floats, which needs no `check`.
     """

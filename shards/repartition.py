@@ -119,9 +119,10 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
 
 
 def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
-    """One worker's merged entry: its newest life, and the furthest that any life has pushed.
+    """One worker's merged entry: its newest incarnation, and the furthest that any incarnation has
+    pushed.
 
-    Different shards may know these, because a life may have said hello to one shard only.
+    Different shards may know these, because an incarnation may have said hello to one shard only.
     """
     known = list(entries)
     newest = max(known, key=lambda entry: (entry.incarnation, entry.seq))

@@ -2,7 +2,7 @@
 
 A shard that must survive is a *group*: a primary that serves, and a backup that holds the same
 state. Which process is which is a *configuration*, numbered by its epoch and decided by the
-coordinator alone. A process is named by its boot number, which no other life ever has.
+coordinator alone. A process is named by its boot number, which no other incarnation ever has.
 
 Both directions are level-triggered, not edge-triggered: a Beat holds everything that its sender
 knows about itself, an Assignment everything that the coordinator has decided. Either may be lost,

@@ -4,9 +4,9 @@ Floats, ledger and the counts of what was applied belong together: changing one 
 promise. Together they are what `Export` returns and `Install` brings, and what a snapshot, the base
 of a WAL and another copy of the shard hold.
 
-Other knowledge dies with one life of a shard, and its workers say hello to the next: the requests
-that wait at the gate (worker_requests.py), and the progress of a reshard (reshard_state.py), which
-another copy receives as a separate value.
+Other knowledge dies with one incarnation of a shard, and its workers say hello to the next: the
+requests that wait at the gate (worker_requests.py), and the progress of a reshard
+(reshard_state.py), which another copy receives as a separate value.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,11 @@ from shards.versions import Buffers
 
 
 class ShardPart:
-    """The objects that one life of a shard owns; none of them is replaced during that life.
+    """The objects that one incarnation of a shard owns; none of them is replaced during that
+    incarnation.
 
-    A life that was `rolled_back` continues from a state that may lack pushes an earlier life
-    acknowledged.
+    An incarnation that was `rolled_back` continues from a state that may lack pushes an earlier
+    incarnation acknowledged.
     """
 
     def __init__(
@@ -74,4 +75,8 @@ class ShardPart:
         saved, done = state.saved, self.updates
         reached = self.held.version, done.steps, done.samples
         same = reached == (saved.version, saved.steps, saved.samples)
-        return same and self.ledger.lives == saved.ledger.lives and self.held.is_at(state.arrays)
+        return (
+            same
+            and self.ledger.incarnations == saved.ledger.incarnations
+            and self.held.is_at(state.arrays)
+        )

@@ -13,9 +13,9 @@ The WAL holds:
   replayed as a whole. A request that is not kept may have ended such a pass; the next kept one is
   then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.
-- The *opening* of each file: its number, the shard's spec, the life that writes it, and the length
-  of the file before it. Replaying the opening of a new life forgets parked requests, as that life
-  did; their workers ask again.
+- The *opening* of each file: its number, the shard's spec, the incarnation that writes it, and the
+  length of the file before it. Replaying the opening of a new incarnation forgets parked requests,
+  as that incarnation did; their workers ask again.
 - The *state* at an opening, in a separate file: the base from which later files are replayed.
 
 A repeated or refused push is kept without its frames, which were never read. A push that the guard
@@ -107,7 +107,7 @@ class Expired(msgspec.Struct, frozen=True, tag="expired"):
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening"):
-    """File `number` of the WAL, written by life `boot`, which begins with it if `begins`.
+    """File `number` of the WAL, written by incarnation `boot`, which begins with it if `begins`.
 
     `spec` is the MessagePack of the shard's spec; `after` is how many bytes the file before it has.
     """
@@ -370,7 +370,7 @@ class Replay:
         self.shard.handle_together(arrivals, at)
 
     def _request(self, header: bytes) -> Any:
-        """Decode a request and readdress it from the life that wrote the WAL to this one."""
+        """Decode a request and readdress it from the incarnation that wrote the WAL to this one."""
         request = wire_format.decode_request(header)
         if isinstance(request, Registered) and request.boot == self._boot:
             return msgspec.structs.replace(request, boot=self.shard.boot)

@@ -52,6 +52,8 @@ def _described(value: Any, found: dict[str, Any]) -> Any:
                 for name in value.__struct_fields__
                 if (part := getattr(value, name)) not in (None, msgspec.NODEFAULT)
             }
+            if "encode_name" in present:  # a renamed attribute changes nothing on the wire
+                present["name"] = present["encode_name"]
             kind = type(value).__name__
             return {"kind": kind, **{name: _described(one, found) for name, one in present.items()}}
         case list() | tuple():

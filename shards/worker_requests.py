@@ -45,15 +45,15 @@ from shards.wire_schema import differs
 
 
 class WorkerRequests:
-    """The workers of one life of a shard: its replies to them, and their requests that wait.
+    """The workers of one incarnation of a shard: its replies to them, and their requests that wait.
 
-    `greeted` says whether a Welcome has reported this life's state to any worker: from then on no
-    Install may replace that state.
+    `welcomed` says whether a Welcome has reported this incarnation's state to any worker: from then
+    on no Install may replace that state.
     """
 
     def __init__(self, part: ShardPart, move: ReshardState) -> None:
         self.gate = Gate(part.spec.bound)
-        self.greeted = False
+        self.welcomed = False
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -66,7 +66,7 @@ class WorkerRequests:
     # --- coming and going -----------------------------------------------------------------------
 
     def hello(self, sender: bytes, message: Hello, now: float) -> list[Outgoing]:
-        """Greet a life of a worker, and report what the shard has of its pushes.
+        """Greet an incarnation of a worker, and report what the shard has of its pushes.
 
         Raises Mismatch, Retry if there are no weights yet, and Fenced.
         """
@@ -74,10 +74,11 @@ class WorkerRequests:
             raise Mismatch(f"shard {self._spec.shard}: {difference} of worker {message.worker}")
         self._held.weights()  # raises Retry: a worker greeted before the Install would block it
         entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
-        self.greeted = True
+        self.welcomed = True
         self._serving.forget(message.worker)
-        if entry.standing is Standing.GREETED:
-            # An open push of the earlier life would move the progress that the Welcome reports.
+        if entry.standing is Standing.KNOWN:
+            # An open push of the earlier incarnation would move the progress that the Welcome
+            # reports.
             self.gate.forget(message.worker)
             self._updates.round.pop(message.worker, None)
         welcome = Outgoing(
@@ -95,7 +96,7 @@ class WorkerRequests:
                 entry.acknowledged,
             ),
         )
-        # A new life does not count before it joins, so the slowest clock may have risen.
+        # A new incarnation does not count before it joins, so the slowest clock may have risen.
         return [welcome, *self._open(now)]
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
@@ -150,9 +151,11 @@ class WorkerRequests:
         self._updates.round.clear()
 
     def take_over(self, now: float) -> None:
-        """Take over workers of another copy or life of this shard; they must say hello again."""
+        """Take over workers of another copy or incarnation of this shard; they must say hello
+        again.
+        """
         # A late duplicate of the Install that preceded the workers must not undo their pushes.
-        self.greeted = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
+        self.welcomed = any(e.standing is not Standing.LEFT for e in self._ledger.entries.values())
         self._ledger.renew(now + self._spec.lease_s)
         self.gate.clear()
 

@@ -13,7 +13,7 @@ from shards.errors import BadInput
 from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, row_shape
 from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, Shape, pixel_column
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.wanted import Wanted
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
@@ -92,12 +92,12 @@ def _decoded_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape
 
     `certain` is whether it is known not to be raw pixels.
     """
-    raw = not pictures.looks_encoded(data[:16]) or (stated and len(data) == prod(stated))
+    raw = not image_decoding.looks_encoded(data[:16]) or (stated and len(data) == prod(stated))
     if raw and not certain:
         return None
-    with suppress(pictures.Undecodable):
+    with suppress(image_decoding.Undecodable):
         colour = {1: False, 3: True}.get(stated[0]) if stated else None
-        channels, height, width = pictures.decode(data, colour).shape
+        channels, height, width = image_decoding.decode(data, colour).shape
         return channels, height, width
     return stated
 

@@ -107,8 +107,8 @@ def first_incarnation(begin: Beginning) -> int:
     if isinstance(begin, np.ndarray):
         return 0
     ledgers = [state.saved.ledger for state in begin.states]
-    lives = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
-    return max(lives, default=-1) + 1
+    incarnations = [entry.incarnation for ledger in ledgers for entry in ledger.entries.values()]
+    return max(incarnations, default=-1) + 1
 
 
 def _shapes(layout: Layout) -> str:

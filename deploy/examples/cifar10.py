@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from worker.data.databases import datum_bytes
+from worker.data.image_decoding import decode
 from worker.data.lmdb_file import write_lmdb
-from worker.data.pictures import decode
 
 SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 PARTS = {

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from deploy.service import api, page, results_api, upkeep_api
+from deploy.service import api, maintenance_api, page, results_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
 from deploy.service.clock import SteadyClock
@@ -180,7 +180,7 @@ def application(service: Service) -> FastAPI:
     experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
     app.include_router(results_api.routes(service.store, experiments))
-    app.include_router(upkeep_api.routes(parts, service.webhooks, options.home, options.limits))
+    app.include_router(maintenance_api.routes(parts, service.webhooks, options.home, options.limits))
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 

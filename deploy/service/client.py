@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deploy.service import sending
+from deploy.service import client_uploads
 from deploy.service.artefacts import sha256_of
 from deploy.service.states import TERMINAL, JobState
 from ps.transport.addresses import on_this_host
@@ -96,7 +96,7 @@ class ServiceClient:
         self, settings: dict[str, Any], note: Callable[[str], object], project: str = "default"
     ) -> dict[str, Any]:
         """Send the files that settings name; returns these settings as the service has them."""
-        return sending.upload(self, settings, note, project)
+        return client_uploads.upload(self, settings, note, project)
 
     def send_chunk(self, upload: str, path: str, offset: int, chunk: bytes) -> None:
         """Send a part of a file. A chunk that has arrived although its answer was lost is fine."""

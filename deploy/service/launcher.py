@@ -24,7 +24,7 @@ SECRET_VARIABLES = {"DOWNPOUR_TOKEN", "DOWNPOUR_TOKEN_FILE", VARIABLE}
 _RUNNER = (sys.executable, "-m", "deploy.runner")
 
 
-class Life(StrEnum):
+class Liveness(StrEnum):
     """What is known about the process of an attempt. Unknown is not gone."""
 
     RUNNING = "running"
@@ -58,7 +58,7 @@ class LocalLauncher:
                 start_new_session=True,
             )
 
-    def probe(self, folder: Path, nonce: str) -> Life:
+    def probe(self, folder: Path, nonce: str) -> Liveness:
         """Whether the attempt with this nonce is alive.
 
         It is gone if its process was reaped, or if its lock is free and no process with the nonce
@@ -66,18 +66,18 @@ class LocalLauncher:
         """
         child = self._children.get(nonce)
         if child is not None:
-            return Life.RUNNING if child.poll() is None else Life.GONE
+            return Liveness.RUNNING if child.poll() is None else Liveness.GONE
         try:
             identity = job_folder.load(folder / job_folder.ATTEMPT, AttemptIdentity)
         except BadInput:
-            return Life.UNKNOWN
+            return Liveness.UNKNOWN
         writer = writer_of(folder)
         if writer is not None and identity is not None and identity.nonce == nonce:
-            return Life.RUNNING
+            return Liveness.RUNNING
         marks = {f"{job_folder.ATTEMPT_VARIABLE}={nonce}"}
         # A runner that has just been started has no lock yet.
         young = any(_runs(pid, folder) for pid in processes_with(marks))
-        return Life.RUNNING if young else Life.GONE
+        return Liveness.RUNNING if young else Liveness.GONE
 
     def exit_status(self, nonce: str) -> int | None:
         """The exit status of an attempt that this service has started and that has ended."""

@@ -28,7 +28,7 @@ from deploy.service.access_store import ProjectLimits, left
 from deploy.service.alerts import RESERVE_BYTES, DiskWatch, JobWatch
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import JobRow, JobStore, StateChanged
-from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
@@ -217,7 +217,7 @@ class Supervisor:
                 row, JobState.PAUSING, kind="stop", mode="drain", code="disk", reason=full
             )
         outcome = self._outcome(row, folder)
-        if life is Life.GONE:
+        if life is Liveness.GONE:
             self._end(row, folder, outcome)
         elif outcome is not None and row.state not in {JobState.STOPPING, JobState.PAUSING}:
             ending = after_end(row.state, outcome, cancelled=row.cancelled)
@@ -248,7 +248,7 @@ class Supervisor:
                 self._store.note(row, "resharded", settings=settings)
         return self._store.get(row.id) if entries else row
 
-    def _show(self, row: JobRow, folder: Path, life: Life) -> JobRow:
+    def _show(self, row: JobRow, folder: Path, life: Liveness) -> JobRow:
         """Show the newest figures, whether there is a sign of life, and what is alarming."""
         readings = folder / job_folder.READINGS
         reading = read_newest(readings)
@@ -367,7 +367,7 @@ class Supervisor:
         row = self._store.get(row.id)
         self._store.ingest(row, JournalReader(folder / job_folder.EVENTS, row.events_read).read())
         self._shown.pop(row.id, None)
-        self._show(row, folder, Life.GONE)
+        self._show(row, folder, Liveness.GONE)
 
     def _clean(self, row: JobRow) -> bool:
         """Whether no process of the job is left; those that are left are ended."""

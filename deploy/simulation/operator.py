@@ -174,7 +174,7 @@ class Operator(SimulatedProcess):
             for worker, last in furthest.items():
                 one = saved.ledger.entries.get(worker)
                 seq = one.seq if one else 0
-                if seq < last and one and one.standing in (Standing.ACTIVE, Standing.GREETED):
+                if seq < last and one and one.standing in (Standing.ACTIVE, Standing.KNOWN):
                     raise Violation(
                         Promise.ONE_CUT, f"shard {host.number} is handed over without push {last}"
                     )

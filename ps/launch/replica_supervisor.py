@@ -138,11 +138,13 @@ class ReplicatedShards:
         id is that on the node where the process runs.
         """
         coordinator = self._coordinator  # the thread may replace it
-        lives = {} if coordinator is None else {"coordinator": coordinator}
-        for boot, (shard, life) in list(self._copies.items()):
-            if life.alive:
-                lives[f"shard {shard} {self._part(boot, shard)}"] = life
-        return {part: pid for part, life in lives.items() if (pid := life.pid) is not None}
+        processes = {} if coordinator is None else {"coordinator": coordinator}
+        for boot, (shard, process) in list(self._copies.items()):
+            if process.alive:
+                processes[f"shard {shard} {self._part(boot, shard)}"] = process
+        return {
+            part: pid for part, process in processes.items() if (pid := process.pid) is not None
+        }
 
     @property
     def redundant(self) -> bool:
@@ -190,8 +192,8 @@ class ReplicatedShards:
         self._order = replace(self._order, bind=bind_again(self._bind, self._coordinator_at))
         for spec in (*self._specs, *self._specs):
             self._offer(spec.shard)
-        for boot, (_, life) in list(self._copies.items()):
-            self._keys[boot] = address_of(life.endpoint(until)).key
+        for boot, (_, process) in list(self._copies.items()):
+            self._keys[boot] = address_of(process.endpoint(until)).key
         cluster = make_cluster(self._specs, [""] * len(self._specs), self._access)
         cluster = replace(cluster, coordinator=self._coordinator_at)
         own = None if self._access is None else KeyPair.of(self._access.operator)
@@ -199,8 +201,8 @@ class ReplicatedShards:
         while not self.redundant:
             if time.monotonic() > until:
                 raise GiveUp(f"replicated shards: not all had a backup within {_START_S:g} s")
-            for _, life in self._copies.values():
-                life.check()
+            for _, process in self._copies.values():
+                process.check()
             self._look()
         endpoints = tuple(self._seats[shard].endpoint for shard in range(len(self._specs)))
         self.cluster = replace(cluster, endpoints=endpoints)
@@ -210,13 +212,13 @@ class ReplicatedShards:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        lives = [life for _, life in self._copies.values()]
+        processes = [process for _, process in self._copies.values()]
         if self._coordinator is not None:
-            lives.append(self._coordinator)
-        for life in lives:
-            life.ask_to_end()
-        for life in lives:
-            life.end()
+            processes.append(self._coordinator)
+        for process in processes:
+            process.ask_to_end()
+        for process in processes:
+            process.end()
         self._context.destroy(linger=0)
 
     # --- supervision ------------------------------------------------------------------------------
@@ -279,10 +281,10 @@ class ReplicatedShards:
 
     def _learn_keys(self) -> None:
         """Record the keys in the endpoints that processes have reported by now."""
-        for boot, (shard, life) in self._copies.items():
+        for boot, (shard, process) in self._copies.items():
             if boot not in self._keys:
                 try:
-                    self._keys[boot] = address_of(life.endpoint(time.monotonic())).key
+                    self._keys[boot] = address_of(process.endpoint(time.monotonic())).key
                 except WrongBuild as error:
                     self._lost[shard] = str(error)
                 except GiveUp:
@@ -290,9 +292,9 @@ class ReplicatedShards:
 
     def _report_deaths(self) -> None:
         """Forget processes that have ended, and record how."""
-        for boot, (shard, life) in list(self._copies.items()):
+        for boot, (shard, process) in list(self._copies.items()):
             try:
-                life.check()
+                process.check()
             except GiveUp as error:
                 moves = boot in self._moves
                 self._lost[shard] = "the other goes to another machine" if moves else str(error)
@@ -301,7 +303,7 @@ class ReplicatedShards:
                 self._moves.discard(boot)
                 del self._copies[boot]
                 self._keys.pop(boot, None)
-                life.end()
+                process.end()
 
     def _part_copies(self, seat: PrimaryInfo) -> None:
         """Replace a backup on its primary's machine by one on another machine.

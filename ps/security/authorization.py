@@ -95,13 +95,13 @@ class KeyRegistry:
         self._joins_at = now
         self._heard_at = now
         workers = () if former is None else former.workers
-        self._lives = {life.worker: life for life in workers}
-        self._names = {life.key: life.worker for life in workers}
+        self._enrolments = {one.worker: one for one in workers}
+        self._names = {one.key: one.worker for one in workers}
 
     @property
     def enrolments(self) -> Enrolments:
         """The enrolments from which a later registry with the same admission can start."""
-        return Enrolments(int(self._joins), tuple(self._lives.values()))
+        return Enrolments(int(self._joins), tuple(self._enrolments.values()))
 
     def admits(self, key: str) -> bool:
         """Whether to admit a connection that has proved to hold `key`."""
@@ -119,7 +119,7 @@ class KeyRegistry:
         many have joined lately, Fenced if a later incarnation has joined, BadMessage for a key that
         is used otherwise.
         """
-        last = self._lives.get(worker)
+        last = self._enrolments.get(worker)
         if last is not None and last.key == key:
             return False
         if last is not None and last.incarnation > incarnation:
@@ -136,15 +136,15 @@ class KeyRegistry:
                 f" {self._admission.invitation.lasts_s:g} s after the operator's last message,"
                 f" which was {silent_s:.0f} s ago"
             )
-        if last is None and len(self._lives) >= self._admission.invitation.names:
+        if last is None and len(self._enrolments) >= self._admission.invitation.names:
             raise GiveUp(
-                f"worker {worker}: expected one of the {len(self._lives)} names that have joined,"
-                " got a new one: the job's join token admits no more"
+                f"worker {worker}: expected one of the {len(self._enrolments)} names that have"
+                " joined, got a new one: the job's join token admits no more"
             )
         self._take_join(worker, now)
         if last is not None:
             del self._names[last.key]
-        self._lives[worker], self._names[key] = Enrolment(worker, incarnation, key), worker
+        self._enrolments[worker], self._names[key] = Enrolment(worker, incarnation, key), worker
         return True
 
     def _take_join(self, worker: str, now: float) -> None:
@@ -171,7 +171,9 @@ class KeyRegistry:
         name = self._names.get(key)
         what = type(message).__name__.lower()
         if name is None:
-            raise Fenced(f"{what}: a later life of this worker has joined, with a key of its own")
+            raise Fenced(
+                f"{what}: a later incarnation of this worker has joined, with a key of its own"
+            )
         if isinstance(message, Probe | Read | Describe):  # a reader holds the token, too
             return
         if not isinstance(message, FromWorker):

@@ -6,7 +6,7 @@ reads too slowly loses answers, and will ask for them again.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from secrets import token_bytes
 
 import zmq
@@ -127,7 +127,7 @@ class ShardEndpoint:
                     socket, name = self._sockets.to(address)
                     each.append((socket, [name, *part]))
                 try:
-                    self._hand_over(each, to, (message.request for message, _ in together))
+                    self._hand_over(each, to, [message.request for message, _ in together])
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
@@ -161,7 +161,7 @@ class ShardEndpoint:
         self,
         each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         to: bytes,
-        requests: Iterable[int],
+        requests: Sequence[int],
     ) -> None:
         """Send the parts of an envelope; raises what the socket raises."""
         try:
@@ -210,7 +210,9 @@ class ShardEndpoint:
             if isinstance(message, Probe):
                 clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
                 self.send([shard.probed(sender, message, own, **clocks)])
-            elif not (leaving and self._leaving.in_progress(sender, message.request)):
+            elif (sender, message.request) not in leaving or not self._leaving.in_progress(
+                sender, message.request
+            ):
                 # Otherwise the answer is being sent, and this request is a repetition. Copies of
                 # one request that were delayed together need one answer.
                 asked = address, message.request

@@ -166,15 +166,15 @@ def resume(side: Side) -> Plan[None]:
     yield hold(side, 0.0)
 
 
-def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan[None]:
-    """Give one shard a state; `goes_on` if the workers of that state are still alive.
+def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) -> Plan[None]:
+    """Give one shard a state; `keep_workers` if the workers of that state are still alive.
 
     Raises Unreachable where the shard has lost a part of it again and again.
     """
     frames = shard_state.encode(structs.replace(state, description=side.description))
     cut = CutState(frames, side.piece_bytes)
     if cut.count == 1:
-        whole = Install(0, side.job, goes_on)
+        whole = Install(0, side.job, keep_workers)
         yield Ask(side, (Query(shard, _numbered(whole), frames),))
         return
     name = cut.name
@@ -183,7 +183,7 @@ def restore(side: Side, shard: int, state: ShardState, *, goes_on: bool) -> Plan
             queries = []
             for number in range(first, min(first + AHEAD, cut.count)):
                 piece, slices = cut.piece(number, name)
-                message = Install(0, side.job, goes_on, piece)
+                message = Install(0, side.job, keep_workers, piece)
                 queries.append(Query(shard, _numbered(message), slices))
             heard = yield Ask(side, queries)
             # Not only after the last piece: a repeated one may be there from the round before.
@@ -291,7 +291,7 @@ def move(old: Side, new: Side) -> Plan[list[ShardState]]:
     try:
         states = yield from _held_at(old, cut)
         for shard, state in enumerate(repartition(states, old.layout, old.map, new.map)):
-            yield from restore(new, shard, state, goes_on=True)
+            yield from restore(new, shard, state, keep_workers=True)
     except GeneratorExit:
         raise  # the driver has gone, so nothing more can be asked
     except BaseException:

@@ -1,9 +1,9 @@
 """Encodes the gradients of compressed pushes and keeps what the encoding leaves out.
 
 What a codec does not send of a gradient is not lost: it is the residual, which is added to the next
-gradient. So over all pushes of one life, what the shards received and the residual add up to the
-gradients (docs/how-to/compression.md gives the details). The session encodes each push once
-and repeats the same frames as often as needed; a push that is refused for its content leaves the
+gradient. So over all pushes of one incarnation, what the shards received and the residual add up to
+the gradients (docs/how-to/compression.md gives the details). The session encodes each push once and
+repeats the same frames as often as needed; a push that is refused for its content leaves the
 residual unchanged.
 
 A residual belongs to one position in a worker's sequence of pushes: restored at another position,

@@ -83,7 +83,7 @@ class Relocated(msgspec.Struct, frozen=True):
 
 
 class RolledBack(msgspec.Struct, frozen=True):
-    """A shard died and was restored as life `boot`, at `version`, from its last autosave.
+    """A shard died and was restored as incarnation `boot`, at `version`, from its last autosave.
 
     It has lost `lost` pushes of this worker that it had acknowledged; they are not sent again.
     """

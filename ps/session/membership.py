@@ -33,11 +33,11 @@ class AppliedAtShard(NamedTuple):
 
 
 class Membership:
-    """One life of a worker, as its shards know it.
+    """One incarnation of a worker, as its shards know it.
 
     `ready` is set once all shards have registered it; `joined` are the shards that have it
-    registered now, and `boots` their lives. `reached` is the highest wire clock that it has been
-    granted or has pushed, and `ahead` how far the wire clock is ahead of the driver's.
+    registered now, and `boots` their incarnations. `reached` is the highest wire clock that it has
+    been granted or has pushed, and `ahead` how far the wire clock is ahead of the driver's.
     `acknowledged` is the last push that each shard has acknowledged.
     """
 
@@ -158,8 +158,8 @@ class Membership:
     def _check_losses(self) -> None:
         """Raise GiveUp if a shard lacks acknowledged pushes without having reported a rollback.
 
-        Shards may differ by pushes that were in flight when a former life ended: not all shards had
-        acknowledged those. A shard that was rolled back reports it, and may lack more.
+        Shards may differ by pushes that were in flight when a former incarnation ended: not all
+        shards had acknowledged those. A shard that was rolled back reports it, and may lack more.
         """
         welcomes = self._welcomes.items()
         witness, most = max(welcomes, key=lambda one: one[1].acknowledged)
@@ -198,8 +198,8 @@ class Membership:
         received.
 
         These shards may know an older clock of this worker than its applied pushes, or its
-        admission at the former shards, imply: a life that repeats the pushes of the one before
-        advances with each of them.
+        admission at the former shards, imply: an incarnation that repeats the pushes of the one
+        before advances with each of them.
         """
         assert self.ready is not None, "the driver waits for Ready first"
         overtaken = max(0, self.ready.clock - former.reached)
@@ -229,7 +229,7 @@ class Membership:
         return max([self._admission or 0, *(p.clock for p in pushes if p.seq <= seq)])
 
     def _applied(self, shard: int) -> AppliedAtShard:
-        """The last push that `shard` has reported or acknowledged, in any of its lives."""
+        """The last push that `shard` has reported or acknowledged, in any of its incarnations."""
         reported, push = self._reported[shard], self.acknowledged.get(shard)
         if push is None or push.seq < reported.seq:
             return reported

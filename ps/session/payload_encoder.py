@@ -34,8 +34,8 @@ Gradients = Mapping[str, Floats]
 
 
 class PulledView(msgspec.Struct, frozen=True):
-    """View `number` of a section of a table in the shard's life `boot`; `weights` are those of
-    `version`, or close to them, as plain floats. They are never changed, because the caller may
+    """View `number` of a section of a table in the shard's incarnation `boot`; `weights` are those
+    of `version`, or close to them, as plain floats. They are never changed, because the caller may
     still read earlier answers.
     """
 
@@ -52,8 +52,9 @@ def advanced(
 
     An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
     to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
-    was lost. Nor can a change to a view of another life: its numbers have no meaning here. Lives
-    are only compared for equality: a copy that takes over may have the lower boot number.
+    was lost. Nor can a change to a view of another incarnation: its numbers have no meaning here.
+    Incarnations are only compared for equality: a copy that takes over may have the lower boot
+    number.
     """
     if view is not None and view.boot != reply.boot:
         view = None

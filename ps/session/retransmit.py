@@ -158,7 +158,9 @@ class RetransmitTable:
         return [self._again(shard, pending, now) for pending in self.to(shard)]
 
     def readdressed(self, shard: int, boot: int, now: float) -> list[Send]:
-        """Send everything to `shard` again, addressed to its life `boot`, in the order asked."""
+        """Send everything to `shard` again, addressed to its incarnation `boot`, in the order
+        asked.
+        """
         sends = []
         for pending in self.to(shard):
             if isinstance(pending.message, Registered):

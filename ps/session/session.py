@@ -80,7 +80,7 @@ _NO_TIMES = PushTimes()
 
 
 class Session:
-    """One life of one worker, talking to every shard of one job."""
+    """One incarnation of one worker, talking to every shard of one job."""
 
     def __init__(
         self,
@@ -235,8 +235,8 @@ class Session:
         with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
-        # These shards may have a push of a former life that not all the previous ones had. It is
-        # about to be repeated, and must keep its number to be recognised.
+        # These shards may have a push of a former incarnation that not all the previous ones had.
+        # It is about to be repeated, and must keep its number to be recognised.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
         self._outstanding.expect(former.rtt_s)
@@ -293,7 +293,7 @@ class Session:
         match reply:  # the usual replies come first: each case that is tried costs time
             case Ack():
                 if reply.boot != self._boots[shard]:
-                    return [], []  # from an earlier life; the present one is asked again
+                    return [], []  # from an earlier incarnation; the present one is asked again
                 known, push = self._acknowledged.get(shard), pending.message
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
@@ -377,7 +377,7 @@ class Session:
 
     @property
     def boots(self) -> tuple[int, ...]:
-        """The life of each shard that this session talks to, once the session is ready."""
+        """The incarnation of each shard that this session talks to, once the session is ready."""
         return tuple(self._registration.boots[shard] for shard in self._shards)
 
     @property
@@ -427,7 +427,9 @@ class Session:
         return Relocated(bytes(frames[0]))
 
     def _is_known(self, shard: int, seq: int, pending: UnansweredMessage) -> bool:
-        """Whether `shard` may have push `seq` from this worker, from this or an earlier life."""
+        """Whether `shard` may have push `seq` from this worker, from this or an earlier
+        incarnation.
+        """
         return pending.repeated or seq <= self._registration.applied_seq(shard)
 
     def _usurped(self, shard: int, seq: int) -> Usurped:
@@ -475,7 +477,7 @@ class Session:
         if reply.remedy is not Remedy.RESYNCHRONISE or self._leaving:
             return []
         # With nothing outstanding, no other message would make this worker greet the shard. A reply
-        # from an earlier life of the shard, or during a greeting, is out of date.
+        # from an earlier incarnation of the shard, or during a greeting, is out of date.
         if shard not in self._registration.joined or reply.boot < self._boots[shard]:
             return []
         return [self._greet(shard, now)]
@@ -502,7 +504,7 @@ class Session:
         return self._outstanding.repeated(shard, expected, now)
 
     def _readdressed(self, shard: int, now: float) -> list[Send]:
-        """Resend everything outstanding, addressed to the shard's present life."""
+        """Resend everything outstanding, addressed to the shard's present incarnation."""
         return self._outstanding.readdressed(shard, self._registration.boots[shard], now)
 
     # --- requests and answers ---------------------------------------------------------------------

@@ -43,7 +43,7 @@ FOLDER = "workers"
 _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
 _LOOK_S = 0.1  # between two looks of a snapshot's writer that waits
-_WORKER_LOOK_S = 2.0  # between two looks of a worker, during all of its life
+_WORKER_LOOK_S = 2.0  # between two looks of a worker, for as long as it runs
 
 
 class _ResidualRequest(msgspec.Struct, frozen=True):
@@ -135,10 +135,10 @@ def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
     everywhere = set(ledgers[0]).intersection(*ledgers)
     wanted = {}
     for worker in sorted(everywhere):
-        lives = {entries[worker].incarnation for entries in ledgers}
+        incarnations = {entries[worker].incarnation for entries in ledgers}
         seq = min(entries[worker].seq for entries in ledgers)
-        if seq and len(lives) == 1:
-            wanted[worker] = lives.pop(), seq
+        if seq and len(incarnations) == 1:
+            wanted[worker] = incarnations.pop(), seq
     return wanted
 
 

@@ -178,8 +178,8 @@ class ClusterConnection:
             self._tick()
 
     def ask_again(self) -> None:
-        """Greet every shard again; everything outstanding follows, addressed to the life that
-        answers.
+        """Greet every shard again; everything outstanding follows, addressed to the incarnation
+        that answers.
 
         Repeating the outstanding messages would not suffice: the interrupted answer may have been
         to a greeting, recorded by half, and then nothing outstanding would complete it. The caller
@@ -207,10 +207,10 @@ class ClusterConnection:
 class LeaseKeepAlive:
     """A thread with links of its own that renews the lease every `period_s` seconds.
 
-    So the worker may compute for longer than its lease. The thread also notices when another life
-    has taken over the worker's name, and ends then. A shard that refuses a renewal because it has
-    forgotten this worker, as one that was rolled back may, has to be greeted: the owner does that,
-    because only it may use the session.
+    So the worker may compute for longer than its lease. The thread also notices when another
+    incarnation has taken over the worker's name, and ends then. A shard that refuses a renewal
+    because it has forgotten this worker, as one that was rolled back may, has to be greeted: the
+    owner does that, because only it may use the session.
 
     `failure` is the exception that ended it, if any. `refusals` are shards that have to be greeted,
     each with its answer; the owner reads both and removes the refusals.

@@ -53,15 +53,15 @@ class LinkMonitor:
     def watch(self, watched: "zmq.Socket[bytes]") -> None:
         """Monitor this socket, which is about to connect, in place of the former one."""
         self._descriptor: int | None = None
-        self._greeted = False
+        self._connected = False
         self._watched = watched
         self.monitor = watched.get_monitor_socket(_EVENTS)
 
-    def greeted(self) -> bool:
+    def has_connected(self) -> bool:
         """Whether a connection has been made since the last call: it takes messages now."""
         self._read_events()
-        greeted, self._greeted = self._greeted, False
-        return greeted
+        connected, self._connected = self._connected, False
+        return connected
 
     def is_dead(self, now: float) -> bool:
         """Whether to replace the connection; checks it, and dials if needed."""
@@ -98,9 +98,9 @@ class LinkMonitor:
                     self._descriptor = said["value"]
                     self._peer = _peer_of(said["value"]) or self._peer
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._greeted = True
+                    self._connected = True
                 case _:
-                    self._descriptor, self._greeted = None, False
+                    self._descriptor, self._connected = None, False
 
     def _line(self, peer: "_Peer") -> TcpInfo | None:
         """What the system reports about the connection; None where it has ended."""

@@ -1,10 +1,10 @@
 """Links: one or more DEALER sockets to each shard, typed messages out, typed answers in.
 
 The workers' client and the admin client build on this. `ZMQ_IMMEDIATE` keeps a message from being
-queued for a shard that is down and then delivered to its next life. Where several sockets lead to a
-shard, each message travels in parts (striping.py). Links to replicated shards follow the primary
-(primary_resolver.py). Where shards require keys, a worker enrols with each process that it is
-directed to before its links go there. Links that were cut are closed and opened again as soon as
+queued for a shard that is down and then delivered to its next incarnation. Where several sockets
+lead to a shard, each message travels in parts (striping.py). Links to replicated shards follow the
+primary (primary_resolver.py). Where shards require keys, a worker enrols with each process that it
+is directed to before its links go there. Links that were cut are closed and opened again as soon as
 possible (link_monitor.py). The owner of links asks for either kind of `changes`.
 """
 
@@ -85,7 +85,7 @@ class Links:
         for shard, endpoint in enumerate(self.endpoints):
             self._open_links(shard, endpoint, 1)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
-        # A restarted shard is a new sender: the limit evicts its former life.
+        # A restarted shard is a new sender: the limit evicts its former incarnation.
         self._gatherer = Gatherer(_UNFINISHED_BYTES, max(1, len(endpoints)))
         drop_with(self, self._context, self._sockets)
 
@@ -295,7 +295,7 @@ class Links:
         renewal.
         """
         for watch in self._watches.values():
-            watch.greeted()
+            watch.has_connected()
 
     def _unreached(
         self, sockets: Collection[zmq.Socket[bytes]], timeout_s: float
@@ -343,10 +343,14 @@ class Links:
 
         A large message that is still leaving since it was last sent is not sent again.
         """
-        fresh = messages
-        if self._leaving.sent:
+        fresh, sent = messages, self._leaving.sent
+        if sent:
+            # The lookup here saves a call for each message, and few are repetitions.
             fresh = [
-                one for one in messages if not self._leaving.in_progress(shard, one[0].request)
+                one
+                for one in messages
+                if (shard, one[0].request) not in sent
+                or not self._leaving.in_progress(shard, one[0].request)
             ]
         for start in range(0, len(fresh), wire_format.MAX_TOGETHER):
             together = fresh[start : start + wire_format.MAX_TOGETHER]
@@ -359,7 +363,7 @@ class Links:
             if len(stripes) > 1:
                 each = list(zip(stripes, self._cutter.cut(parts, len(stripes)), strict=True))
             try:
-                self._leaving.send(each, shard, (message.request for message, _ in together))
+                self._leaving.send(each, shard, [message.request for message, _ in together])
             except zmq.Again:
                 return  # the messages behind it would fail as well
 
@@ -411,7 +415,7 @@ class Links:
             if watch.is_dead(now):
                 self._renew(shard)
                 self._renewing.add(shard)
-            elif watch.greeted():
+            elif watch.has_connected():
                 self._renewing.add(shard)
         there = {one for one in self._renewing if not self._unreached(self._stripes[one], 0.0)}
         self._renewing -= there

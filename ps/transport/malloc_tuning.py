@@ -22,7 +22,7 @@ from pathlib import Path
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LOOK_EVERY = 64  # messages between checks, unless they are large
-_LARGE = 1 << 20  # bytes of a message that is always followed by a check
+_LOOK_BYTES = 16 << 20  # and the bytes of messages: a check takes some 30 us
 _NEXT = 2  # messages for which room is kept
 _RECENT = 64  # checks over which the highest use counts
 # Free bytes that are not worth a call. Some 4 MB are free between a process's own small blocks when
@@ -82,20 +82,21 @@ class HeapTrimmer:
     """Gives free memory back; use one in each loop that receives messages, from its own thread."""
 
     def __init__(self) -> None:
-        self._received = self._largest = 0
+        self._received = self._bytes = self._largest = 0
         self._used: deque[int] = deque(maxlen=_RECENT)
 
     def received(self, message_bytes: int) -> None:
-        """Count a message; every `_LOOK_EVERY` messages, or after a large one, check the free
-        memory.
+        """Count a message; every `_LOOK_EVERY` messages or `_LOOK_BYTES`, check the free memory.
 
         Room is kept for the highest recent use, such as many peers' messages at once, and for two
         messages as large as the largest.
         """
         self._received += 1
+        self._bytes += message_bytes
         self._largest = max(self._largest, message_bytes)
-        if self._received % _LOOK_EVERY and message_bytes < _LARGE:
+        if self._received < _LOOK_EVERY and self._bytes < _LOOK_BYTES:
             return
+        self._received = self._bytes = 0
         libc = _tuned()
         if libc is None:
             return

@@ -10,6 +10,7 @@ Frames are copied only where sharing them would cost more than a copy: below 64 
 `copy_threshold`.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,21 +28,31 @@ _send: Any = zmq.backend.Socket.send
 _view: Any = memoryview  # pyzmq's types do not declare that a Frame is a buffer
 
 
-def send(
-    socket: "zmq.Socket[bytes]",
-    frames: Sequence[Buffer],
-    *,
-    copy: bool = False,
-    track: bool = False,
-) -> zmq.MessageTracker | None:
+def send(socket: "zmq.Socket[bytes]", frames: Sequence[Buffer], *, copy: bool = False) -> None:
     """Send one message without waiting; raises what the socket raises, and then nothing was sent.
 
-    With `copy` the frames may change at once. With `track`, and without `copy`, the returned
-    tracker reports when the last frame has left.
+    With `copy` the frames may change at once.
     """
     for frame in frames[:-1]:
-        _send(socket, frame, _MORE, copy, track)
-    return _send(socket, frames[-1], _LAST, copy, track)  # type: ignore[no-any-return]
+        _send(socket, frame, _MORE, copy)
+    _send(socket, frames[-1], _LAST, copy)
+
+
+def send_watched(
+    socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]
+) -> list[weakref.ref[memoryview]]:
+    """Send as `send` does, without a copy; each reference dies when ZeroMQ has sent its frame.
+
+    pyzmq keeps what ZeroMQ sends until it has left, so a view made for one message alone is freed
+    at that moment. That needs none of the locks of pyzmq's own `MessageTracker`.
+    """
+    watched = []
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        view = memoryview(frame)
+        _send(socket, view, _LAST if number == last else _MORE, False)
+        watched.append(weakref.ref(view))
+    return watched
 
 
 class Inbox:

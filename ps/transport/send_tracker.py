@@ -8,7 +8,8 @@ peer and request number; small ones are not tracked.
 """
 
 import time
-from collections.abc import Hashable, Iterable, Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 
 import zmq
 
@@ -21,19 +22,18 @@ _BEYOND = 0.25  # the share of ZeroMQ's time that is added for the system's buff
 
 
 class _Sent:
-    """One large message, in one part or several."""
+    """One large message, in one part or several; `frames` die when they have left."""
 
-    def __init__(self, trackers: Sequence[zmq.MessageTracker]) -> None:
-        self._trackers = trackers
-        self._since = time.monotonic()
+    def __init__(self, frames: Sequence[weakref.ref[memoryview]], now: float) -> None:
+        self._frames = frames
+        self._since = now
         self._gone_at: float | None = None
 
-    @property
-    def leaving(self) -> bool:
-        now = time.monotonic()
+    def is_leaving(self, now: float) -> bool:
         if self._gone_at is None:
-            if not all(tracker.done for tracker in self._trackers):
-                return True
+            for frame in self._frames:
+                if frame() is not None:
+                    return True
             self._gone_at = now
         return now < self._gone_at + _BEYOND * (self._gone_at - self._since)
 
@@ -49,13 +49,13 @@ class SendTracker:
     def in_progress(self, peer: Hashable, request: int) -> bool:
         """Whether a message of this request to this peer is still leaving."""
         sent = self.sent.get((peer, request))
-        return sent is not None and sent.leaving
+        return sent is not None and sent.is_leaving(time.monotonic())
 
     def send(
         self,
         given: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
         peer: Hashable,
-        requests: Iterable[int],
+        requests: Sequence[int],
     ) -> None:
         """Send the parts of a message, each by its socket, without waiting.
 
@@ -65,14 +65,20 @@ class SendTracker:
         for _, part in given:
             for one in part:
                 total += memoryview(one).nbytes
-        large = total >= LARGE_BYTES
-        copied, trackers = total < _COPIED_BYTES, []
+        if total < LARGE_BYTES:
+            for socket, part in given:
+                multipart.send(socket, part, copy=total < _COPIED_BYTES)
+            return
+        frames: list[weakref.ref[memoryview]] = []
         for socket, part in given:
-            trackers.append(multipart.send(socket, part, copy=copied, track=large))
-        if large:
-            self.sent = {key: sent for key, sent in self.sent.items() if sent.leaving}
-            sent = _Sent([tracker for tracker in trackers if tracker is not None])
-            self.sent.update(((peer, request), sent) for request in requests)
+            frames += multipart.send_watched(socket, part)
+        now = time.monotonic()
+        for key, earlier in list(self.sent.items()):
+            if not earlier.is_leaving(now):
+                del self.sent[key]
+        sent = _Sent(frames, now)
+        for request in requests:
+            self.sent[peer, request] = sent
 
     def forget(self, peer: Hashable) -> None:
         """Drop the messages to this peer: its sockets were closed, so they will not arrive."""

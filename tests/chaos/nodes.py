@@ -95,7 +95,7 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
         primary = hosts.pids[PRIMARY]
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         other = join()
         await_nodes(2)
         joined_at = time.monotonic()
@@ -108,11 +108,11 @@ def copies_die_with_their_node(join: Callable[[], psutil.Process]) -> None:
         say(f"{since(joined_at)}: copies at {' and '.join(places(hosts))}")
         assert hosts.pids[PRIMARY] == primary
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         killed_at = kill(other)
         say(f"killed {_THERE}, {sum(worker.acknowledged for worker in workers)} acknowledged")
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         say(f"{since(killed_at)}: all workers are acknowledged again")
         eventually(lambda: _THERE not in living(), because="the node is gone", within_s=_PATIENCE_S)
         say(f"{since(killed_at)}: Ray counts the node as gone")
@@ -145,12 +145,12 @@ def logs_die_with_their_node(other: psutil.Process, logs: Path) -> bool:
         there = on.index(_ELSEWHERE)
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         pid = hosts.pids[there]
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         again = nodes_of(hosts)[there]
         say(f"{since(killed_at)}: shard {there} was killed; all workers are acknowledged again")
         say(f"its actor is at {again}")

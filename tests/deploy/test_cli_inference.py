@@ -23,7 +23,7 @@ from tests.support.snapshot_stores import full_disk
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.sources import Wanted
 
 
@@ -203,7 +203,7 @@ def test_damaged_images_are_left_out_up_to_the_limit(downpour: Run, trained: Pat
     table = tiny_job.image_table(6)
     pixels = [np.frombuffer(row, np.uint8) for row in table["image"].to_pylist()]
     side = round(pixels[0].size ** 0.5)
-    encoded = [pictures.encode(row.reshape(1, side, side)) for row in pixels]
+    encoded = [image_decoding.encode(row.reshape(1, side, side)) for row in pixels]
     encoded[2] = b"\x89PNG\r\n\x1a\n damaged"
     columns = {"image": pa.array(encoded, pa.binary()), "label": table["label"]}
     pq.write_table(pa.table(columns), trained / "damaged.parquet")

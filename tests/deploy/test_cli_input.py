@@ -10,7 +10,7 @@ import pytest
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses, swap, write_idx
-from worker.data import pictures
+from worker.data import image_decoding
 
 NETWORKS = [
     (
@@ -79,7 +79,7 @@ def test_more_undecodable_images_than_allowed(downpour: Run, job: Path) -> None:
     """The limit is an option of the command."""
     table = tiny_job.image_table(20)
     pixels = np.frombuffer(b"".join(table["image"].to_pylist()), np.uint8).reshape(-1, 1, 8, 8)
-    images = [b"no image", *map(pictures.encode, pixels[1:])]
+    images = [b"no image", *map(image_decoding.encode, pixels[1:])]
     encoded = pa.table({"label": table["label"], "data": images, "encoded": [True] * 20})
     pq.write_table(encoded, job / "data/train.parquet")
     line = r"train\.parquet: rows 0 to 20: expected at most 0 images that cannot be decoded, got 1"

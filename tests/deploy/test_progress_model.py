@@ -129,8 +129,8 @@ def test_staleness_is_over_all_updates_seen() -> None:
     [
         ({}, "runs"),
         ({"waiting": True}, "waits at the bound"),
-        ({"standing": Standing.GREETED}, "joins"),
-        ({"standing": Standing.GREETED, "waiting": True}, "waits for the warm start"),
+        ({"standing": Standing.KNOWN}, "joins"),
+        ({"standing": Standing.KNOWN, "waiting": True}, "waits for the warm start"),
         ({"standing": Standing.LEFT, "step": 100}, "is done"),
         ({"standing": Standing.LEFT, "step": 99}, "has left"),
         ({"standing": Standing.EXPIRED}, "is silent, no longer waited for"),

@@ -14,7 +14,7 @@ from worker import spark as door
 from worker.caffe.caffe_pb2 import Datum
 from worker.caffe.model import CaffeModel
 from worker.caffe.phases import Phase
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.databases import datum_bytes
 from worker.data.lmdb_file import write_lmdb
 from worker.inference import evaluate
@@ -37,7 +37,7 @@ def database(path: Path, count: int) -> Path:
     values = []
     for number, (label, pixels) in enumerate(zip(*table.to_pydict().values(), strict=True)):
         image = np.frombuffer(pixels, np.uint8).reshape(1, 8, 8)
-        data = b"\x89PNG\r\n" if number == 11 else pictures.encode(image)
+        data = b"\x89PNG\r\n" if number == 11 else image_decoding.encode(image)
         encoded = Datum(encoded=True, data=data, label=label).SerializeToString()
         values.append(encoded if number % 2 else datum_bytes(label, image))
     write_lmdb(path, ((b"%06d" % number, value) for number, value in enumerate(values)))

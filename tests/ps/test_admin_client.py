@@ -197,7 +197,7 @@ def test_states_travel_in_pieces(
     specs = shard_specs(TABLE, shards=2, bound=0, rule=Momentum(0.5))
     with local_shards(specs) as served, AdminClient(served) as other:
         for shard, state in enumerate(console.export()):
-            other.restore(shard, state, goes_on=True)
+            other.restore(shard, state, keep_workers=True)
         copies = other.export(going_on=True)
     for state, copied in zip(whole, copies, strict=True):
         assert sum(array.nbytes for array in state.arrays.values()) > 8 * 256

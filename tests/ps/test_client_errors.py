@@ -328,7 +328,7 @@ def test_an_older_life_is_told_at_its_next_word(
 
 
 def test_an_older_life_that_computes_is_told_when_it_renews_its_lease() -> None:
-    """Its thread hears of the newer life and stops renewing; the next call raises that."""
+    """Its thread hears of the newer incarnation and stops renewing; the next call raises that."""
     specs = shard_specs(TABLE, shards=2, lease_s=2.0, schedule=Fixed(base_rate=1.0))
     with local_shards(specs) as cluster:
         older = Client(cluster, worker="w")

@@ -163,8 +163,8 @@ def test_misused_workers(job: Any) -> None:
 
 
 def test_two_workers_of_one_name(job: Any) -> None:
-    """A later life takes over, and an equal one is noticed when both have pushed; the older one
-    gets Fenced, and the weights hold each push once.
+    """A later incarnation takes over, and an equal one is noticed when both have pushed; the older
+    one gets Fenced, and the weights hold each push once.
     """
     former, later = job.worker("w0"), job.worker("w0", incarnation=1)
     with later.step() as step:

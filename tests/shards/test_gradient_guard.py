@@ -144,16 +144,16 @@ def test_another_copy_knows_the_quarantine(successor: int) -> None:
     assert isinstance(copies.pushed(successor, "b", 1), Ack)
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_resumed_job_lifts_the_quarantine(goes_on: bool) -> None:
+@pytest.mark.parametrize("keep_workers", [True, False])
+def test_a_resumed_job_lifts_the_quarantine(keep_workers: bool) -> None:
     """The shards of a reshard know the quarantine; a job that resumes from a snapshot does not, or
     one with a rate too high for all of its workers could never continue."""
     shard = shard_of(Guard(quarantine_after=1))
     assert "NaN" in answers_to(shard, push(shard, "a", nan))[b"a"]
     other = Shard(shard.spec, 1)
-    install = Install(1, shard.spec.job, goes_on)
+    install = Install(1, shard.spec.job, keep_workers)
     other.handle(b"", install, shard_dsl.as_bytes(shard_state.encode(shard.copy())), 0.0)
-    assert other.ledger.entries["a"].refused == goes_on
+    assert other.ledger.entries["a"].refused == keep_workers
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, nan])

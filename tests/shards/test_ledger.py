@@ -49,7 +49,7 @@ def test_a_newer_life_fences_the_older() -> None:
     ledger.record("w", 1, clock=1, step=1, loss=0.5)
     entry = ledger.greet("w", 3, 10.0)
     assert (entry.seq, entry.step, entry.takeovers) == (1, 1, 1)
-    assert entry.standing is Standing.GREETED
+    assert entry.standing is Standing.KNOWN
     for late in (renew("w", 0), renew("w", 2)):
         with pytest.raises(Fenced, match=r"worker w: incarnation 3 has taken over from [02]"):
             ledger.identify(late, 20.0)
@@ -73,10 +73,10 @@ def test_a_takeover_is_counted_when_a_life_was_lost() -> None:
     [
         (Standing.ACTIVE, Pull, None),
         (Standing.ACTIVE, Push, None),
-        (Standing.GREETED, Join, None),
-        (Standing.GREETED, Leave, None),
-        (Standing.GREETED, Pull, "worker w has not joined this shard"),
-        (Standing.GREETED, Push, "worker w has not joined this shard"),
+        (Standing.KNOWN, Join, None),
+        (Standing.KNOWN, Leave, None),
+        (Standing.KNOWN, Pull, "worker w has not joined this shard"),
+        (Standing.KNOWN, Push, "worker w has not joined this shard"),
         (Standing.LEFT, Leave, None),
         (Standing.LEFT, Join, "worker w has left this shard"),
         (Standing.LEFT, Pull, "worker w has left this shard"),

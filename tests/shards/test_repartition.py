@@ -82,7 +82,7 @@ def test_a_newer_life_may_be_known_where_less_is_applied() -> None:
     old, new = cut_evenly(TABLES, 2), cut_evenly(TABLES, 1, epoch=2)
     first, second = states(old, saved())
     before = LedgerEntry(1, 2, clock=4, step=20, standing=Standing.EXPIRED)
-    newer = LedgerEntry(2, 1, clock=3, step=10, standing=Standing.GREETED)
+    newer = LedgerEntry(2, 1, clock=3, step=10, standing=Standing.KNOWN)
     known = [
         replace(state, saved=replace(state.saved, ledger=Ledger({"a": entry}, floor=2)))
         for state, entry in ((first, before), (second, newer))

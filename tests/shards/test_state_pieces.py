@@ -188,7 +188,7 @@ def test_a_state_is_installed_once_all_pieces_are_there() -> None:
     answering = Answering(fresh)
     seen = []
     answering.carry_out(
-        admin_plans.restore(answering.side, 0, state, goes_on=True),
+        admin_plans.restore(answering.side, 0, state, keep_workers=True),
         lambda _: seen.append(fresh.held.empty),
     )
     assert len(seen) > 1
@@ -210,7 +210,7 @@ def test_an_install_continues_at_another_copy_and_begins_again_without_one(carri
                 second.park_request(message, frames, 0.0)
             answering.shards[0] = second
 
-    answering.carry_out(admin_plans.restore(answering.side, 0, state, goes_on=True), fail_over)
+    answering.carry_out(admin_plans.restore(answering.side, 0, state, keep_workers=True), fail_over)
     assert weights(second) == state.arrays["net/weights"].tobytes()
     pieces = CutState(shard_state.encode(state), PIECE).count
     assert len(answering.asked) == (pieces if carried else pieces + AHEAD)
@@ -224,7 +224,7 @@ def test_a_shard_that_always_forgets_ends_the_install() -> None:
 
     with pytest.raises(Unreachable, match="has lost its state 8 times"):
         answering.carry_out(
-            admin_plans.restore(answering.side, 0, trained().copy(), goes_on=False), forget
+            admin_plans.restore(answering.side, 0, trained().copy(), keep_workers=False), forget
         )
 
 

@@ -298,7 +298,7 @@ def test_a_state_of_two_tables_goes_to_another_life_whole() -> None:
     state, rest = shard_state.decode(frames)
     assert (list(state.arrays), rest) == (["a/weights", "b/weights", "b/history"], [])
     second = Talk(tables=TABLES, bound=None, installed=False)
-    assert second.say(Install(1, "job", goes_on=True), frames) == [
+    assert second.say(Install(1, "job", keep_workers=True), frames) == [
         ("operator", Installed(1, 0, 1, 2))
     ]
     for talk in (first, second):

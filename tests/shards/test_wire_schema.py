@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from shards.messages import Kind
+from shards.messages import Install, Kind
+from shards.wire_format import decode_request
 from shards.wire_schema import MESSAGES, SCHEMA, schema_id
 
 Small = Annotated[int, Meta(ge=0, le=9)]
@@ -65,3 +66,19 @@ def test_an_enum_counts() -> None:
 
     kinds = enum.StrEnum("Kind", [*(kind.value for kind in Kind), "more"])  # type: ignore[misc]
     assert schema_id([struct(fields=(("size", Small), ("kind", kinds)))]) != BASE
+
+
+def test_a_renamed_attribute_changes_nothing_on_the_wire() -> None:
+    """The schema is that of the old name, and an Install in an earlier WAL can be read."""
+
+    class Before(msgspec.Struct, tag="one"):
+        old: int
+
+    class After(msgspec.Struct, tag="one", rename={"new": "old"}):
+        new: int
+
+    After.__name__ = "Before"
+    assert schema_id((After,)) == schema_id((Before,))
+    install = {"t": "install", "request": 1, "job": "job", "goes_on": True, "piece": None}
+    decoded = decode_request(msgspec.msgpack.encode(install))
+    assert decoded == Install(1, "job", keep_workers=True)

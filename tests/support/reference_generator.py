@@ -407,7 +407,7 @@ def service_routes() -> str:
     """Every route of the service, from its description for programs."""
     from fastapi import FastAPI
 
-    from deploy.service import api, results_api, upkeep_api
+    from deploy.service import api, maintenance_api, results_api
     from deploy.service.rules import RULES
 
     rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
@@ -416,7 +416,7 @@ def service_routes() -> str:
     service = FastAPI()
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))
-    service.include_router(upkeep_api.routes(services, absent, absent, absent))
+    service.include_router(maintenance_api.routes(services, absent, absent, absent))
     rules = {route.replace(":path}", "}"): rule for route, rule in RULES.items()}
     rows = []
     for path, methods in service.openapi()["paths"].items():

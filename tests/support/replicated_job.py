@@ -46,7 +46,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # the test's thread raises it
             self._failure = error
 
-    def goes_on(self) -> None:
+    def await_progress(self) -> None:
         """Return once pushes that start from now on have been acknowledged."""
         enough = self.acknowledged + 5
         eventually(

@@ -682,7 +682,7 @@ def _connections(env: Env) -> dict[str, Target]:
         "Console.restore": Target(
             console.restore,
             _with(console.restore, shard=0, state=state),
-            {"shard": "whole", "state": "object", "goes_on": "flag"},
+            {"shard": "whole", "state": "object", "keep_workers": "flag"},
         ),
         "Console.export": Target(console.export, _with(console.export), {"going_on": "flag"}),
         "Console.stand_still": Target(

@@ -17,8 +17,8 @@ from ps.logs import logger
 from shards.errors import BadInput
 from worker.arrow_images import SHAPE_COLUMNS
 from worker.columns import ColumnKind, ColumnSpec
-from worker.data import pictures
-from worker.data.pictures import Undecodable
+from worker.data import image_decoding
+from worker.data.image_decoding import Undecodable
 from worker.data.wanted import MOST_SKIPPED
 
 _LOG = logger("worker.data")
@@ -72,11 +72,11 @@ class _Reader(NamedTuple):
     resize: tuple[int, int] | None
     skipped: list[int]
 
-    def image(self, value: bytes, shape: tuple[int, ...] | None) -> pictures.Pixels:
+    def image(self, value: bytes, shape: tuple[int, ...] | None) -> image_decoding.Pixels:
         """An image of the net's shape, if it is known; raises Undecodable."""
         channels = _COLOURS.get(shape[0]) if shape is not None else None
-        image = pictures.decode(value, self.colour if self.colour is not None else channels)
-        return image if self.resize is None else pictures.resize(image, *self.resize)
+        image = image_decoding.decode(value, self.colour if self.colour is not None else channels)
+        return image if self.resize is None else image_decoding.resize(image, *self.resize)
 
 
 def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> Any:
@@ -132,7 +132,7 @@ def _is_encoded(value: bytes | None, shape: tuple[int, ...] | None, stated: bool
         return stated
     if value is None or (shape is not None and len(value) == prod(shape)):
         return False
-    return pictures.looks_encoded(value[:16])
+    return image_decoding.looks_encoded(value[:16])
 
 
 def _field(values: Any, where: str, name: str) -> Any:

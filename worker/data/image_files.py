@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from shards.errors import BadInput, quoted
-from worker.data import pictures
-from worker.data.pictures import Undecodable
+from worker.data import image_decoding
+from worker.data.image_decoding import Undecodable
 from worker.data.source import Sample, Source
 from worker.data.wanted import Wanted
 
@@ -103,7 +103,7 @@ def is_list(path: Path) -> bool:
 
 
 def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in pictures.SUFFIXES
+    return file.suffix.lower() in image_decoding.SUFFIXES
 
 
 def _there(name: str) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from shards.errors import BadInput
 from worker import arrow_images
 from worker.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.encoded import decoded
 from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part
@@ -148,7 +148,7 @@ def open_table(path: Path, wanted: Wanted) -> ImageSource:
         if name is not None and pa.types.is_binary(opened.schema_arrow.field(name).type):
             batch = next(opened.iter_batches(1, columns=[name]), None)
             value = batch.column(0)[0].as_py() if batch is not None and batch.num_rows else None
-            if value is not None and pictures.looks_encoded(value[:16]):
+            if value is not None and image_decoding.looks_encoded(value[:16]):
                 return TableSource(path, wanted)
     return open_parquet(path, wanted)
 

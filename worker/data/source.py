@@ -21,9 +21,9 @@ from ps.logs import logger
 from shards.errors import BadInput, quoted
 from worker.arrow_images import Extents
 from worker.columns import Shape
-from worker.data import pictures
+from worker.data import image_decoding
+from worker.data.image_decoding import Undecodable
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
-from worker.data.pictures import Undecodable
 from worker.data.wanted import Wanted
 
 _LOG = logger("worker.data")
@@ -135,12 +135,12 @@ class Source(ABC):
             if isinstance(data, Undecodable):
                 raise data
             if isinstance(data, bytes):
-                data = pictures.decode(data, self.wanted.colour)
+                data = image_decoding.decode(data, self.wanted.colour)
         except Undecodable as error:
             skipped.add(row.name, str(error))
             return None
         if self.wanted.resize is not None and data.dtype == np.uint8:
-            data = pictures.resize(data, *self.wanted.resize)
+            data = image_decoding.resize(data, *self.wanted.resize)
         return data
 
     def _check_label(self, name: str, label: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.service import sending
+from deploy.service import client_uploads
 from deploy.service.access_store import ProjectLimits
 from deploy.service.client import ServiceClient
 from deploy.service.uploads import UploadedFile, Uploads, WrongOffset
@@ -140,7 +140,7 @@ def test_submit_sends_files_and_continues(
     start: Start, solver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The solver, its net and its data arrive; a client that was cut off sends only the rest."""
-    monkeypatch.setattr(sending, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(client_uploads, "CHUNK_BYTES", 2000)
     with start(driven=False) as running, listening(running) as url, ServiceClient(url) as client:
         sent: list[int] = []
         original = client.send_chunk
@@ -154,10 +154,10 @@ def test_submit_sends_files_and_continues(
         monkeypatch.setattr(client, "send_chunk", cut)
         given = {"solver": str(solver), "data": str(solver.parent / "data")}
         with pytest.raises(GiveUp, match="cut"):
-            sending.upload(client, given, lambda _: None)
+            client_uploads.upload(client, given, lambda _: None)
         monkeypatch.setattr(client, "send_chunk", original)
         notes: list[str] = []
-        found = sending.upload(client, given, notes.append)
+        found = client_uploads.upload(client, given, notes.append)
         assert notes
         settings = submitted(running, found)
         for name in ("solver", "data"):
@@ -166,7 +166,7 @@ def test_submit_sends_files_and_continues(
         for path in files:
             there = Path(settings["data"]) / path.relative_to(solver.parent / "data")
             assert there.read_bytes() == path.read_bytes()
-        assert sending.upload(client, given, notes.clear) == found  # type: ignore[arg-type]
+        assert client_uploads.upload(client, given, notes.clear) == found  # type: ignore[arg-type]
 
 
 def submitted(running: Running, settings: dict[str, Any]) -> dict[str, Any]:

@@ -71,10 +71,10 @@ def test_a_job_moves_to_more_actors(ray_local: str) -> None:
     ):
         console.install(TABLE.empty())
         worker = Worker(old.cluster, "w")
-        worker.goes_on()
+        worker.await_progress()
         reshard(console, successor)
         (moved_at,) = {status.version for status in console.status()}  # where nothing moves now
-        worker.goes_on()
+        worker.await_progress()
         check_applied_once(new.cluster, [worker])
         assert 0 < moved_at < successor.status()[1].version == worker.acknowledged
         assert {status.version for status in console.status()} == {moved_at}

@@ -51,7 +51,7 @@ def test_actors_die_in_turn(ray_local: str) -> None:
         assert sorted(pids) == [COORDINATOR, BACKUP, PRIMARY]
         workers = [Worker(hosts.cluster, name) for name in ("a", "b")]
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         record = Path(tempfile.gettempdir()) / hosts._order.record
         assert record.parent.stat().st_mode & 0o777 == 0o700
 
@@ -60,13 +60,13 @@ def test_actors_die_in_turn(ray_local: str) -> None:
             lambda: not psutil.pid_exists(pids[COORDINATOR]), because="the coordinator is gone"
         )
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         whole_again(hosts, COORDINATOR, pids[COORDINATOR])
         assert hosts.pids == pids | {COORDINATOR: hosts.pids[COORDINATOR]}
 
         os.kill(pids[PRIMARY], signal.SIGKILL)
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         whole_again(hosts, PRIMARY, pids[PRIMARY])
         assert hosts.pids[PRIMARY] == pids[BACKUP]
         assert hosts.pids[BACKUP] not in pids.values()

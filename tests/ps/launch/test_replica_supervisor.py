@@ -103,7 +103,7 @@ class Kept:
         host.seats = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", lonely=False)}
         self.hosts._seats = dict(host.seats)
 
-    def goes_on(self, seconds: float) -> None:
+    def supervise_for(self, seconds: float) -> None:
         until = self.host.now + seconds
         while self.host.now < until:
             self.hosts._keep()
@@ -122,14 +122,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
     """It is restarted at growing intervals, and its cause of death reported until one lives."""
     assert kept.hosts.degraded_reason == ""
-    kept.goes_on(300.0)
+    kept.supervise_for(300.0)
     began = kept.host.began[1:]
     pauses = [after - before for before, after in pairwise(began)]
     assert [round(pause / 2) * 2 for pause in pauses] == [2, 4, 8, 16, 32, 60, 60, 60]
     assert kept.hosts.degraded_reason == f"no coordinator answers: coordinator has {BROKEN}"
     kept.hosts.check()
     kept.host.dies_of = ""
-    kept.goes_on(61.0)
+    kept.supervise_for(61.0)
     assert kept.hosts.degraded_reason == ""
     assert len(kept.host.began) == len(began) + 2
 
@@ -137,11 +137,11 @@ def test_a_coordinator_that_cannot_live(kept: Kept) -> None:
 def test_a_copy_that_nobody_follows(kept: Kept) -> None:
     """The shard continues with one copy, and the report says how the other ended."""
     kept.host.dies_of = ""
-    kept.goes_on(3.0)
+    kept.supervise_for(3.0)
     assert kept.hosts.degraded_reason == ""
     kept.backup.died = KILLED
     kept.host.seats = {0: PrimaryInfo(0, 1, 1, None, [1], "", lonely=True)}
-    kept.goes_on(3.0)
+    kept.supervise_for(3.0)
     assert len(kept.host.copies) == 1
     assert kept.hosts.degraded_reason == f"shard 0 has one copy only: shard 0 has {KILLED}"
 
@@ -152,23 +152,23 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
     The primary is not interrupted, and when the new backup is in sync nothing more is done.
     """
     kept.host.dies_of = ""
-    kept.goes_on(120.0)
+    kept.supervise_for(120.0)
     assert kept.host.copies == [], "there is nowhere to go"
     kept.host.machines = 2
     kept.host.next = lambda: Life(pid=None)
-    kept.goes_on(60.0)
+    kept.supervise_for(60.0)
     (spare,) = kept.host.copies
     assert kept.hosts.redundant, "it has not reported that it serves"
     boot, _ = kept.hosts._offered[0]
     spare.pid = 2
-    kept.goes_on(6.0)
+    kept.supervise_for(6.0)
     assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
     assert (
         kept.hosts.degraded_reason == "shard 0 has one copy only: the other goes to another machine"
     )
     kept.hosts.check()
     kept.host.seats = {0: PrimaryInfo(0, 2, 1, boot, [1, boot], "", lonely=False)}
-    kept.goes_on(120.0)
+    kept.supervise_for(120.0)
     assert kept.host.copies == [spare]
     assert (kept.primary.alive, spare.alive, kept.hosts.degraded_reason) == (True, True, "")
 
@@ -181,7 +181,7 @@ def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, bu
     """
     kept.host.dies_of, kept.host.machines = "", 2
     kept.host.next, kept.host.goes = (lambda: Life(build=build)), comes_up
-    kept.goes_on(100.0)
+    kept.supervise_for(100.0)
     assert len(kept.host.copies) == 3
     assert [one.alive for one in kept.host.copies] == [False, False, False]
     assert (kept.primary.alive, kept.backup.alive, kept.hosts.degraded_reason) == (True, True, "")
@@ -190,6 +190,6 @@ def test_a_backup_stays_where_none_comes_elsewhere(kept: Kept, comes_up: str, bu
 def test_copies_are_not_parted_while_something_else_is_at_risk(kept: Kept) -> None:
     """Without a coordinator no spare could become the backup."""
     kept.host.machines = 2
-    kept.goes_on(120.0)
+    kept.supervise_for(120.0)
     assert kept.host.copies == []
     assert kept.backup.alive

@@ -58,11 +58,11 @@ def test_each_process_in_turn(hosts: ReplicatedShards) -> None:
         (PRIMARY, signal.SIGSTOP),
     ):
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         pid = hosts.pids[victim]
         os.kill(pid, how)
         for worker in workers:
-            worker.goes_on()
+            worker.await_progress()
         whole_again(hosts, victim, pid)
         seen |= set(hosts.pids.values())
         if how is signal.SIGSTOP:

@@ -279,12 +279,12 @@ def test_a_death_that_is_not_followed() -> None:
 
 def test_a_start_under_way_is_the_last() -> None:
     """If restarts are switched off during a start, that start may finish, but no other follows."""
-    starts, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+    starts, may_start = threading.Semaphore(0), threading.Semaphore(0)
 
     class Slow(Fake):
         def endpoint(self, until: float) -> str:
             starts.release()
-            assert goes_on.acquire(timeout=30)
+            assert may_start.acquire(timeout=30)
             return super().endpoint(until)
 
     for broken in ("", "shard 3 cannot listen"):
@@ -294,7 +294,7 @@ def test_a_start_under_way_is_the_last() -> None:
         shard.made[0].fates.put(KILLED)
         assert starts.acquire(timeout=30)
         shard.kept.restart_enabled = False
-        goes_on.release()
+        may_start.release()
         if not broken:
             shard.kept.check()
             shard.made[1].fates.put(KILLED)

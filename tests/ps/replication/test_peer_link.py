@@ -57,10 +57,7 @@ def test_a_piece_is_not_sent_while_it_is_leaving(primary: PeerLink) -> None:
     try:
         assert heard(backup, last) == [sync(4, 0), entry, sync(4, 1), sync(5, 0), last]
         eventually(
-            lambda: (
-                not primary._leaving.sent
-                or not any(one.leaving for one in primary._leaving.sent.values())
-            ),
+            lambda: not any(primary._leaving.in_progress(*key) for key in primary._leaving.sent),
             because="the pieces are sent",
         )
         primary.send(piece(5, 0))

@@ -51,7 +51,7 @@ def test_a_later_life_shuts_out_the_earlier_one() -> None:
     door.enrol("w1", 0, ONE, now=1.0)
     door.enrol("w1", 0, TWO, now=2.0)
     assert [door.admits(key) for key in (ONE, TWO)] == [False, True]
-    with pytest.raises(Fenced, match="a later life of this worker has joined"):
+    with pytest.raises(Fenced, match="a later incarnation of this worker has joined"):
         door.check(ONE, Renew(1, "job", "w1", 0, 1), now=3.0)
 
 

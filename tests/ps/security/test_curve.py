@@ -208,7 +208,7 @@ def test_a_later_life_takes_over_and_the_earlier_one_is_told(cluster: Cluster) -
     try:
         with Client(cluster, worker="w0", incarnation=1) as client:
             client.pull()
-            with pytest.raises(Fenced, match="a later life of this worker has joined"):
+            with pytest.raises(Fenced, match="a later incarnation of this worker has joined"):
                 zombie.pull()
     finally:
         zombie.abort()

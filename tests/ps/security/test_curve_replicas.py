@@ -356,10 +356,10 @@ def test_processes_are_killed() -> None:
         before = dict(hosts.pids)
         for victim in (COORDINATOR, PRIMARY):
             for worker in workers:
-                worker.goes_on()
+                worker.await_progress()
             os.kill(before[victim], signal.SIGKILL)
             for worker in workers:
-                worker.goes_on()
+                worker.await_progress()
             if victim == COORDINATOR:
                 replicated_job.whole_again(hosts, victim, before[victim])
         eventually(

@@ -41,7 +41,7 @@ for block in own[::2]:
     libc.free(block)
 blocks = [used(1 << 20) for _ in range(200)]
 surplus = HeapTrimmer()
-if seen:
+for _ in range(seen):
     surplus.received(size)
 for block in blocks[::2]:
     libc.free(block)
@@ -82,21 +82,21 @@ def test_who_sets_glibcs_variables_decides() -> None:
     assert faults > 100  # far more, but for pages of 2 MB
 
 
-def _resident_with_holes(*, seen: bool, size: int, least: int) -> list[int]:
+def _resident_with_holes(*, seen: int, size: int, least: int) -> list[int]:
     """Resident bytes of a process with a hundred free megabytes between used ones: before it
     receives `least` messages of `size` bytes, then before and after the last of them.
 
-    If `seen`, a message came when all were in use. 4 MB more are free, between the process's own
+    `seen` messages came when all were in use. 4 MB more are free, between the process's own
     blocks.
     """
-    return _printed(_HOLES, int(seen), size, least)
+    return _printed(_HOLES, seen, size, least)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
-@pytest.mark.parametrize(("size", "least"), [(1 << 16, 64), (1 << 20, 1)])
+@pytest.mark.parametrize(("size", "least"), [(1 << 16, 64), (1 << 20, 16), (16 << 20, 1)])
 def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> None:
-    """Room for two messages is kept; the check comes every 64 messages, or after a large one."""
-    full, before, after = _resident_with_holes(seen=False, size=size, least=least)
+    """Room for two messages is kept; the check comes every 64 messages, or every 16 MB of them."""
+    full, before, after = _resident_with_holes(seen=0, size=size, least=least)
     assert before > full - (10 << 20)
     assert after < before - (80 << 20)
 
@@ -104,6 +104,6 @@ def test_what_lies_free_between_others_is_given_back(size: int, least: int) -> N
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left alone")
 def test_room_is_kept_for_what_was_in_use_at_once() -> None:
     """Many peers' messages come again, so their room is kept; after 64 checks it is released."""
-    full, before, after = _resident_with_holes(seen=True, size=1 << 20, least=64)
+    full, before, after = _resident_with_holes(seen=16, size=1 << 20, least=64 * 16)
     assert before > full - (10 << 20)
     assert after < before - (80 << 20)

@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import zmq
 
 from ps.transport import multipart
 from shards.wire_format import Buffer
+from tests.support.eventually import eventually
 
 Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 
@@ -71,14 +73,21 @@ def test_a_full_socket_takes_nothing_of_a_message(pair: Pair) -> None:
     assert taken(two, 100) == [[b"a", b"b"]] * room
 
 
-def test_one_that_is_tracked_tells_when_it_has_left(pair: Pair) -> None:
-    """It has left when its receiver has dropped it; without tracking there is no report."""
+def test_the_reference_to_a_watched_frame_dies_when_it_has_left(pair: Pair) -> None:
+    """A large frame has left when its receiver has dropped it; a small one is copied, so it has
+    left at once. The array itself lives on.
+    """
     one, two = pair
-    tracker = multipart.send(one, [b"head", b"x" * 100_000], track=True)
-    assert tracker is not None
-    assert not tracker.done
-    assert len(taken(two)) == 1
-    tracker.wait(60)
+    array = np.ones(100_000, np.float32)
+    small, large = multipart.send_watched(one, [b"head", array.data])
+    assert small() is None
+    received = multipart.Inbox(two)
+    eventually(lambda: two.poll(0), because="the message comes")
+    (frames,) = received.arrived(1)
+    assert large() is not None
+    assert np.array_equal(np.frombuffer(frames[1].bytes, np.float32), array)
+    frames.clear()
+    eventually(lambda: large() is None, because="the receiver has dropped the frame")
 
 
 def test_a_message_of_too_many_frames_is_dropped(

@@ -13,7 +13,7 @@ import pytest
 
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import Datum
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.databases import datum_bytes
 from worker.data.leveldb_files import LevelDbReader
 from worker.data.lmdb_file import LmdbReader, write_lmdb
@@ -114,7 +114,7 @@ def test_encoded_and_float_datums(tmp_path: Path) -> None:
     """A PNG gives the pixels that it was made of, in the order BGR; float_data gives float32."""
     made = images(5)
     encoded = [
-        Datum(encoded=True, data=pictures.encode(image), label=number).SerializeToString()
+        Datum(encoded=True, data=image_decoding.encode(image), label=number).SerializeToString()
         for number, image in enumerate(made)
     ]
     read = rows(open_source(database(tmp_path / "png", encoded)))
@@ -129,7 +129,7 @@ def test_images_that_cannot_be_decoded_are_skipped_up_to_a_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are counted and named in a warning; one more than the limit is an error."""
-    good = Datum(encoded=True, data=pictures.encode(images(1)[0])).SerializeToString()
+    good = Datum(encoded=True, data=image_decoding.encode(images(1)[0])).SerializeToString()
     bad = Datum(encoded=True, data=b"no image").SerializeToString()
     path = database(tmp_path / "made", [good, bad, good, bad, good])
     assert rows(open_source(path, most_skipped=2))["id"].to_pylist() == [0, 2, 4]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards.errors import BadInput
-from worker.data import pictures
-from worker.data.pictures import Undecodable
+from worker.data import image_decoding
+from worker.data.image_decoding import Undecodable
 from worker.data.source import Source
 from worker.sources import ImageSource, open_source
 
@@ -27,7 +27,7 @@ def test_images_are_decoded_as_by_opencv(suffix: str, colour: bool) -> None:
     """The same pixels in the order BGR; a conversion to grey may round otherwise."""
     data = cv2.imencode(suffix, SMOOTH)[1].tobytes()
     expected = cv2.imdecode(np.frombuffer(data, np.uint8), int(colour))
-    found = pictures.decode(data, colour)
+    found = image_decoding.decode(data, colour)
     assert found.shape == ((3, 40, 30) if colour else (1, 40, 30))
     assert expected is not None
     apart = found.astype(int) - (expected.transpose(2, 0, 1) if colour else expected[None])
@@ -38,14 +38,14 @@ def test_images_are_resized_as_by_opencv() -> None:
     """Larger and smaller, to within one unit of rounding."""
     for height, width in ((1, 1), (17, 64), (40, 7), (81, 61), (20, 15)):
         expected = cv2.resize(SMOOTH, (width, height), interpolation=cv2.INTER_LINEAR)
-        found = pictures.resize(SMOOTH.transpose(2, 0, 1), height, width)
+        found = image_decoding.resize(SMOOTH.transpose(2, 0, 1), height, width)
         assert np.abs(found.astype(int) - expected.transpose(2, 0, 1)).max() <= 1
 
 
 def test_a_picture_survives_encoding() -> None:
     """Grey and colour."""
     for image in (SMOOTH.transpose(2, 0, 1), SMOOTH[None, :, :, 0]):
-        np.testing.assert_array_equal(pictures.decode(pictures.encode(image)), image)
+        np.testing.assert_array_equal(image_decoding.decode(image_decoding.encode(image)), image)
 
 
 def png_bomb(width: int, height: int) -> bytes:
@@ -63,9 +63,9 @@ def png_bomb(width: int, height: int) -> bytes:
 def test_a_small_file_that_states_a_huge_image() -> None:
     """It is refused by its header, before memory is allocated."""
     with pytest.raises(Undecodable, match="expected at most 67108864 pixels, got 10000x10000"):
-        pictures.decode(png_bomb(10_000, 10_000))
+        image_decoding.decode(png_bomb(10_000, 10_000))
     with pytest.raises(Undecodable, match="exceeds limit"):
-        pictures.decode(png_bomb(30_000, 30_000))
+        image_decoding.decode(png_bomb(30_000, 30_000))
 
 
 @settings(max_examples=150, deadline=None)
@@ -84,7 +84,7 @@ def test_any_bytes_are_decoded_or_refused(
     if cut % 3 == 0:
         del data[cut % len(data) :]
     try:
-        image = pictures.decode(bytes(data))
+        image = image_decoding.decode(bytes(data))
     except Undecodable:
         return
     assert image.ndim == 3

@@ -14,13 +14,13 @@ from worker.arrow_columns import read_columns
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.net_data import data_of
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.data.encoded import decoded
 from worker.data.source import Source
 from worker.sources import open_net_data, open_source
 
 IMAGES = np.random.default_rng(3).integers(0, 256, (20, 3, 8, 8), np.uint8)
-PNGS = [pictures.encode(image) for image in IMAGES]
+PNGS = [image_decoding.encode(image) for image in IMAGES]
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -101,7 +101,7 @@ layer {{ name: "s" type: "Silence" bottom: "data" bottom: "label" }}
 def test_the_net_says_that_images_are_encoded(tmp_path: Path) -> None:
     """`image_encoded` counts where the rows have no such column, also for a format that raw pixels
     may look like; images that are decoded already stay as they are."""
-    bitmaps = [pictures.encode(image, "BMP") for image in IMAGES]
+    bitmaps = [image_decoding.encode(image, "BMP") for image in IMAGES]
     path = write(tmp_path / "a.parquet", data=bitmaps, label=list(range(20)))
     net = Description(MEMORY.format(source=path, fields="image_encoded: true"))
     source = open_net_data(data_of(net))

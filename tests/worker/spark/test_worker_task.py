@@ -21,7 +21,7 @@ from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from tests.support.ones_job import TABLE, Ones, counted
-from worker.data import pictures
+from worker.data import image_decoding
 from worker.model import Batch
 from worker.spark.worker_task import REPORT, TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour
@@ -124,7 +124,7 @@ def test_empty_batches_come_before_rows() -> None:
 
 def test_the_limit_of_images_that_are_left_out() -> None:
     """The spec says how many images a task may leave out because they cannot be decoded."""
-    image = pictures.encode(np.zeros((1, 2, 2), np.uint8))
+    image = image_decoding.encode(np.zeros((1, 2, 2), np.uint8))
     batch = pa.record_batch(
         {"label": [0, 1, 2], "data": [image, b"no image", image], "encoded": [True] * 3}
     )

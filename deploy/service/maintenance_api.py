@@ -75,7 +75,7 @@ def routes(
     router = APIRouter(prefix="/api/v1")
     _add_uploads(router, services.uploads)
     _add_webhooks(router, webhooks)
-    _add_upkeep(router, services, home, limits)
+    _add_maintenance(router, services, home, limits)
     return router
 
 
@@ -145,7 +145,7 @@ def _add_webhooks(router: APIRouter, webhooks: Webhooks) -> None:
             raise not_found("webhook", webhook) from None
 
 
-def _add_upkeep(
+def _add_maintenance(
     router: APIRouter, services: Services, home: FilePath, limits: ServiceLimits
 ) -> None:
     store: JobStore = services.store
