@@ -51,10 +51,13 @@ Form = ArrayForm | DictForm | SequenceForm
 
 
 def zeros(form: Form, tensors: Iterator[TensorSpec]) -> Any:
-    """A value of this form: arrays of zeros with the shapes of the next `tensors`."""
+    """A value of this form: arrays of zeros with the shapes of the next `tensors`.
+
+    The arrays are read-only and of a single element that is repeated, so they take no memory.
+    """
     match form:
         case ArrayForm(dtype):
-            return np.zeros(next(tensors).shape, np.dtype(dtype))
+            return np.broadcast_to(np.zeros((), np.dtype(dtype)), next(tensors).shape)
         case DictForm(keys, items):
             return {key: zeros(one, tensors) for key, one in zip(keys, items, strict=True)}
         case SequenceForm(items, is_tuple):

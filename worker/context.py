@@ -45,11 +45,12 @@ Train = Callable[[Any, "Context"], object]
 class Context:
     """One worker of `worker.run`, in its task.
 
-    `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to
-    `workers` - 1; that of rank 0 is the `chief`. `batch` is the number of the micro-batch of
-    `worker.stream`, None in `worker.run`. `attempt` is higher for each later attempt of
-    Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is a
-    logger whose records name job and worker.
+    `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to `workers`
+    - 1; that of rank 0 is the `chief`. `partition` is the number of the partition, or of the part
+    of a path, that the worker reads; `rank` is the same number. `batch` is the number of the
+    micro-batch of `worker.stream`, None in `worker.run`. `attempt` is higher for each later attempt
+    of Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is
+    a logger whose records name job and worker.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Context:
     ) -> None:
         self.job = job
         self.worker = me
-        self.rank = place.partition
+        self.rank = self.partition = place.partition
         self.workers = task.workers
         self.attempt = place.attempt
         self.gpus = place.gpus
@@ -90,6 +91,11 @@ class Context:
     def chief(self) -> bool:
         """Whether this is the worker that may export, of which there is one."""
         return self.rank == 0
+
+    @property
+    def role(self) -> str:
+        """`chief` or `worker`. The evaluation has no role, because it runs in the driver."""
+        return "chief" if self.chief else "worker"
 
     @property
     def feed(self) -> RowFeed:

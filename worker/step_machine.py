@@ -241,7 +241,6 @@ class StepMachine:
         self._optimizer = optimizer
         self._link_ahead = ahead
         self._segments = segments(table, KeyRange(0, table.size))
-        self._multipliers = rate_multipliers(table)
         self._buffers = [run.keys for run in self._segments if run.buffer]
         if local is not None:
             self._prepare(local)
@@ -282,6 +281,7 @@ class StepMachine:
                 break
             assert isinstance(computed, GradientComputed)
             self._take(computed, rows.rows if computed.rows is None else computed.rows, step)
+            del computed  # kept until the next step, its array could not be recycled before that
             if strategy.pushes(step):
                 yield from self._push(self._further(step))
         if self.local is not None and self.local.steps:
@@ -324,7 +324,7 @@ class StepMachine:
         local.gradient = computed.gradient
         local.count += 1
         rate = self.plan.schedule.rate(step)
-        self.strategy.local_step(local, computed.gradient, rate, self._multipliers)
+        self.strategy.local_step(local, computed.gradient, rate)
         local.steps += 1
         local.samples += rows
         local.loss += computed.loss
@@ -420,15 +420,3 @@ class StepMachine:
             done.gradient, done.versions, 1, 1, done.samples, finished.loss, further
         )
         self._count(1, 1, done.samples)
-
-
-def rate_multipliers(table: DenseTable) -> Floats:
-    """The `lr_mult` of each float of the table, float32 of shape (table.size,).
-
-    It is 0 in padding and in buffers.
-    """
-    multipliers = table.empty()
-    for segment in segments(table, KeyRange(0, table.size)):
-        if not segment.buffer:
-            multipliers[segment.keys] = segment.lr_mult
-    return multipliers

@@ -19,11 +19,11 @@ from ps.snapshots.worker_state import NO_STATE, OwnState
 from shards.tables import KeyRange, segments
 from worker import step_machine as machine
 from worker.model import Ahead, Batch, Model, check_loss
-from worker.step_machine import SEEDS, Plan, StepMachine, rate_multipliers
+from worker.step_machine import SEEDS, Plan, StepMachine
 from worker.strategies.base import Floats
 from worker.worker_state import Continued, forgotten, saved_by
 
-__all__ = ["SEEDS", "Plan", "WorkerReport", "rate_multipliers", "train_worker"]
+__all__ = ["SEEDS", "Plan", "WorkerReport", "train_worker"]
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from pyspark import TaskContext
 from safetensors.numpy import load_file, save_file
 
 import ps
@@ -54,6 +55,10 @@ def with_loop(args: Any, ctx: worker.Context) -> None:
 def with_steps(args: Any, ctx: worker.Context) -> None:
     """A loop of one's own over the SDK, which checks what it is given."""
     assert ctx.chief == (ctx.rank == 0)
+    assert ctx.role == ("chief" if ctx.rank == 0 else "worker")
+    context = TaskContext.get()
+    assert context is not None
+    assert ctx.partition == context.partitionId() == ctx.rank
     assert ctx.worker.name == f"w{ctx.rank}"
     seen: list[int] = []
     for batch in ctx.batches(7, epochs=2, ragged=["words"]):

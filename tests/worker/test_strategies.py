@@ -15,6 +15,7 @@ from ps.launch.threads import local_shards
 from shards.aggregation import EACH, ROUND, Buffer, Merge, Round
 from shards.errors import BadInput
 from shards.schedules import Fixed
+from shards.tables import RateRun
 from tests.support.ones_job import TABLE, Ones, counted
 from worker.model import Batch
 from worker.strategies import (
@@ -191,14 +192,14 @@ def endless() -> Iterator[Batch]:
 def test_downpour_pushes_the_sum_of_its_gradients() -> None:
     """The first gradient is kept, the others are added to it; a fetch for every step leaves the
     weights alone, a rarer one moves them."""
-    multipliers = np.array([1, 2, 0], np.float32)
+    runs = (RateRun(0, 1, 1.0, 1.0), RateRun(1, 2, 2.0, 1.0))
     for n_fetch, moved in ((1, [0, 0, 0]), (2, [-2, -4, 0])):
         pulled = np.zeros(3, np.float32)
-        local = Local(pulled, pulled, (4, 5))
+        local = Local(pulled, pulled, (4, 5), segments=runs)
         first = np.ones(3, np.float32)
         strategy = Downpour(n_push=2, n_fetch=n_fetch)
         for gradient in (first, 3 * first):
-            strategy.local_step(local, gradient, 0.5, multipliers)
+            strategy.local_step(local, gradient, 0.5)
             local.steps += 1
         pushed = strategy.contribution(local)
         assert pushed is first

@@ -20,9 +20,11 @@ from ps.transport.links import Links
 from shards.errors import BadInput
 from shards.messages import Message, Renew
 from shards.schedules import Fixed, Schedule, Step
+from shards.tables import KeyRange, segments
 from worker.model import Batch
 from worker.strategies import BSP, Downpour, Strategy
-from worker.training_loop import Plan, WorkerReport, rate_multipliers, train_worker
+from worker.strategies.base import rate_multipliers
+from worker.training_loop import Plan, WorkerReport, train_worker
 
 Floats = NDArray[np.float32]
 
@@ -382,4 +384,5 @@ def test_rate_multipliers_cover_the_tensors() -> None:
     expected = TABLE.empty()
     TABLE.views(expected)["a"][:] = 1
     TABLE.views(expected)["b"][:] = 2
-    np.testing.assert_array_equal(rate_multipliers(TABLE), expected)
+    runs = segments(TABLE, KeyRange(0, TABLE.size))
+    np.testing.assert_array_equal(rate_multipliers(runs, TABLE.size), expected)

@@ -6,14 +6,14 @@ belong together: what a worker does (the methods below, which the step machine c
 shards do (`server`).
 
     pull        when `fetches(step)`: on_pull(local, pulled)
-    each step   the gradient at `local.weights`: local_step(local, gradient, rate, multipliers)
+    each step   the gradient at `local.weights`: local_step(local, gradient, rate)
     push        when `pushes(step)`: contribution(local)
 
 An array that a worker pushes is a *contribution*: a gradient, or the difference between the weights
 that a window started from and those that it ended with. Both point uphill: the shard subtracts.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from math import gcd
 from typing import Any, ClassVar, Self
 
@@ -60,10 +60,16 @@ class Local(msgspec.Struct):
     decay: Decay = Decay()
     optimizer: Callable[[], Floats] | None = None
     _buffers: list[Floats] = []
+    _multipliers: Floats | None = None
 
     def settle(self) -> None:
-        """Begin to count from zero: everything so far has been pushed."""
+        """Begin to count from zero: everything so far has been pushed.
+
+        The newest gradient may be the array that was pushed. Kept, it could not be recycled when
+        the push is acknowledged, and the next gradient would need memory of its own.
+        """
         self.steps, self.samples, self.loss = 0, 0, 0.0
+        self.gradient = None
 
     def slot(self, name: str) -> Floats:
         """The array `name` of the strategy's own, which begins at zero."""
@@ -110,6 +116,17 @@ class Local(msgspec.Struct):
                     gradient[run.keys] += np.float32(self.decay.weight * run.decay_mult) * penalty
 
     @property
+    def multipliers(self) -> Floats:
+        """The `lr_mult` of each float of the table; 0 in padding and in buffers.
+
+        It is made when it is first asked for, because it takes as much memory as the weights and
+        few strategies need it.
+        """
+        if self._multipliers is None:
+            self._multipliers = rate_multipliers(self.segments, self.pulled.size)
+        return self._multipliers
+
+    @property
     def buffers(self) -> list[slice]:
         """The places of the tensors that are not trained: a gradient has what to subtract."""
         return [run.keys for run in self.segments if run.buffer]
@@ -135,6 +152,15 @@ class Local(msgspec.Struct):
         """
         slots = {name: array for name, array in self.slots.items() if name in keeps}
         return Local(self.weights, self.pulled, (), slots=slots, count=self.count)
+
+
+def rate_multipliers(segments: Iterable[RateRun], size: int) -> Floats:
+    """The `lr_mult` of each float of a table of `size`; 0 outside the segments and in buffers."""
+    multipliers = np.zeros(size, np.float32)
+    for run in segments:
+        if not run.buffer:
+            multipliers[run.keys] = run.lr_mult
+    return multipliers
 
 
 _ARRAYS = ("weights", "pulled")
@@ -290,12 +316,12 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
         """Take new weights, which nobody may write to; at first they are in `local` already."""
         local.weights = pulled
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         """Learn from a gradient at `local.weights`; `local` may keep or change the array.
 
-        `rate` times `multipliers` is the learning rate of each float of the table; 0 in buffers,
-        from which the gradient is subtracted as it is. By default the gradients since the last push
-        are added up.
+        `rate` times `local.multipliers` is the learning rate of each float of the table; 0 in
+        buffers, from which the gradient is subtracted as it is. By default the gradients since the
+        last push are added up.
         """
         total = local.slots.get("sum") if local.steps else None
         local.slots["sum"] = gradient if total is None else np.add(total, gradient, total)
@@ -369,7 +395,7 @@ class Windowed(Base, frozen=True, kw_only=True):
         """The rule of the local steps."""
         return SGD()
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         local.descend(self.inner_rule(), gradient, rate)
 
     def contribution(self, local: Local) -> Floats:

@@ -61,9 +61,9 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     def inner_rule(self) -> Rule:
         return AdamW(weight_decay=self.weight_decay)
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         inner = rate if self.inner_lr is None else self.inner_lr
-        super().local_step(local, gradient, inner, multipliers)
+        super().local_step(local, gradient, inner)
 
     def server(self, workers: int) -> ServerHalf:
         return ServerHalf(merge=Round(self.b), rule=Nesterov(self.momentum), rate=self.outer_lr)

@@ -48,10 +48,10 @@ class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
     def plain(self) -> bool:
         return self.n_push == self.n_fetch == 1
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         if self.n_fetch > 1:
-            step = np.float32(rate) * multipliers * gradient
+            step = np.float32(rate) * local.multipliers * gradient
             for buffer in local.buffers:
                 step[buffer] = gradient[buffer]
             local.weights = np.subtract(local.weights, step, step)  # never into the pulled array
-        super().local_step(local, gradient, rate, multipliers)
+        super().local_step(local, gradient, rate)

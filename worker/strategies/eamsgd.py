@@ -26,7 +26,7 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
         super().__post_init__()
         check_options(self, momentum=share)
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         momentum, v = np.float32(self.momentum), local.slot("v")
         if "x" not in local.slots:
             local.slots["x"] = local.pulled.copy()
@@ -34,7 +34,7 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
         local.decayed(gradient)
         for buffer in local.buffers:
             x[buffer] -= gradient[buffer]
-        gradient *= np.float32(rate) * multipliers
+        gradient *= np.float32(rate) * local.multipliers
         v *= momentum
         v -= gradient
         x += v

@@ -68,7 +68,7 @@ class EASGD(Base, frozen=True, tag="easgd", kw_only=True):
             force *= np.float32(self._alpha())
             local.slots["force"] = force
 
-    def local_step(self, local: Local, gradient: Floats, rate: float, multipliers: Floats) -> None:
+    def local_step(self, local: Local, gradient: Floats, rate: float) -> None:
         local.descend(SGD(), gradient, rate)
         if "force" in local.slots:
             local.weights += local.slots.pop("force")

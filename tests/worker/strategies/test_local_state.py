@@ -6,11 +6,12 @@ from msgspec.structs import replace
 
 from shards.rules import Decay
 from shards.schedules import Fixed
+from shards.tables import KeyRange, segments
 from tests.support.pure_cluster import TABLE, bowl, start
 from worker import step_machine as machine
 from worker.step_machine import Plan, StepMachine
 from worker.strategies import STRATEGIES, Local, LocalSGD, Strategy
-from worker.strategies.base import Floats
+from worker.strategies.base import Floats, rate_multipliers
 
 CUT = 7
 
@@ -71,7 +72,9 @@ def test_a_saved_state_continues_to_the_bit(name: str) -> None:
 def test_an_optimizer_takes_the_place_of_the_rule(name: str) -> None:
     """With one that takes the steps of the strategy's own rule, the same is pushed."""
     planned = replace(plan(STRATEGIES[name]()), decay=Decay())
-    rates = np.float32(0.05) * machine.rate_multipliers(TABLE)
+    rates = np.float32(0.05) * rate_multipliers(
+        segments(TABLE, KeyRange(0, TABLE.size)), TABLE.size
+    )
     given: list[machine.ComputeGradient] = []
 
     def optimizer() -> Floats:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shards.tables import KeyRange, segments
 from tests.support import strategy_oracles as oracles
 from tests.support.pure_cluster import (
     DECAY,
@@ -14,7 +15,6 @@ from tests.support.pure_cluster import (
     bowl,
     start,
 )
-from worker.step_machine import rate_multipliers
 from worker.strategies import (
     ADAG,
     ASP,
@@ -35,6 +35,7 @@ from worker.strategies import (
     StaleRate,
     Strategy,
 )
+from worker.strategies.base import rate_multipliers
 
 CASES: dict[str, tuple[Strategy, type[oracles.Oracle], dict[str, Any]]] = {
     "asp": (ASP(), oracles.Scaled, {}),
@@ -74,7 +75,7 @@ def oracle_of(kind: type[oracles.Oracle], workers: int, options: dict[str, Any])
     return kind(
         start(),
         bowl,
-        rate_multipliers(TABLE),
+        rate_multipliers(segments(TABLE, KeyRange(0, TABLE.size)), TABLE.size),
         decays,
         workers=workers,
         rate=RATE,
