@@ -86,10 +86,12 @@ class AckFuture:
             with self._worker._named():
                 self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
-            raise Retry(
+            error = Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
                 f" {timeout_s:g} s; it is still being repeated"
             )
+            error.worker = self._worker.name
+            raise error
         return self._ack
 
     def resolve(self, event: events.Pushed) -> None:
@@ -166,11 +168,13 @@ class Worker:
         `samples` counts the examples in it, for the records. What the step was given to push is
         sent on leaving the block, at once and as one push.
         """
-        return WorkerStep(self, arguments.whole("samples", samples, 0))
+        with self._named():
+            return WorkerStep(self, arguments.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
-        return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
+        with self._named():
+            return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
         """Wait until every push is acknowledged by every shard."""
@@ -252,9 +256,7 @@ class WorkerStep:
     def __enter__(self) -> "WorkerStep":
         if self._worker._open is not None or self._ended:
             open_or_ended = "has ended" if self._ended else "is open"
-            raise BadInput(
-                f"worker {self._worker.name}: a step {open_or_ended}; expected one after the other"
-            )
+            raise self._misused(f"a step {open_or_ended}; expected one after the other")
         self._worker._open = self
         return self
 
@@ -280,7 +282,7 @@ class WorkerStep:
     def ack(self) -> AckFuture:
         """The future acknowledgement of the step's push; raises BadInput before it is sent."""
         if self._ack is None:
-            raise BadInput(f"worker {self._worker.name}: the step has not been pushed yet")
+            raise self._misused("the step has not been pushed yet")
         return self._ack
 
     @property
@@ -327,7 +329,12 @@ class WorkerStep:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise BadInput(f"worker {self._worker.name}: the step has ended; expected another")
+            raise self._misused("the step has ended; expected another")
+
+    def _misused(self, text: str) -> BadInput:
+        error = BadInput(f"worker {self._worker.name}: {text}")
+        error.worker = self._worker.name
+        return error
 
     def _gradients(self) -> Floats:
         self._check_open()
