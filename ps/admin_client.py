@@ -165,7 +165,7 @@ class AdminClient:
         return arena
 
     def status(self) -> list[ShardStatus]:
-        """Every shard's counters, and each worker's state at it."""
+        """Each shard's counters since it was installed, and each worker's state at it."""
         answers = self._ask_all(lambda request: AskStatus(request, self.cluster.job))
         return [wire_format.decode_state(frames[0], ShardStatus) for _, frames in answers]
 

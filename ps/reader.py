@@ -162,7 +162,12 @@ class Connection:
 
 
 class Reader:
-    """A blocking reader; a context manager. Not for use by two threads."""
+    """A blocking reader of the weights; a context manager. Not for use by two threads.
+
+    It registers no worker, does not wait at the staleness bound, and follows the job to other
+    shards. After a `pull`, `versions` has the version that each shard's part was of. Make it with
+    `ps.reader` or `Job.reader`.
+    """
 
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)

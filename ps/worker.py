@@ -64,7 +64,7 @@ class PushAck(msgspec.Struct, frozen=True):
 
 
 class AckFuture:
-    """The acknowledgement of a push, which may still be under way."""
+    """The acknowledgement of push `seq`, which may still be under way; `step.ack` of a step."""
 
     def __init__(self, worker: "Worker", seq: int, pulled_at: float) -> None:
         self._worker = worker
@@ -172,12 +172,21 @@ class Worker:
             return WorkerStep(self, arguments.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
-        """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
+        """The weights outside a step, for evaluation: the only table's value, or a dict of all
+        tables', in the structures that were given; float32 arrays of NumPy are read-only.
+
+        It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
+        after `timeout_s` seconds there.
+        """
         with self._named():
             return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
-        """Wait until every push is acknowledged by every shard."""
+        """Wait until every push is acknowledged by every shard.
+
+        Raises `ps.errors.Unreachable` when a shard is silent for the worker's `patience_s`, and
+        BadInput for a gradient that a shard has refused.
+        """
         with self._named():
             self.client.flush()
 
@@ -196,7 +205,10 @@ class Worker:
         self.client.restore(path)
 
     def close(self) -> None:
-        """Wait for the acknowledgements, leave the job, and drop the connections; final."""
+        """Wait for the acknowledgements, leave the job, and drop the connections; final.
+
+        May be called twice. Raises what `flush` raises.
+        """
         self.client.close()
 
     def abort(self) -> None:
@@ -239,7 +251,11 @@ class Worker:
 
 
 class WorkerStep:
-    """One step of a worker, a context manager; set `loss` for the records. See `Worker.step`."""
+    """One step of a worker, a context manager; see `Worker.step`.
+
+    Set `loss`, a number, for the records. A step that pulled nothing pulls at its end, so that it
+    keeps the staleness bound; one that was given nothing to push only ticks the clock.
+    """
 
     def __init__(self, worker: Worker, samples: int) -> None:
         self.loss = 0.0
