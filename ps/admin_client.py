@@ -5,6 +5,7 @@ counters, and collects the records of applied updates. It blocks until all that 
 answered.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import TypeGuard
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps.cluster import Cluster, cluster_of
@@ -78,6 +80,7 @@ class AdminClient:
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._description = cluster.description
+        self._owner = secrets.randbits(62)  # two operators must not have the same
         self._request = 0
         self._put_off: dict[int, str] = {}  # the reason why a shard does not answer yet, if given
         self._collected = [0] * len(cluster.endpoints)
@@ -115,8 +118,10 @@ class AdminClient:
         Where the shards are quiesced, `going_on` lets each resume as soon as it has exported.
         """
         going_on = arguments.flag("going_on", going_on)
-        job = self.cluster.job
-        behind: Question | None = (lambda request: Quiesce(request, job, 0.0)) if going_on else None
+        resume = Quiesce(0, self.cluster.job, 0.0, self._owner)
+        behind: Question | None = (
+            (lambda request: structs.replace(resume, request=request)) if going_on else None
+        )
         return carry_out(admin_plans.export(self.side, behind=behind), self)
 
     def quiesce(self, seconds: float) -> dict[str, int]:
@@ -124,20 +129,21 @@ class AdminClient:
 
         Returns each worker's last push. What the shards `export` then is one consistent cut of the
         whole job. Further pushes wait, while pulls are answered; the shards resume after `seconds`,
-        or at `resume`. Raises Unreachable when the shards have not come together within
-        `patience_s`.
+        or at `resume`. While another operator quiesces them, this one waits. Raises Unreachable
+        when the shards have not come together within `patience_s`, Retry when another operator
+        still quiesces them then, and Resynchronise when they have handed the job over.
         """
         seconds = arguments.seconds("seconds", seconds, zero=True)
         return carry_out(admin_plans.quiesce(self.side, seconds), self)
 
     def resume(self) -> None:
-        """End a quiesce."""
+        """End this client's quiesce; that of another client stays in force."""
         carry_out(admin_plans.resume(self.side), self)
 
     def hand_over(self, successors: Cluster, cut: Mapping[str, int]) -> None:
         """Send the workers of shards that are quiesced at `cut` to their successors.
 
-        Raises GiveUp when the quiesce has expired: then nothing has changed.
+        Raises GiveUp or Retry when the quiesce has expired: then nothing has changed.
         """
         encoded = cluster_of(successors).for_workers().encode()
         arguments.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
@@ -147,7 +153,8 @@ class AdminClient:
     def side(self) -> Side:
         """This job's shards, in the form that admin_plans.py uses."""
         cluster = self.cluster
-        return Side(cluster.job, cluster.layout, cluster.map, self._patience_s, self._description)
+        place = cluster.job, cluster.layout, cluster.map
+        return Side(*place, self._owner, self._patience_s, self._description)
 
     def read(self) -> NDArray[np.float32]:
         """The current weights as a new arena, float32 of shape (layout.size,)."""
@@ -158,7 +165,7 @@ class AdminClient:
         return arena
 
     def status(self) -> list[ShardStatus]:
-        """Every shard's counters, and each worker's state at it."""
+        """Each shard's counters since it was installed, and each worker's state at it."""
         answers = self._ask_all(lambda request: AskStatus(request, self.cluster.job))
         return [wire_format.decode_state(frames[0], ShardStatus) for _, frames in answers]
 

@@ -241,7 +241,10 @@ class AsyncStep:
         return AsyncAck(self._step.ack, self._worker._turn)
 
     async def pull(self, table: str | None = None, *, timeout_s: float = PULL_S) -> Any:
-        """A table's weights, as `ps.WorkerStep.pull`."""
+        """A table's weights, as `ps.WorkerStep.pull`; other coroutines run while it waits.
+
+        Raises `ps.errors.ClockTimeout` after `timeout_s` seconds at the staleness bound.
+        """
         if not self._step.pulled:
             await self._worker._await_weights(timeout_s)
         return self._step.pull(table)
@@ -279,6 +282,21 @@ class AsyncWorker:
         """The steps that this worker has completed, in all its incarnations."""
         return self.worker.clock
 
+    @property
+    def name(self) -> str:
+        """The worker's name, by which the shards know it."""
+        return self.worker.name
+
+    @property
+    def seq(self) -> int:
+        """The number of its last push; at first, of the last applied push of its former lives."""
+        return self.worker.seq
+
+    async def pull(self, *, timeout_s: float = PULL_S) -> Any:
+        """The weights outside a step, as `ps.Worker.pull`."""
+        await self._await_weights(timeout_s)
+        return self.worker.pull(timeout_s=timeout_s)
+
     @asynccontextmanager
     async def step(self, *, samples: int = 0) -> AsyncIterator[AsyncStep]:
         """One step: pull, compute, push, and one tick of the clock; see `ps.Worker.step`."""
@@ -302,13 +320,14 @@ class AsyncWorker:
             await asyncio.to_thread(worker.close)
 
     async def _await_weights(self, timeout_s: float) -> None:
+        timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
         client, until = self.worker.client, time.monotonic() + timeout_s
         if not client.has_pulled():
             client.prefetch(client.clock)
         while not client.has_pulled() and (left_s := until - time.monotonic()) > 0:
             await self._turn(left_s)
         if not client.has_pulled():
-            client.pull(timeout_s=0.0)  # raises ClockTimeout
+            raise client.clock_timeout(client.clock, timeout_s)
 
     async def _turn(self, timeout_s: float) -> None:
         """Wait for an arrival or the next deadline, and handle it."""

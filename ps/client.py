@@ -219,7 +219,7 @@ class Client:
             elif (left_s := started + timeout_s - time.monotonic()) > 0:
                 self._turn(left_s)
             else:
-                raise self._late(at, timeout_s)
+                raise self.clock_timeout(at, timeout_s)
         took = time.monotonic() - started - (self.times.serialise_s - before)
         self._wait_s = min(took, pulled.waited_s)
         self.times.waited_s += self._wait_s
@@ -591,7 +591,8 @@ class Client:
         self._prefetched.record_request(wanted, request)
         return sends
 
-    def _late(self, clock: int, timeout_s: float) -> events.ClockTimeout:
+    def clock_timeout(self, clock: int, timeout_s: float) -> events.ClockTimeout:
+        """The error of a pull for `clock` that has waited `timeout_s` seconds in vain."""
         slowest = self._current.session.slowest_clock
         known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
         error = events.ClockTimeout(

@@ -109,8 +109,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, access=None).encode()
 
     def save(self, path: str | Path) -> None:
-        """Write the description as JSON that only this user can read."""
-        write_private(paths.path("path", path), checked_json.encode(self))
+        """Write the description as JSON that only this user can read; raises BadInput naming the
+        file if it cannot be written.
+        """
+        file = paths.path("path", path)
+        try:
+            write_private(file, checked_json.encode(self))
+        except OSError as error:
+            raise BadInput(f"cluster file {file}: {error.strerror}") from None
 
     @staticmethod
     def load(path: str | Path) -> "Cluster":

@@ -117,12 +117,19 @@ class Job:
             return reader.pull(consistent=consistent)
 
     def status(self) -> list[ShardStatus]:
-        """Every shard's counters and workers; needs the key of the job's operator."""
+        """Each shard's counters since the start (pushes, pulls, samples, payload bytes, refusals)
+        and its workers, with their clocks and whether they wait.
+
+        Needs the key of the job's operator. Raises `ps.errors.Unreachable` when a shard does not
+        answer for 30 s.
+        """
         with AdminClient(self.cluster) as admin:
             return admin.status()
 
     def save(self, path: str | Path) -> None:
-        """Write the description of the job, with which `connect` finds it, to a private file."""
+        """Write the description of the job, with which `connect` finds it, to a file that only this
+        user can read, because it holds the job's keys. Raises BadInput if it cannot be written.
+        """
         self.cluster.save(path)
 
     @property
@@ -171,7 +178,12 @@ def connect(
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
-    """A reader of a job's weights, which registers no worker; a context manager."""
+    """A reader of a job's weights, which registers no worker; a context manager.
+
+    `job` is a job, a cluster, or what `connect` takes without a token. `patience_s` is the longest
+    silence of a shard, in seconds, before `ps.errors.Unreachable`. Raises BadInput naming the
+    argument.
+    """
     return (job if isinstance(job, Job) else connect(job)).reader(patience_s=patience_s)
 
 

@@ -97,7 +97,13 @@ class OwnJob(Job):
         return [loss for hosts in self._hosts for loss in hosts.lost_updates()]
 
     def reshard(self, shards: int) -> None:
-        """Move the job to another number of shards while its workers train; nothing is lost."""
+        """Move the job to another number of shards while its workers train; nothing is lost.
+
+        Workers wait while the state travels twice. Raises BadInput for the present number or more
+        shards than the tables can have, `ps.errors.Retry` while another operator quiesces the
+        shards, and what stops a move half-way; the job then stays where it is, unless the error is
+        `ps.UnconfirmedHandOver`.
+        """
         shards = arguments.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {shards} shards")
@@ -210,7 +216,12 @@ def start(
 
 
 def local(tables: object, **options: Any) -> AbstractContextManager[OwnJob]:
-    """Start shards in threads of this process, for notebooks and tests; options as `start`."""
+    """Start shards in threads of this process, for notebooks and tests.
+
+    The options are those of `start`, but of its options of the launch only `transport`, `device`,
+    `secure`, `lease_s`, `warm_steps` and `on_stale`: such shards end with this process. Raises
+    BadInput naming another one.
+    """
     return start(tables, on=On.THREADS, **options)
 
 

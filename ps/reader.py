@@ -25,7 +25,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
 from shards import arguments
-from shards.errors import BadInput, Retry
+from shards.errors import BadInput, Resynchronise, Retry
 from shards.messages import Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
 from shards.wire_format import Buffer
@@ -33,7 +33,7 @@ from shards.wire_format import Buffer
 Floats = NDArray[np.float32]
 
 _RETRY_S = 1.0
-_QUIESCE_S = 10.0  # after which quiesced shards resume by themselves
+_QUIESCE_S = 10.0  # after which quiesced shards resume by themselves; half of it is for the read
 
 
 class Sent(msgspec.Struct):
@@ -162,7 +162,12 @@ class Connection:
 
 
 class Reader:
-    """A blocking reader; a context manager. Not for use by two threads."""
+    """A blocking reader of the weights; a context manager. Not for use by two threads.
+
+    It registers no worker, does not wait at the staleness bound, and follows the job to other
+    shards. After a `pull`, `versions` has the version that each shard's part was of. Make it with
+    `ps.reader` or `Job.reader`.
+    """
 
     def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
@@ -186,28 +191,44 @@ class Reader:
         Each shard's part is of one version, the parts of different shards may be of different
         ones. With `consistent` all shards have applied exactly the same pushes of every worker: the
         shards are quiesced while they are read, so pushes wait for a few round trips. That needs
-        the key of the job's operator, and must not meet a reshard or an aligned snapshot, whose
-        quiesce it would end; they then fail and change nothing. The arrays are the caller's own.
+        the key of the job's operator. A reshard and an aligned snapshot quiesce the shards, too:
+        the read waits for them, and they for it. The arrays are the caller's own.
+
         Raises `ps.errors.Unreachable` when a shard does not answer for `patience_s` seconds, or the
-        shards do not come together, and `ps.errors.Retry` when the read took longer than they wait.
+        shards do not come together, and `ps.errors.Retry` when another operator holds them for
+        longer than that, or the read took longer than they wait.
         """
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
         if not arguments.flag("reader: consistent", consistent):
             return self._built(*self._present(connection), table)
-        connection, _ = self._present(connection)
+        return self._built(*self._at_one_cut(connection), table)
+
+    def _at_one_cut(self, connection: Connection) -> tuple[Connection, Done]:
+        """One read of the job's present shards, all of which have applied the same pushes."""
+        while True:
+            connection, _ = self._present(connection)
+            present = self._cluster
+            try:
+                return connection, self._read_quiesced(connection)
+            except Resynchronise:  # a reshard may have come in between
+                connection, _ = self._present(connection)
+                if self._cluster is present:
+                    raise
+
+    def _read_quiesced(self, connection: Connection) -> Done:
         with AdminClient(self._cluster, patience_s=self._patience_s) as admin:
-            began = time.monotonic()
             admin.quiesce(_QUIESCE_S)
+            began = time.monotonic()
             try:
                 done = self._read(connection)
                 took_s = time.monotonic() - began
             finally:
                 admin.resume()
-        if took_s >= _QUIESCE_S:
+        if took_s >= _QUIESCE_S / 2 or done.moved_to is not None:
             raise Retry(f"reader: a consistent read took {took_s:.3g} s, and shards wait for less")
-        return self._built(connection, done, table)
+        return done
 
     def _present(self, connection: Connection) -> tuple[Connection, Done]:
         """One read of the job's present shards, which it is followed to."""

@@ -19,7 +19,7 @@ from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import awaited, gathered, sweep_kept
 from ps.snapshots.worker_state import SavedWorkerState
-from shards.errors import DownpourError
+from shards.errors import DownpourError, Retry
 from shards.shard_state import ShardState
 
 _PATIENCE_S = 30.0  # for a large state over a slow link
@@ -105,7 +105,7 @@ class SnapshotScheduler:
         """Take the next snapshots of these shards, to which the job was resharded while this was
         idle.
         """
-        assert self._under_way is None, "a snapshot would end the quiesce of a reshard"
+        assert self._under_way is None, "the snapshot in progress is of the former shards"
         self._cluster = cluster
 
     def save(self, states: Sequence[ShardState], patience_s: float = 0.0) -> str | None:
@@ -133,7 +133,7 @@ class SnapshotScheduler:
     def _take(self) -> None:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S) as admin:
             if self._aligned:
-                with suppress(Unreachable):
+                with suppress(Unreachable, Retry):
                     admin.quiesce(_QUIESCE_S)
             self._write(admin.export(going_on=self._aligned), _STATES_S)
 

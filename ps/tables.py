@@ -152,10 +152,18 @@ class Dense:
 
 
 class Tables(Mapping[str, Dense]):
-    """The tables of a job, by name: `ps.Tables(net=ps.Dense.like(params), head=...)`."""
+    """The tables of a job, by name: `ps.Tables(net=ps.Dense.like(params), head=...)`.
+
+    An immutable mapping from names to `ps.Dense`, in the order given. Each table has its own rule,
+    rate, decay, guard and compression, and a step pushes to those that it names, as one.
+    """
 
     def __init__(self, tables: Mapping[str, Dense] | None = None, /, **named: Dense) -> None:
-        """Raises BadInput for no table at all, and for one that is none."""
+        """Take the tables as keywords, or as a dict where a name is not an identifier.
+
+        Raises BadInput for no table at all, for a name that is empty, too long or not printable,
+        and for a value that is not a `ps.Dense`.
+        """
         if not isinstance(tables, Mapping | None):
             raise arguments.wrong("tables", "a dict of ps.Dense by name", tables)
         self._tables = {**(tables or {}), **named}

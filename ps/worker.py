@@ -64,7 +64,7 @@ class PushAck(msgspec.Struct, frozen=True):
 
 
 class AckFuture:
-    """The acknowledgement of a push, which may still be under way."""
+    """The acknowledgement of push `seq`, which may still be under way; `step.ack` of a step."""
 
     def __init__(self, worker: "Worker", seq: int, pulled_at: float) -> None:
         self._worker = worker
@@ -86,10 +86,12 @@ class AckFuture:
             with self._worker._named():
                 self._worker.client.wait(self.done, timeout_s)
         if self._ack is None:
-            raise Retry(
+            error = Retry(
                 f"worker {self._worker.name}: push {self.seq} is not acknowledged after"
                 f" {timeout_s:g} s; it is still being repeated"
             )
+            error.worker = self._worker.name
+            raise error
         return self._ack
 
     def resolve(self, event: events.Pushed) -> None:
@@ -168,14 +170,25 @@ class Worker:
         `samples` counts the examples in it, for the records. What the step was given to push is
         sent on leaving the block, at once and as one push.
         """
-        return WorkerStep(self, arguments.whole("samples", samples, 0))
+        with self._named():
+            return WorkerStep(self, arguments.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
-        """The weights outside a step, for evaluation: a table's, or a dict of all tables'."""
-        return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
+        """The weights outside a step, for evaluation: the only table's value, or a dict of all
+        tables', in the structures that were given; float32 arrays of NumPy are read-only.
+
+        It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
+        after `timeout_s` seconds there.
+        """
+        with self._named():
+            return self._views.build(None, self.client.pull(timeout_s=timeout_s).weights)
 
     def flush(self) -> None:
-        """Wait until every push is acknowledged by every shard."""
+        """Wait until every push is acknowledged by every shard.
+
+        Raises `ps.errors.Unreachable` when a shard is silent for the worker's `patience_s`, and
+        BadInput for a gradient that a shard has refused.
+        """
         with self._named():
             self.client.flush()
 
@@ -194,7 +207,10 @@ class Worker:
         self.client.restore(path)
 
     def close(self) -> None:
-        """Wait for the acknowledgements, leave the job, and drop the connections; final."""
+        """Wait for the acknowledgements, leave the job, and drop the connections; final.
+
+        May be called twice. Raises what `flush` raises.
+        """
         self.client.close()
 
     def abort(self) -> None:
@@ -237,7 +253,11 @@ class Worker:
 
 
 class WorkerStep:
-    """One step of a worker, a context manager; set `loss` for the records. See `Worker.step`."""
+    """One step of a worker, a context manager; see `Worker.step`.
+
+    Set `loss`, a number, for the records. A step that pulled nothing pulls at its end, so that it
+    keeps the staleness bound; one that was given nothing to push only ticks the clock.
+    """
 
     def __init__(self, worker: Worker, samples: int) -> None:
         self.loss = 0.0
@@ -254,9 +274,7 @@ class WorkerStep:
     def __enter__(self) -> "WorkerStep":
         if self._worker._open is not None or self._ended:
             open_or_ended = "has ended" if self._ended else "is open"
-            raise BadInput(
-                f"worker {self._worker.name}: a step {open_or_ended}; expected one after the other"
-            )
+            raise self._misused(f"a step {open_or_ended}; expected one after the other")
         self._worker._open = self
         return self
 
@@ -282,7 +300,7 @@ class WorkerStep:
     def ack(self) -> AckFuture:
         """The future acknowledgement of the step's push; raises BadInput before it is sent."""
         if self._ack is None:
-            raise BadInput(f"worker {self._worker.name}: the step has not been pushed yet")
+            raise self._misused("the step has not been pushed yet")
         return self._ack
 
     @property
@@ -329,7 +347,12 @@ class WorkerStep:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise BadInput(f"worker {self._worker.name}: the step has ended; expected another")
+            raise self._misused("the step has ended; expected another")
+
+    def _misused(self, text: str) -> BadInput:
+        error = BadInput(f"worker {self._worker.name}: {text}")
+        error.worker = self._worker.name
+        return error
 
     def _gradients(self) -> Floats:
         self._check_open()

@@ -11,7 +11,15 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
-from shards.errors import BadMessage, DownpourError, GiveUp, Mismatch, Resynchronise, Retry
+from shards.errors import (
+    BadMessage,
+    DownpourError,
+    GiveUp,
+    Mismatch,
+    Moved,
+    Resynchronise,
+    Retry,
+)
 from shards.messages import (
     PROTOCOL,
     AskPiece,
@@ -195,9 +203,14 @@ class AdminRequests:
             )
 
     def _quiesce(self, message: Quiesce, frames: Sequence[Buffer], now: float) -> Answer:
-        ledger = self._part.ledger
+        ledger, move = self._part.ledger, self._move
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
-        self._move.standstill.begin(cut, message.seconds, now)
+        if move.moved_to is not None and not move.standstill.is_owned(message.owner, now):
+            raise Moved(f"shard {self._shard} has handed over its part", move.moved_to)
+        if busy_s := move.standstill.busy_s(message.owner, now):
+            reply = Quiesced(message.request, self._shard, self._boot, missing=True, busy_s=busy_s)
+            return reply, (wire_format.encode_state(Cut(ledger.cut)),)
+        move.standstill.begin(message.owner, cut, message.seconds, now)
         missing = ledger.short_of(cut)
         if message.apply_buffer and not missing:
             self._part.updates.apply_buffer()
@@ -211,7 +224,7 @@ class AdminRequests:
         successors = bytes(frames[0])
         if len(successors) != message.size:
             raise BadMessage(f"hand over: expected {message.size} bytes, got {len(successors)}")
-        self._move.hand_over(successors, now)
+        self._move.hand_over(successors, message.owner, now)
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()
 

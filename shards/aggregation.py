@@ -89,11 +89,15 @@ class _Merging(msgspec.Struct, frozen=True, tag_field="merge"):
 
 
 class Each(_Merging, frozen=True, tag="each"):
-    """Every push by itself, as it arrives."""
+    """Apply every push by itself, as it arrives; each makes a version of the shard."""
 
 
 class Round(_Merging, frozen=True, tag="round"):
-    """The mean of one push of each worker, without the slowest `backups` of them."""
+    """Apply the mean of one push of each worker, without the slowest `backups` of them.
+
+    A round makes one version. A push that comes too late for its round is acknowledged as dropped.
+    Raises BadInput for a number of `backups` below 0.
+    """
 
     backups: int = 0
 
@@ -102,10 +106,10 @@ class Round(_Merging, frozen=True, tag="round"):
 
 
 class Buffer(_Merging, frozen=True, tag="buffer"):
-    """The sum of `size` weighted pushes, divided by `size`.
+    """Apply the sum of `size` weighted pushes, divided by `size`, as one version.
 
-    Each push counts for 1/`size` of an update, however many are applied together: when the last
-    worker leaves, those in the buffer are.
+    Raises BadInput for a `size` below 1. Each push counts for 1/`size` of an update, however many
+    are applied together: when the last worker leaves, those in the buffer are.
     """
 
     size: int

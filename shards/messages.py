@@ -262,21 +262,25 @@ class Describe(FromOperator, frozen=True, tag="describe"):
 class Quiesce(FromOperator, frozen=True, tag="hold"):
     """Quiesce for this many seconds (0: resume) at the cut in the frame (a `Cut`).
 
-    Without a frame, quiesce at the pushes applied so far. `apply_buffer`: once all pushes up to the
-    cut are there, apply what a buffer holds, although it is not full.
+    Without a frame, quiesce at the pushes applied so far. `owner` is a number that the operator has
+    drawn: while another operator's quiesce is in force, the request changes nothing.
+    `apply_buffer`: once all pushes up to the cut are there, apply what a buffer holds, although it
+    is not full.
     """
 
     seconds: Annotated[float, Meta(ge=0, le=3600)]
+    owner: Count
     apply_buffer: bool = False
 
 
 class HandOver(FromOperator, frozen=True, tag="retire"):
-    """Redirect every worker to the shards that the frame describes; only while quiesced.
+    """Redirect every worker to the shards that the frame describes; only while `owner` quiesces.
 
     The frame must have `size` bytes, because a truncated one would misdirect the workers.
     """
 
     size: Count
+    owner: Count
 
 
 class AskStatus(FromOperator, frozen=True, tag="ask_status"):
@@ -404,9 +408,12 @@ class Quiesced(FromShard, frozen=True, tag="holding"):
     """One frame: a `Cut`, each worker's last applied push.
 
     `missing`: a worker with a valid lease has yet to send a push up to the requested cut.
+    `busy_s`: the request changed nothing, because another operator quiesces the shard, for at most
+    this many seconds more.
     """
 
     missing: bool
+    busy_s: float = 0.0
 
 
 class HandedOver(FromShard, frozen=True, tag="retired"):

@@ -10,8 +10,13 @@ have it. A dead worker is not waited for; its last push was never acknowledged.
 
 Pushes beyond the cut are refused and will be repeated; pulls continue. A worker that leaves is
 refused as well: otherwise the new shards, which have it from an earlier export, would count it
-until its lease runs out, and not apply a buffer meanwhile that nobody fills any more. The quiesce
-ends by itself, so that an operator that dies blocks no worker.
+until its lease runs out, and not apply a buffer meanwhile that nobody fills any more.
+
+A quiesce is a lock with a lease (Gray and Cheriton 1989). It belongs to the operator that began it,
+which is named by a number that it has drawn. Until it ends, no other operator can move the cut, end
+the quiesce, or hand the shard over: a cut that one operator relies on does not change because
+another one fails. The quiesce ends by itself, so that an operator that dies blocks no worker, and
+no other operator, for long.
 
 A successor of the shard, from its WAL or as another copy, must not go beyond the cut either: it
 would apply pushes that the operator believes are left to the new shards. The end of the quiesce is
@@ -28,11 +33,14 @@ from shards.messages import Count, Name
 
 
 class QuiesceState(msgspec.Struct, frozen=True):
-    """A quiesce as a value: its cut, its duration, and its end by the shard's clock, if active."""
+    """A quiesce as a value: its cut, its duration, its end by the shard's clock, if active, and
+    its owner.
+    """
 
     cut: dict[Name, Count] = {}
     seconds: float = 0.0
     ends_at: float | None = None
+    owner: Count = 0
 
 
 class QuiesceTracker:
@@ -43,16 +51,30 @@ class QuiesceTracker:
         state = state or QuiesceState()
         self._cut: Mapping[str, int] = state.cut
         self._seconds, self._ends_at = state.seconds, state.ends_at
+        self._owner = state.owner
 
     @property
     def state(self) -> QuiesceState:
         """This tracker's state as a value."""
-        return QuiesceState(dict(self._cut), self._seconds, self._ends_at)
+        return QuiesceState(dict(self._cut), self._seconds, self._ends_at, self._owner)
 
-    def begin(self, cut: Mapping[str, int], seconds: float, now: float) -> None:
-        """For `seconds`, allow no push beyond `cut`, nor any of workers not in it; 0 ends this."""
-        self._cut, self._seconds = cut, seconds
+    def begin(self, owner: int, cut: Mapping[str, int], seconds: float, now: float) -> None:
+        """For `seconds`, allow no push beyond `cut`, nor any of workers not in it; 0 ends this.
+
+        Only while no other operator is the owner (`busy_s`).
+        """
+        self._owner, self._cut, self._seconds = owner, cut, seconds
         self._ends_at = now + seconds if seconds > 0 else None
+
+    def busy_s(self, owner: int, now: float) -> float:
+        """The seconds for which an operator other than `owner` quiesces the shard; 0 if none."""
+        if self._ends_at is None or self._owner == owner:
+            return 0.0
+        return max(0.0, self._ends_at - now)
+
+    def is_owned(self, owner: int, now: float) -> bool:
+        """Whether the limit is in force, and `owner` began it."""
+        return self.is_active(now) and self._owner == owner
 
     def reset(self, now: float) -> None:
         """Start the full duration again, by the clock that `now` is read from."""

@@ -16,7 +16,7 @@ from shards.errors import (
     Resynchronise,
     Retry,
 )
-from shards.messages import Message, Refusal, Remedy
+from shards.messages import Message, Quiesced, Refusal, Remedy
 
 _LONGEST = 256
 
@@ -52,6 +52,8 @@ def changed_nothing(answer: Message) -> bool:
 
     A gradient that the guard refuses does change it: the refusal is counted (gradient_guard.py).
     """
+    if isinstance(answer, Quiesced):
+        return answer.busy_s > 0
     return isinstance(answer, Refusal) and answer.remedy is not Remedy.BAD_INPUT
 
 

@@ -24,13 +24,14 @@ class ReshardState:
         self.moved_to: bytes | None = None
         self._shard = shard
 
-    def hand_over(self, successors: bytes, now: float) -> None:
+    def hand_over(self, successors: bytes, owner: int, now: float) -> None:
         """Record that `successors` hold the part from now on.
 
-        Raises GiveUp if the shard is not quiesced, or if it was handed over to other shards.
+        Raises GiveUp if the operator `owner` does not quiesce the shard, or if it was handed over
+        to other shards.
         """
-        if self.moved_to is None and not self.standstill.is_active(now):
-            raise GiveUp(f"hand over: shard {self._shard} is not quiesced")
+        if self.moved_to is None and not self.standstill.is_owned(owner, now):
+            raise GiveUp(f"hand over: shard {self._shard} is not quiesced by this operator")
         if self.moved_to not in (None, successors):
             # Another operator was first; workers that were sent there must not be called back.
             raise GiveUp(f"hand over: shard {self._shard} has handed over its part to others")

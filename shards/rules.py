@@ -137,7 +137,7 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
 
 
 class SGD(UpdateRule, frozen=True, tag="sgd"):
-    """w -= rate*g."""
+    """w -= rate*g. It keeps no slots: a shard holds the weights alone."""
 
     additive: ClassVar[bool] = True
 
@@ -165,7 +165,10 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
 
 
 class Momentum(UpdateRule, frozen=True, tag="momentum"):
-    """h = momentum*h + rate*g; w -= h. The rate is inside the momentum."""
+    """h = momentum*h + rate*g; w -= h. The rate is inside the momentum, as in Caffe.
+
+    One slot, h. Raises BadInput unless 0 <= `momentum` < 1.
+    """
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
     momentum: float = 0.9
@@ -178,7 +181,10 @@ class Momentum(UpdateRule, frozen=True, tag="momentum"):
 
 
 class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
-    """h' = momentum*h + rate*g; w -= (1 + momentum)*h' - momentum*h."""
+    """h' = momentum*h + rate*g; w -= (1 + momentum)*h' - momentum*h.
+
+    One slot, h. Raises BadInput unless 0 <= `momentum` < 1.
+    """
 
     slot_names: ClassVar[tuple[str, ...]] = ("history",)
     momentum: float = 0.9
@@ -192,7 +198,10 @@ class Nesterov(UpdateRule, frozen=True, tag="nesterov"):
 
 
 class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
-    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012)."""
+    """h += g^2; w -= rate * g / (sqrt(h) + delta). Downpour SGD's rule (Dean et al. 2012).
+
+    One slot, h. Raises BadInput unless `delta` is above 0 in float32.
+    """
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_sum",)
     delta: float = 1e-8
@@ -205,7 +214,11 @@ class Adagrad(UpdateRule, frozen=True, tag="adagrad"):
 
 
 class RMSProp(UpdateRule, frozen=True, tag="rmsprop"):
-    """h = decay_rate*h + (1 - decay_rate)*g^2; w -= rate * g / (sqrt(h) + delta)."""
+    """h = decay_rate*h + (1 - decay_rate)*g^2; w -= rate * g / (sqrt(h) + delta).
+
+    One slot, h. Raises BadInput unless 0 <= `decay_rate` < 1 and `delta` is above 0 in
+    float32.
+    """
 
     slot_names: ClassVar[tuple[str, ...]] = ("square_mean",)
     decay_rate: float = 0.99

@@ -23,6 +23,7 @@ Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 RESHARDED = 0.25  # the share of seeds in which the job is resharded
+HELD = 0.2  # the share of seeds in which other operators quiesce the shards
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 TABLES = 0.4  # the share of seeds with a second table, among those with lossless pushes
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
@@ -78,6 +79,8 @@ def swarm(
         setting = msgspec.structs.replace(setting, stale_after=after, stale_drop=drop)
     if draw.random() < PIECES:
         setting = msgspec.structs.replace(setting, piece_bytes=draw.choice([256, 1024]))
+    if profile is Profile.WITHIN and _keeps_quiesces(setting, found) and draw.random() < HELD:
+        found = sorted([*found, *_holds(draw, setting)], key=lambda fault: fault.at)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 
@@ -301,6 +304,22 @@ def _with_a_death(
         first = "primary 0" if replicated else "shard 0"
         found.append(faults.CutLink(at=at, for_s=_lasting(draw, 4), a=first))
     return found
+
+
+def _keeps_quiesces(setting: SimulationConfig, found: list[AnyFault]) -> bool:
+    """Whether no shard forgets a quiesce, as one in memory does that restarts."""
+    logged = setting.cluster is ClusterConfig.LOGGED
+    return logged or not any(isinstance(fault, faults.Restart) for fault in found)
+
+
+def _holds(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
+    """Operators that quiesce the shards; a second one comes while the first may still do."""
+    at, for_s = _time(draw, setting), _rounded(draw.uniform(0.1, 2.0))
+    first = faults.HoldFault(at=at, for_s=for_s)
+    if draw.random() < 0.5:
+        return [first]
+    later = _rounded(at + draw.uniform(0.0, for_s + 4 * setting.delay_s))
+    return [first, faults.HoldFault(at=later, for_s=_rounded(draw.uniform(0.1, 1.0)))]
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:

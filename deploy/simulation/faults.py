@@ -238,6 +238,17 @@ class ReshardFault(Fault, frozen=True, kw_only=True, tag="reshard"):
         world.reshard(self)
 
 
+class HoldFault(Fault, frozen=True, kw_only=True, tag="hold"):
+    """An operator quiesces the shards for `for_s` seconds and then ends that, as a consistent read
+    does: not a fault, but it may meet another operator.
+    """
+
+    for_s: float
+
+    def strike(self, world: "Simulation") -> None:
+        world.hold(self.for_s)
+
+
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
     """A copy dies and loses its state; an empty one starts `back_s` later.
 
@@ -311,6 +322,7 @@ AnyFault = (
     | Outage
     | FullDisk
     | ReshardFault
+    | HoldFault
     | Crash
     | Ambush
     | Break

@@ -45,7 +45,7 @@ class Promise(StrEnum):
     VERSIONS = "versions never decrease"
     SERIAL = "weights and slots equal the recorded pushes applied one after another, bit for bit"
     UNTORN = "a message does not change in transit"
-    ONE_CUT = "all shards hand over the same pushes of every living worker"
+    ONE_CUT = "quiesced shards hold, and hand over, the same pushes of every living worker"
     FINAL = "a resharding that was confirmed to its operator is final"
     RECOVERY = "a shard recovers its state bit for bit"
     SAME_COPY = "a backup equals its primary at the same entry"

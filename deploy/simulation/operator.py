@@ -1,12 +1,16 @@
-"""The operator that reshards the job: the real plan (ps/session/admin_plans.py) over faulty links.
+"""Operators of the job: the real plans (ps/session/admin_plans.py) over faulty links.
 
-A request is repeated until each shard has answered, as the admin client does. What the shards hand
-over is recorded for the checks at the end of the run: the records of each block of floats, and the
-pushes that a shard lacked when their worker had fallen silent. No part of such a push may be
-applied later. That it is incomplete is the only exception to exactly-once.
+A request is repeated until each shard has answered, as the admin client does.
+
+`ReshardOperator` moves the job to other shards. What the shards hand over is recorded for the
+checks at the end of the run: the records of each block of floats, and the pushes that a shard
+lacked when their worker had fallen silent. No part of such a push may be applied later. That it is
+incomplete is the only exception to exactly-once.
+
+`HoldOperator` quiesces the shards for a while, as a consistent read or an aligned snapshot does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.simulation.addresses import address_of
@@ -29,42 +33,36 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0
 RETRY_S = 0.7
+HOLD_S = 20.0  # after which shards resume by themselves, if the operator only holds them
 ELSEWHERE_S = 0.2  # the pause before asking another copy if the first does not serve
 
 
 class Operator(SimulatedProcess):
-    """One attempt at one resharding."""
+    """One operator, and its one attempt at a plan; `number` distinguishes it from all others."""
 
-    def __init__(self, world: "Simulation", wanted: "ReshardFault") -> None:
+    def __init__(self, world: "Simulation", number: int, *sides: Sequence[ShardHost]) -> None:
         super().__init__(world.clock, "operator")
-        self._wanted, self._death_is_due = wanted, True
         self._world = world
-        self._old: Sequence[ShardHost] = world.hosts
-        before = self._old[0].map
-        after = cut_evenly(world.layout, wanted.shards, before.epoch + 1)
-        generation, self._new = world.add_generation(after)
-        self.address = f"operator/{generation}".encode()
-        piece_bytes = world.setting.piece_bytes
+        self.address = f"operator/{number}".encode()
+        place, piece_bytes = (world.job, world.layout), world.setting.piece_bytes
         self._sides = {
-            Side(world.job, world.layout, before, PATIENCE_S, piece_bytes=piece_bytes): self._old,
-            Side(world.job, world.layout, after, PATIENCE_S, piece_bytes=piece_bytes): self._new,
+            Side(*place, hosts[0].map, number, PATIENCE_S, piece_bytes=piece_bytes): hosts
+            for hosts in sides
         }
-        self._plan = self._reshard(address_of(generation))
+        self._plan = self._planned()
         self._request = 0  # the last one used
         self._asked: Ask | None = None
         self._queries: dict[int, Query] = {}  # by request number
         self._answers: dict[int, Answer] = {}
-        self._exported: list[SavedProgress] = []
         self._since = 0.0
         self._asks_elsewhere = False
 
-    def _reshard(self, successors: bytes) -> Plan[None]:
-        """Reshard the job, and record what the shards hand over."""
-        old, new = self._sides
-        states = yield from admin_plans.move(old, new)
-        self._exported = [state.saved for state in states]
-        cuts = [saved.ledger.cut for saved in self._exported]
-        yield from admin_plans.hand_over(old, successors, cuts)
+    def _planned(self) -> Plan[None]:
+        """What to ask the shards; started by `begin`."""
+        raise NotImplementedError
+
+    def _before(self, step: Ask) -> None:
+        """Called just before the questions of `step` are first sent."""
 
     def begin(self) -> None:
         """Start the plan."""
@@ -75,33 +73,20 @@ class Operator(SimulatedProcess):
         try:
             step = on()
         except StopIteration:
-            if self._old[0].moved_to is None:
-                raise Violation(Promise.FINAL, "shard 0 confirmed it, but still serves") from None
-            self._end("the job is resharded")
+            self._end(f"{self} has succeeded")
         except DownpourError as error:
-            self._end(f"the resharding has failed: {error}")
+            self._end(f"{self} has failed: {error}")
         else:
             if isinstance(step, Pause):
                 self.after(
                     step.seconds, self._advance, lambda: self._plan.send(Answers(self.now, ()))
                 )
             else:
-                if step.kind is HandOver:
-                    self._hand_over()
-                if self._death_is_due and step.kind.__name__ == self._wanted.before:
-                    self._death_is_due = False
-                    side = self._new if self._wanted.fresh else self._old
-                    self._strike(side[self._wanted.shard % len(side)])
+                self._before(step)
                 self._asked, self._answers, self._since = step, {}, self.now
                 self._queries = dict(enumerate(step.queries, self._request + 1))
                 self._request += len(step.queries)
                 self._ask(self._request, RETRY_S)
-
-    def _strike(self, host: ShardHost) -> None:
-        if self._wanted.after_s:
-            self._world.clock.after(self._wanted.after_s, host.kill_serving)
-        else:
-            host.kill_serving()
 
     def _end(self, how: str) -> None:
         self._world.note(how)
@@ -162,6 +147,45 @@ class Operator(SimulatedProcess):
                 answers = [self._answers[number] for number in self._queries]
                 self._advance(lambda: self._plan.send(Answers(self.now, answers)))
 
+
+class ReshardOperator(Operator):
+    """Reshards the job to the shards of a generation of its own."""
+
+    def __init__(self, world: "Simulation", wanted: "ReshardFault", number: int) -> None:
+        self._wanted, self._death_is_due = wanted, True
+        self._old: Sequence[ShardHost] = world.hosts
+        after = cut_evenly(world.layout, wanted.shards, self._old[0].map.epoch + 1)
+        self._generation, self._new = world.add_generation(after)
+        self._exported: list[SavedProgress] = []
+        super().__init__(world, number, self._old, self._new)
+
+    def __str__(self) -> str:
+        return "the resharding"
+
+    def _planned(self) -> Plan[None]:
+        """Reshard the job, and record what the shards hand over."""
+        old, new = self._sides
+        states = yield from admin_plans.move(old, new)
+        self._exported = [state.saved for state in states]
+        cuts = [saved.ledger.cut for saved in self._exported]
+        yield from admin_plans.hand_over(old, address_of(self._generation), cuts)
+        if self._old[0].moved_to is None:
+            raise Violation(Promise.FINAL, "shard 0 confirmed it, but still serves")
+
+    def _before(self, step: Ask) -> None:
+        if step.kind is HandOver:
+            self._hand_over()
+        if self._death_is_due and step.kind.__name__ == self._wanted.before:
+            self._death_is_due = False
+            side = self._new if self._wanted.fresh else self._old
+            self._strike(side[self._wanted.shard % len(side)])
+
+    def _strike(self, host: ShardHost) -> None:
+        if self._wanted.after_s:
+            self._world.clock.after(self._wanted.after_s, host.kill_serving)
+        else:
+            host.kill_serving()
+
     def _hand_over(self) -> None:
         """Record, for each block, the pushes with which the new shards start."""
         states = self._exported
@@ -180,3 +204,36 @@ class Operator(SimulatedProcess):
                     )
                 short[worker] = set(range(seq + 1, last + 1))
             host.hand_over(self._new, saved, short)
+
+
+class HoldOperator(Operator):
+    """Quiesces the shards for `for_s` seconds, and checks that none has gone beyond the cut."""
+
+    def __init__(self, world: "Simulation", for_s: float, number: int) -> None:
+        self._for_s = for_s
+        self._hosts: Sequence[ShardHost] = world.hosts
+        super().__init__(world, number, self._hosts)
+
+    def __str__(self) -> str:
+        return "the quiesce"
+
+    def _planned(self) -> Plan[None]:
+        (side,) = self._sides
+        began = self.now
+        cut = yield from admin_plans.quiesce(side, HOLD_S)
+        yield Pause(self._for_s)
+        # A shard's clock may run at 1.25 times this one's.
+        if self._world.durable and self._world.ordered and self.now - began < HOLD_S / 1.3:
+            for host in self._hosts:
+                self._check(host, cut)
+        yield from admin_plans.resume(side)
+
+    def _check(self, host: ShardHost, cut: Mapping[str, int]) -> None:
+        for process in host.serving:
+            for worker, seq in process.shard.ledger.cut.items():
+                if seq > cut.get(worker, 0):
+                    raise Violation(
+                        Promise.ONE_CUT,
+                        f"shard {host.number} has push {seq} of {worker} and is quiesced at"
+                        f" {cut.get(worker, 0)}",
+                    )

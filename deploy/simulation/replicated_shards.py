@@ -285,4 +285,5 @@ def _image(shard: Shard) -> tuple[object, ...]:
     quiesce = shard.progress.standstill
     # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
     # an entry that its backup receives.
-    return (*invariants.image(shard), quiesce.cut, quiesce.seconds, shard.progress.moved_to)
+    held = quiesce.cut, quiesce.seconds, quiesce.owner
+    return (*invariants.image(shard), *held, shard.progress.moved_to)

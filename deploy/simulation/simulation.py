@@ -16,7 +16,7 @@ from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
 from deploy.simulation.network import Network
-from deploy.simulation.operator import Operator
+from deploy.simulation.operator import HoldOperator, Operator, ReshardOperator
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.replicated_shards import ReplicatedShardHost
 from deploy.simulation.scenarios import Scenario
@@ -198,7 +198,13 @@ class Simulation:
 
     def reshard(self, wanted: ReshardFault) -> None:
         """Start an operator that reshards the job."""
-        operator = Operator(self, wanted)
+        self._operate(ReshardOperator(self, wanted, len(self._operators)))
+
+    def hold(self, for_s: float) -> None:
+        """Start an operator that quiesces the shards for some seconds."""
+        self._operate(HoldOperator(self, for_s, len(self._operators)))
+
+    def _operate(self, operator: Operator) -> None:
         self._operators[operator.address] = operator
         operator.begin()
 

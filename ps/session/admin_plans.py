@@ -19,10 +19,11 @@ A shard that has restarted, or another copy that has taken over, no longer has a
 refuses to continue it: the export of that shard then begins again. An install that is interrupted
 continues at a copy that has the earlier pieces, and otherwise begins again.
 
-Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 then decides:
-of two operators it obeys one. As soon as it hands over its workers, the job belongs to the new
-shards, because without shard 0 no push is fully acknowledged any more. The death of another shard
-then does no harm: workers ask all shards, and one answer is enough.
+Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 decides: of
+two operators it obeys one, and the other waits, or finds the job elsewhere. As soon as it hands
+over its workers, the job belongs to the new shards, because without shard 0 no push is fully
+acknowledged any more. The death of another shard then does no harm: workers ask all shards, and one
+answer is enough.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from ps.session.events import Unreachable
 from shards import shard_state, wire_format
-from shards.errors import DownpourError, GiveUp, Resynchronise
+from shards.errors import DownpourError, GiveUp, Resynchronise, Retry
 from shards.messages import (
     PIECE_BYTES,
     AskPiece,
@@ -56,7 +57,10 @@ from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
 LOOK_S = 0.02
+BUSY_S = 0.2  # the pause before asking shards again that another operator quiesces
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
+QUICK_S = 0.1  # in which a round of an export's pieces should come
+MOST_AHEAD = 16  # pieces of one round
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 _TRIES = 8  # how often a shard may lose an export or an install before the plan gives up
 
@@ -76,12 +80,14 @@ class UnconfirmedHandOver(Unreachable):
 class Side(NamedTuple):
     """The shards of one job that are asked together; `patience_s` bounds the silence of each.
 
-    `description` is the answer of each to a `Describe`. States travel in pieces of `piece_bytes`.
+    `owner` is the number by which shards know this operator (shards/quiesce.py). `description` is
+    the answer of each to a `Describe`. States travel in pieces of `piece_bytes`.
     """
 
     job: str
     layout: Layout
     map: ShardMap
+    owner: int
     patience_s: float
     description: bytes = b""
     piece_bytes: int = PIECE_BYTES
@@ -133,36 +139,73 @@ Plan = Generator[Ask | Pause, Answers, Result]
 def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
     """Bring all shards to the same pushes of every worker, and hold them there for `seconds`.
 
-    Returns each worker's last push. Raises Unreachable where the shards do not come together.
+    Returns each worker's last push. Raises Unreachable where the shards do not come together, and
+    Retry where another operator quiesces them.
     """
-    cut = furthest((yield hold(side, seconds)))
-    yield from _reach_cut(side, seconds, cut)
+    try:
+        cut = furthest((yield from _acquire(side, seconds)))
+        yield from _reach_cut(side, seconds, cut)
+    except (GeneratorExit, Unreachable):
+        raise  # nothing more can be asked, or the silent shard would not answer this either
+    except BaseException:
+        yield from resume(side)
+        raise
     return cut
+
+
+def _acquire(side: Side, seconds: float) -> Plan[Sequence[Answer]]:
+    """Quiesce every shard where it is; waits for an operator that quiesces one of them.
+
+    Of two operators that ask at the same time, each may get some shards. The one that has shard 0
+    waits for the others, and the other one resumes its own, so neither waits for ever.
+    """
+    until: float | None = None
+    while True:
+        heard = yield hold(side, seconds)
+        busy_s = _busy_s(heard.answers)
+        if not busy_s:
+            return heard.answers
+        until = heard.now + side.patience_s if until is None else until
+        if heard.now > until:
+            raise Retry(
+                "the shards are quiesced by another operator, which reshards the job, takes a"
+                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+            )
+        if _busy_s(heard.answers[:1]):
+            yield from resume(side)
+        yield Pause(min(busy_s, BUSY_S))
 
 
 def _reach_cut(
     side: Side, seconds: float, cut: Mapping[str, int], *, apply_buffer: bool = False
 ) -> Plan[None]:
-    """Hold every shard until it has all pushes up to `cut`, and has applied its buffer if asked."""
+    """Hold every shard until it has all pushes up to `cut`, and has applied its buffer if asked.
+
+    Then all of them stay there for half of `seconds` or longer.
+    """
     missing: Sequence[int] = side.shards
-    until: float | None = None
+    began: float | None = None
+    patience_s = min(side.patience_s, seconds)  # those that came first resume after `seconds`
     while True:
         heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
+        _check_owned(heard.answers)
+        began = heard.now if began is None else began
         missing = [shard for shard, one in zip(missing, heard.answers, strict=True) if _lacks(one)]
         if not missing:
+            if heard.now - began > seconds / 2:
+                _check_owned((yield hold(side, seconds, cut)).answers)
             return
-        until = heard.now + side.patience_s if until is None else until
-        if heard.now > until:
+        if heard.now - began > patience_s:
             yield from resume(side)
             raise Unreachable(
-                f"shard {missing[0]} still lacks pushes of the others after {side.patience_s:g} s",
+                f"shard {missing[0]} still lacks pushes of the others after {patience_s:g} s",
                 missing[0],
             )
         yield Pause(LOOK_S)
 
 
 def resume(side: Side) -> Plan[None]:
-    """End a quiesce."""
+    """End this operator's quiesce; another operator's stays in force."""
     yield hold(side, 0.0)
 
 
@@ -200,7 +243,8 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
     """
     whole: dict[int, ShardState] = {}
     partial: dict[int, tuple[int, GatheredState]] = {}
-    tries = _TRIES
+    tries, ahead = _TRIES, AHEAD
+    since: float | None = None
     while len(whole) < len(side.shards):
         queries = []
         for shard in side.shards:
@@ -208,7 +252,7 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 boot, gathered = partial[shard]
                 asked = (
                     AskPiece(0, side.job, boot, gathered.of, number)
-                    for number in gathered.missing[:AHEAD]
+                    for number in gathered.missing[:ahead]
                 )
                 queries += [Query(shard, _numbered(one)) for one in asked]
             elif shard not in whole:
@@ -222,6 +266,9 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 raise
             del partial[error.shard]
             continue
+        if since is not None:
+            ahead = _next_ahead(ahead, heard.now - since)
+        since = heard.now
         for query, (reply, frames) in zip(queries, heard.answers, strict=True):
             assert isinstance(reply, State)
             if reply.piece is None:
@@ -235,6 +282,17 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 whole[query.shard] = shard_state.decode(gathered.frames())[0]
                 del partial[query.shard]
     return [whole[shard] for shard in side.shards]
+
+
+def _next_ahead(ahead: int, took_s: float) -> int:
+    """The number of pieces to ask for at once, after `ahead` of them took `took_s` seconds.
+
+    A shard answers between its workers' requests, so each round waits for its turn; but what else
+    uses the link waits for the pieces.
+    """
+    if took_s < QUICK_S:
+        return min(2 * ahead, MOST_AHEAD)
+    return max(ahead // 2, AHEAD) if took_s > 2 * QUICK_S else ahead
 
 
 def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
@@ -263,12 +321,14 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
     for shard, cut in zip(side.shards, cuts, strict=True):
         # A worker that had lost its lease may be back: a push that it sends now to the old shards
         # would not reach the new ones.
-        _check_cut(furthest((yield hold(side, TELLING_S, cut, (shard,)))), cut)
+        heard = yield hold(side, TELLING_S, cut, (shard,))
+        _check_owned(heard.answers)
+        _check_cut(furthest(heard.answers), cut)
 
 
 def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
     """The request that ends a shard: it hands its workers over to `successors`."""
-    message = HandOver(0, side.job, len(successors))
+    message = HandOver(0, side.job, len(successors), side.owner)
     return Ask(side, (Query(shard, _numbered(message), (successors,)),))
 
 
@@ -335,14 +395,14 @@ def hold(
 ) -> Ask:
     """Quiesce at `cut`, or at the present state, for `seconds`; 0 resumes."""
     frames = () if cut is None else (wire_format.encode_state(Cut(dict(cut))),)
-    question = _numbered(Quiesce(0, side.job, seconds, apply_buffer))
+    question = _numbered(Quiesce(0, side.job, seconds, side.owner, apply_buffer))
     asked = side.shards if shards is None else shards
     return Ask(side, [Query(shard, question, frames) for shard in asked])
 
 
-def furthest(heard: Answers) -> dict[str, int]:
+def furthest(answers: Sequence[Answer]) -> dict[str, int]:
     """The last push of each worker that any shard has applied."""
-    cuts = [wire_format.decode_state(frames[0], Cut).pushes for _, frames in heard.answers]
+    cuts = [wire_format.decode_state(frames[0], Cut).pushes for _, frames in answers]
     workers = {worker for cut in cuts for worker in cut}
     return {worker: max(cut.get(worker, 0) for cut in cuts) for worker in workers}
 
@@ -354,6 +414,17 @@ def _check_cut(reached: Mapping[str, int], cut: Mapping[str, int]) -> None:
             "reshard: the old shards resumed before the new ones were ready: the job stays on the"
             " old shards; try again"
         )
+
+
+def _check_owned(answers: Sequence[Answer]) -> None:
+    """Raise Retry when another operator's quiesce has followed on this one's."""
+    if _busy_s(answers):
+        raise Retry("another operator has quiesced the shards meanwhile: try again")
+
+
+def _busy_s(answers: Sequence[Answer]) -> float:
+    """The most seconds for which another operator quiesces one of the shards; 0 if none does."""
+    return max(reply.busy_s for reply, _ in answers if isinstance(reply, Quiesced))
 
 
 def _lacks(answer: Answer) -> bool:

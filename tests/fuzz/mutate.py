@@ -95,8 +95,8 @@ def valid(shard: Shard) -> list[Frames]:
         (Read(13, job), []),
         (AskStatus(14, job), []),
         (AskRecords(15, job, 0), []),
-        (Quiesce(16, job, 0.0), [wire_format.encode_state(Cut({"w": 1}))]),
-        (HandOver(17, job, 2), [b"{}"]),
+        (Quiesce(16, job, 0.0, 1), [wire_format.encode_state(Cut({"w": 1}))]),
+        (HandOver(17, job, 2, 1), [b"{}"]),
         (Probe(18, job, 100), [b"x" * 100]),
     ]
     alone = [list(map(bytes, wire_format.enclose([one]))) for one in said]

@@ -77,14 +77,25 @@ def a_worker_leaves_a_quiesced_shard(patch: Patch) -> None:
     patch.setattr(QuiesceTracker, "check_leave", lambda *_: None)
 
 
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.ONE_CUT)
+def an_operator_ends_the_quiesce_of_another(patch: Patch) -> None:
+    """Shards resume, although the operator that quiesced them relies on their cut."""
+    patch.setattr(QuiesceTracker, "busy_s", lambda *_: 0.0)
+
+
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def a_retired_shard_is_handed_over_again(patch: Patch) -> None:
-    """The bug that the simulation found when two operators resharded a job at the same time."""
+    """The bug that the simulation found when two operators resharded a job at the same time.
 
-    def hand_over(self: ReshardState, successors: bytes, now: float) -> None:
+    A quiesce had no owner then, so a shard was quiesced for both.
+    """
+    an_operator_ends_the_quiesce_of_another(patch)
+    patch.setattr(QuiesceTracker, "is_owned", lambda self, _, now: self.is_active(now))
+
+    def hand_over(self: ReshardState, successors: bytes, owner: int, now: float) -> None:
         if self.moved_to is not None:
             self.moved_to = successors
-        original(self, successors, now)
+        original(self, successors, owner, now)
 
     original = ReshardState.hand_over
     patch.setattr(ReshardState, "hand_over", hand_over)

@@ -151,3 +151,10 @@ def test_the_build_is_the_code(tmp_path: Path) -> None:
     assert len(ps.build_id()) == 16
     assert build_id_of(ROOT) == build_id_of(zipped(tmp_path / "same.zip"))
     assert build_id_of(ROOT) != build_id_of(zipped(tmp_path / "other.zip", "# one more\n"))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """One line of ours, as for a file that cannot be read."""
+    path = tmp_path / "gone" / "cluster.json"
+    with pytest.raises(BadInput, match=f"^cluster file {path}: No such file or directory$"):
+        a_cluster().save(path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ps
+from ps.own_jobs import OwnJob
 from ps.reader import Reader
 
 WORKERS, FLOATS = 3, 512
@@ -98,3 +99,45 @@ def test_a_read_that_takes_too_long_is_refused(
         monkeypatch.setattr(reader, "_read", slow)
         with pytest.raises(ps.errors.Retry, match="consistent read took"):
             reader.pull(consistent=True)
+
+
+def test_a_read_that_a_reshard_precedes_is_of_the_new_shards(
+    job: ps.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader finds the shards, and before it has quiesced them they hand the job over."""
+    assert isinstance(job, OwnJob)
+    with job.worker("w0") as me, me.step() as step:
+        step.push("a", {"w": np.ones(FLOATS)})
+    with ps.reader(job) as reader:
+        present = reader._present
+
+        def then_moved(connection: Any) -> Any:
+            found = present(connection)
+            if len(job.cluster.endpoints) == 3:
+                job.reshard(2)
+            return found
+
+        monkeypatch.setattr(reader, "_present", then_moved)
+        assert (reader.pull("a", consistent=True)["w"] == -1).all()
+        assert reader.versions == (1, 1)
+
+
+def test_a_read_waits_for_another_operator(job: ps.Job) -> None:
+    """It neither moves nor ends the other's quiesce, and is answered once that has ended."""
+    with (
+        ps.AdminClient(job.cluster, patience_s=600) as other,
+        ps.reader(job, patience_s=600) as reader,
+        job.worker("w0") as me,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other.quiesce(600)
+        with me.step() as step:
+            step.push("a", {"w": np.ones(FLOATS)})
+        reading = pool.submit(reader.pull, "a", consistent=True)
+        with pytest.raises(ps.errors.Retry, match="push 1 is not acknowledged after 1 s"):
+            step.ack.result(timeout_s=1.0)
+        assert not any(other.quiesce(600).values()), "the cut is as it was"
+        assert not reading.done()
+        other.resume()
+        assert step.ack.result(timeout_s=600).versions == (1, 1, 1)
+        assert len(set(reading.result()["w"])) == 1

@@ -133,8 +133,14 @@ def test_misused_workers(job: Any) -> None:
         with me.step() as step:
             step.push(ONES)
         for use in (step.pull, step.gradients, lambda: step.push(ONES)):
-            with pytest.raises(errors.BadInput, match="worker w0: the step has ended; expected"):
+            with pytest.raises(
+                errors.BadInput, match="worker w0: the step has ended; expected"
+            ) as caught:
                 use()
+            assert caught.value.worker == "w0"
+        with pytest.raises(errors.BadInput, match="samples: expected at least 0") as caught:
+            me.step(samples=-1)
+        assert caught.value.worker == "w0"
         text = "step: loss: expected a number, got 'low'"
         with pytest.raises(errors.BadInput, match=text), me.step() as step:
             step.loss = "low"
@@ -365,6 +371,8 @@ def test_workers_of_asyncio(job: Any) -> None:
                     step.push(ONES)
                 stale.append((await step.ack).staleness)
                 assert step.ack.done()
+            assert (await me.pull())["w"].shape == PARAMS["w"].shape
+            assert (me.name, me.seq, me.clock) == (f"w{number}", 20, 20)
         return stale
 
     async def all_of_them() -> list[list[int]]:
@@ -393,9 +401,12 @@ def test_an_asynchronous_pull_that_waits_too_long(job: Any) -> None:
             for _ in range(2):
                 async with me.step():
                     pass
-            with pytest.raises(errors.ClockTimeout):
+            with pytest.raises(errors.ClockTimeout, match=r"has waited 1 s at the") as caught:
                 async with me.step() as step:
                     await step.pull(timeout_s=1.0)
+            assert caught.value.worker == "fast"
+            with pytest.raises(errors.BadInput, match=r"pull: timeout_s: expected 0 s or more"):
+                await me.pull(timeout_s=-1.0)
         counting.cancel()
         return turns
 

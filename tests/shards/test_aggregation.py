@@ -303,7 +303,7 @@ def test_a_quiesced_buffer_is_applied_on_request() -> None:
     talk.enter("a")
     talk.say(push("a", 1), gradient(3))
     cut = wire_format.encode_state(Cut({"a": 2}))
-    hold = Quiesce(7, "job", 60.0, apply_buffer=True)
+    hold = Quiesce(7, "job", 60.0, 1, apply_buffer=True)
     talk.say(hold, [cut])
     assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (0, 1, 0)
     talk.say(push("a", 2), gradient(6))

@@ -35,7 +35,7 @@ def refused(answer: FromShard) -> tuple[Remedy, str]:
 
 
 def hold(seconds: float = 60.0) -> Quiesce:
-    return Quiesce(2, "job", seconds)
+    return Quiesce(2, "job", seconds, 7)
 
 
 def cut(**pushes: int) -> list[bytes]:
@@ -81,7 +81,7 @@ def test_a_successor_redirects_workers(later: bool) -> None:
     """It redirects to the shards its predecessor was given; another operator is refused."""
     group = Copies()
     group.say(1, hold())
-    (answer,) = group.say(1, HandOver(3, "job", len(HERE)), [HERE])
+    (answer,) = group.say(1, HandOver(3, "job", len(HERE), 7), [HERE])
     assert isinstance(answer, HandedOver)
     if later:
         group.configure(1, 3)
@@ -89,9 +89,9 @@ def test_a_successor_redirects_workers(later: bool) -> None:
     group.configure(successor, now=1000.0)
     effects = group.copies[successor].handle(b"a", hello("a"), (), 1000.0)
     assert [answer.frames for answer in effects.answers] == [(HERE,)]
-    (again,) = group.say(successor, HandOver(3, "job", len(HERE)), [HERE], now=1000.0)
+    (again,) = group.say(successor, HandOver(3, "job", len(HERE), 7), [HERE], now=1000.0)
     assert isinstance(again, HandedOver)
-    (other,) = group.say(successor, HandOver(4, "job", 5), [b"there"], now=1000.0)
+    (other,) = group.say(successor, HandOver(4, "job", 5, 7), [b"there"], now=1000.0)
     assert refused(other)[1] == "hand over: shard 0 has handed over its part to others"
 
 
@@ -100,7 +100,7 @@ def test_no_worker_is_redirected_before_a_successor_would() -> None:
     group = Copies()
     group.say(1, hold())
     group.cut_off = {2}
-    assert group.say(1, HandOver(3, "job", len(HERE)), [HERE]) == []
+    assert group.say(1, HandOver(3, "job", len(HERE), 7), [HERE]) == []
     assert group.say(1, hello("a")) == []
     group.configure(2, now=10.0)
     (welcome,) = group.say(2, hello("a"), now=10.0)

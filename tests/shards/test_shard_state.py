@@ -155,8 +155,8 @@ def test_the_description_belongs_to_the_state() -> None:
     wal_format.Replay(restarted.shard).take(logged, [bytes(frame) for frame in frames])
     restarted.say(describe)
     assert restarted.frames == (b"two shards",)
-    talk.say(Quiesce(2, "job", 9.0))
-    talk.say(HandOver(3, "job", 5), [b"three"])
+    talk.say(Quiesce(2, "job", 9.0, 1))
+    talk.say(HandOver(3, "job", 5, 1), [b"three"])
     talk.say(describe)
     assert talk.frames == (b"three",)
 

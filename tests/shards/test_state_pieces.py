@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.session import admin_plans
-from ps.session.admin_plans import Answers, Ask, Side
+from ps.session.admin_plans import Answers, Ask, Pause, Side
 from ps.session.events import Unreachable
 from shards import shard_state, wire_format
-from shards.errors import BadMessage, Resynchronise
-from shards.messages import AskPiece, Export, Install, Installed, Piece, Refusal, State
+from shards.errors import BadMessage, Resynchronise, Retry
+from shards.messages import AskPiece, Export, Install, Installed, Piece, Quiesce, Refusal, State
 from shards.refusals import error_of
 from shards.shard import Shard
 from shards.state_pieces import AHEAD, EXPORT_S, MOST_EXPORTS, CutState, GatheredState
@@ -79,7 +79,7 @@ class Answering:
     def __init__(self, *shards: Shard) -> None:
         self.shards = list(shards)
         self.asked: list[tuple[str, int]] = []
-        self.side = Side("job", SHAPE.layout, SHAPE.map, 1.0, b"", PIECE)
+        self.side = Side("job", SHAPE.layout, SHAPE.map, 1, 1.0, b"", PIECE)
         self._request = 0
 
     def carry_out(self, plan: Any, before: Any = lambda _: None) -> Any:
@@ -137,6 +137,52 @@ def test_an_export_is_one_version_while_workers_push() -> None:
     assert state.arrays["net/weights"].tobytes() == before
     assert (state.saved.version, state.saved.ledger.entries["w"].seq) == (3, 3)
     assert weights(shard) != before
+
+
+def test_an_operator_waits_for_another_one() -> None:
+    """For its patience; it asks again from time to time, and resumes nothing of the other's."""
+    shard, times = trained(), [0.0]
+    shard.handle(b"other", Quiesce(1, "job", 60.0, 2), (), 0.0)
+
+    def carry_out(plan: Any) -> None:
+        step = next(plan)
+        while True:
+            answers = list[Any]()
+            if isinstance(step, Pause):
+                times.append(times[-1] + step.seconds)
+            else:
+                question = step.queries[0].question(7)
+                (answer,) = shard.handle(b"operator", question, (), times[-1])
+                answers = [(answer.message, wire_format.wrap(answer.frames))]
+            step = plan.send(Answers(times[-1], answers))
+
+    plan = admin_plans.quiesce(Side("job", SHAPE.layout, SHAPE.map, 1, 1.0), 10.0)
+    with pytest.raises(Retry, match=r"quiesced by another operator, .* for at most 59 s more$"):
+        carry_out(plan)
+    assert times == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+    assert shard.move.standstill.is_owned(2, times[-1])
+
+
+@pytest.mark.parametrize(
+    ("took_s", "rounds"), [(0.05, [1, 4, 8, 16, 16]), (0.15, [1, 4, 4, 4]), (0.5, [1, 4, 4, 4])]
+)
+def test_a_quick_export_asks_for_more_at_once(took_s: float, rounds: list[int]) -> None:
+    """As many pieces as a shard sends in a tenth of a second, from four up to sixteen."""
+    cut = CutState([np.zeros(100 * PIECE, np.uint8)], PIECE)
+    plan = admin_plans.export(Side("job", SHAPE.layout, SHAPE.map, 1, 1.0, b"", PIECE))
+    step, now, asked = next(plan), 0.0, list[int]()
+    while len(asked) < len(rounds):
+        assert isinstance(step, Ask)
+        asked.append(len(step.queries))
+        now += took_s
+        answers = list[Any]()
+        for query in step.queries:
+            question = query.question(0)
+            number = question.number if isinstance(question, AskPiece) else 0
+            piece, frames = cut.piece(number, OF)
+            answers.append((State(0, 0, 1, 0, piece), wire_format.wrap(frames)))
+        step = plan.send(Answers(now, answers))
+    assert asked == rounds
 
 
 def test_an_export_begins_again_at_a_shard_that_has_restarted() -> None:

@@ -201,7 +201,7 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
     one.push(59.9)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 60.0)
-    one.say(Quiesce(1, "job", 20.0), now=59.9)
+    one.say(Quiesce(1, "job", 20.0, 1), now=59.9)
     one.saves.look(one.shard, 60.0)
     assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
     one.saves.look(one.shard, 81.0)
