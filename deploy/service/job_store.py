@@ -22,12 +22,13 @@ from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.service import tables
 from deploy.service.access_store import ProjectLimits
-from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, JobState
+from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
+CAUSE = "event"  # in an entry of a transition: the number of the runner's event that caused it
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
@@ -415,9 +416,18 @@ class JobStore:
         with self._engine.begin() as connection:
             connection.execute(sa.insert(tables.job).values(values))
         self._replay(folder.name)
+        row = self.get(folder.name)
         events = JournalReader(folder / job_folder.EVENTS).read()
-        self.ingest(self.get(folder.name), events)
+        if row.state in ATTEMPTED:  # later ones may still change the state: the supervisor follows
+            last = self._last_followed(row.id)
+            events = [entry for entry in events if entry.number <= last]
+        self.ingest(row, events)
         return True
+
+    def _last_followed(self, job: str) -> int:
+        """The number of the last event of a runner that has caused a transition; 0 if none has."""
+        orders = JournalReader(self.folder(job) / job_folder.ORDERS).read()
+        return max((entry.data.get(CAUSE, 0) for entry in orders), default=0)
 
     def _replay(self, job: str) -> bool:
         """Apply the journal's entries that the database lacks; returns whether there were any."""

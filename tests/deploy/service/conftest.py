@@ -47,7 +47,7 @@ def blank_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(home: Path, solver: Path, blank_database: Path) -> Start:
     """Start a service on the home; the end of the context stops it, and no job.
 
-    A service that is not `driven` starts no job and follows none.
+    A service that is not `driven` starts no job, follows none, and sends no webhook.
     """
 
     @contextmanager
@@ -60,6 +60,7 @@ def start(home: Path, solver: Path, blank_database: Path) -> Start:
         service = Service(choice, engine, launcher)
         if not driven:
             service.supervisor.look = lambda: None  # type: ignore[method-assign]
+            service.webhooks.send_due = lambda: None  # type: ignore[method-assign]
         with TestClient(application(service), base_url="http://127.0.0.1") as http:
             yield Running(service, http, solver)
         engine.dispose()
