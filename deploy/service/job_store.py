@@ -275,8 +275,22 @@ class JobStore:
         projects: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Events with an id above `after`, in order; of all jobs if none is named."""
+        return self._events(jobs, after, limit, projects, tables.event.c.id)
+
+    def newest_events(self, job: str, limit: int) -> list[dict[str, Any]]:
+        """The last events of a job, in order."""
+        return self._events([job], 0, limit, None, tables.event.c.id.desc())[::-1]
+
+    def _events(
+        self,
+        jobs: Sequence[str],
+        after: int,
+        limit: int,
+        projects: Collection[str] | None,
+        order: sa.ColumnElement[Any],
+    ) -> list[dict[str, Any]]:
         table = tables.event
-        query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
+        query = sa.select(table).where(table.c.id > after).order_by(order).limit(limit)
         if projects is not None:
             query = query.where(table.c.job.in_(sa.select(tables.job.c.id).where(_seen(projects))))
         if jobs:

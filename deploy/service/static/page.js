@@ -6,8 +6,10 @@ const body = document.body;
 const job = body.dataset.job;
 const api = `/api/v1/jobs/${encodeURIComponent(job)}`;
 const $ = (selector, within = document) => within.querySelector(selector);
-let last = Number(body.dataset.after);
+const opened = Number(body.dataset.after);
+let last = opened;
 let source = null;
+const MOST_EVENTS = 1000, AGAIN_MS = 30000;
 
 const SHAPES = JSON.parse(body.dataset.shapes ?? "{}");
 
@@ -32,7 +34,13 @@ function connect() {
   const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
   source = new EventSource(`/api/v1/stream?${which}after=${last}`);
   source.onopen = () => { $("#link").textContent = "live"; };
-  source.onerror = () => { $("#link").textContent = source.readyState === EventSource.CLOSED ? "ended: reload the page, or sign in" : "offline, retrying"; };
+  const own = source;
+  source.onerror = () => {
+    const closed = own.readyState === EventSource.CLOSED;
+    $("#link").textContent = closed ? "ended: reload the page, or sign in" : "offline, retrying";
+    // A proxy may have answered in the place of a service that restarts.
+    if (closed) setTimeout(() => { if (source === own && !document.hidden) connect(); }, AGAIN_MS);
+  };
   source.addEventListener("event", (message) => {
     const event = JSON.parse(message.data);
     last = event.id;
@@ -111,6 +119,7 @@ function bars(where, rows) {
   }));
 }
 
+const MOST_ROWS = 32, WORST = 5;
 const say = (where, text) => { $(`${where} .sentence`).textContent = text; };
 
 function showReading({ head, contact, reading }) {
@@ -137,13 +146,20 @@ function showStaleness(reading, now, point) {
 function showWorkers(reading, now) {
   const slowest = Math.min(...now.workers.map((worker) => worker.clock));
   const fastest = Math.max(...now.workers.map((worker) => worker.clock));
-  const shown = now.workers.length > 32 ? [...now.workers].sort((a, b) => a.clock - b.clock).slice(0, 5) : now.workers;
-  bars("#clocks", shown.map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
-    text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })));
+  const many = now.workers.length > MOST_ROWS;
+  const sorted = [...now.workers].sort((a, b) => a.clock - b.clock);
+  const quantile = (share) => sorted[Math.round(share * (sorted.length - 1))].clock;
+  const bands = many ? [["fastest", 1], ["90 %", 0.9], ["median", 0.5], ["10 %", 0.1]] : [];
+  bars("#clocks", [
+    ...bands.map(([name, share]) => ({ name, value: quantile(share), text: `clock ${figure(quantile(share))}` })),
+    ...(many ? sorted.slice(0, WORST) : now.workers).map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
+      text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })),
+  ]);
   const holds = Object.entries(reading.holds).sort((a, b) => b[1] - a[1]);
   const total = holds.reduce((sum, [, count]) => sum + count, 0);
   const waiting = now.workers.filter((worker) => worker.waits).map((worker) => worker.name);
-  say("#clocks", waiting.length ? `${waiting.join(", ")} wait at the gate.` : "No worker waits at the gate.");
+  const those = waiting.length > WORST ? `${waiting.length} of ${now.workers.length} workers` : waiting.join(", ");
+  say("#clocks", `${waiting.length ? `${those} wait${waiting.length === 1 ? "s" : ""} at the gate.` : "No worker waits at the gate."}${many ? ` The clocks of ${now.workers.length} workers by quantile, then the ${WORST} slowest.` : ""}`);
   const advice = $("#advice");
   const share = total ? Math.round(100 * holds[0][1] / total) : 0;
   advice.hidden = !(total >= 10 && share >= 50 && now.workers.length > 2);
@@ -158,7 +174,7 @@ function showTimes(workers) {
   const share = (value, whole) => `${Math.round(100 * value / whole)} %`;
   say("#time", workers.length ? `Of their time between pushes, the workers spent ${share(sums[0], all)} computing, ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network.` : "No push yet.");
   const total = (times) => PARTS.reduce((sum, part) => sum + times[part], 0);
-  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > 32 ? 5 : 32);
+  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > MOST_ROWS ? WORST : MOST_ROWS);
   bars("#time", shown.map(([name, times]) => ({
     name, value: total(times), parts: PARTS.map((part) => times[part]),
     text: PARTS.map((part) => share(times[part], Math.max(total(times), 1e-9))).join(" / "),
@@ -174,7 +190,9 @@ function showShards(now) {
 
 function showEvent(event) {
   if (event.data.state) showState(event);
-  $("#events ol").prepend(eventLine(event));
+  const list = $("#events ol");
+  list.prepend(eventLine(event));
+  if (list.childElementCount > MOST_EVENTS) list.lastElementChild.remove();
   if (event.kind === "alert") {
     $("#alerts").hidden = !event.data.alerts.length;
     $("#alerts").textContent = event.data.alerts.map((name) => `▲ ${name}`).join(" ");
@@ -356,8 +374,9 @@ async function openJob() {
   addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
     chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
   const [{ events }, reading] = await Promise.all(
-    [`${api}/events?limit=1000`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
-  $("#events ol").replaceChildren(...events.filter((event) => event.id <= last).reverse().map(eventLine));
+    [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
+  // The stream has those after the page was made, and may have brought some of them already.
+  $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
   if (reading.readings) showReading({ reading });
   showCheckpoints();
   showArtefacts();
