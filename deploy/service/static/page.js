@@ -22,8 +22,18 @@ function element(name, text, attributes = {}) {
 
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? value.toLocaleString("en-GB") : String(Number(value.toPrecision(digits)));
+  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
+  return Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
+
+function duration(seconds) {
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${Math.floor(seconds) % 60} s` : `${Math.ceil(seconds)} s`;
+}
+
+// The answer to a GET; one that is not ok while the service cannot be reached: the next look has it.
+const got = (path) => fetch(path).catch(() => ({ ok: false }));
 
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
@@ -67,7 +77,7 @@ let refreshing = null;
 function refreshSoon() {
   refreshing ??= setTimeout(async () => {
     refreshing = null;
-    const answer = await fetch(`/parts/jobs${location.search}`);
+    const answer = await got(`/parts/jobs${location.search}`);
     if (!answer.ok) return;
     const marked = new Set([...document.querySelectorAll("#jobs input:checked")].map((box) => box.value));
     $("#jobs").replaceChildren(...parsed(await answer.text()));
@@ -125,7 +135,7 @@ const say = (where, text) => { $(`${where} .sentence`).textContent = text; };
 function showReading({ head, contact, reading }) {
   if (!reading) return;
   const now = reading.readings, point = reading.point;
-  const left = now.remaining_s ? `${Math.ceil(now.remaining_s)} s left` : "";
+  const left = now.remaining_s ? duration(now.remaining_s) : "";
   $("#figures").replaceChildren(...[
     ["loss", figure(now.loss)], ["accuracy", figure(point.accuracy)], ["samples/s", figure(now.samples_per_s, 3)],
     ["steps", `${figure(now.steps)} / ${figure(now.planned)}`], ["learning rate", figure(now.rate)],
@@ -134,6 +144,7 @@ function showReading({ head, contact, reading }) {
   showStaleness(reading, now, point);
   showWorkers(reading, now);
   showShards(now);
+  showTraffic(now, Object.values(reading.times_s));
   drawSoon();
 }
 
@@ -183,9 +194,19 @@ function showTimes(workers) {
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn and the requests parked at the gate. ${now.shards.map((shard) => `Shard ${shard.shard} is busy ${figure(100 * (shard.busy ?? 0), 2)} %, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out.`).slice(0, 8).join(" ")}`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn, the requests parked at the gate, and the share of time spent on requests.`);
+}
+
+function showTraffic(now, workers) {
+  const rate = (shard) => (shard.bytes_in_per_s ?? 0) + (shard.bytes_out_per_s ?? 0);
+  bars("#traffic", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
+    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+  const sum = (part) => workers.reduce((total, times) => total + times[part], 0);
+  const all = PARTS.reduce((total, part) => total + sum(part), 0);
+  const share = all ? Math.round(100 * sum("network") / all) : 0;
+  say("#traffic", all ? `The workers spend ${share} % of their time on the network${share >= 50 ? ": more than on all else. Push less often, or compress" : ""}.` : "No push yet.");
 }
 
 function showEvent(event) {
@@ -232,7 +253,7 @@ const COLUMNS = {
 
 async function draw(holder) {
   const kind = holder.dataset.chart, columns = COLUMNS[kind], axis = $("#axis").value;
-  const answer = await fetch(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
+  const answer = await got(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
   if (!answer.ok) return;
   const { x, series } = await answer.json();
   if (kind === "loss") {
@@ -260,7 +281,7 @@ function drawSoon() {
 }
 
 async function showCheckpoints() {
-  const answer = await fetch(`${api}/checkpoints`);
+  const answer = await got(`${api}/checkpoints`);
   if (!answer.ok) return;
   const { checkpoints } = await answer.json();
   const oldest = checkpoints[0];
@@ -297,7 +318,7 @@ async function pin(number, verb) {
 }
 
 async function showArtefacts() {
-  const answer = await fetch(`${api}/artefacts`);
+  const answer = await got(`${api}/artefacts`);
   if (!answer.ok) return;
   const { artefacts } = await answer.json();
   say("#artefacts", artefacts.length ? `${artefacts.length} files.` : "None yet.");
@@ -314,7 +335,7 @@ async function showLogs() {
   const pick = $("#part"), text = $("#logs pre");
   if (pick.value !== logPart) { logPart = pick.value; logNext = 0; text.textContent = ""; }
   const which = logPart ? `part=${encodeURIComponent(logPart)}&` : "";
-  const answer = await fetch(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
+  const answer = await got(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
   if (!answer.ok) return;
   const parts = (answer.headers.get("X-Log-Parts") || "").split(",").filter(Boolean);
   const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
@@ -332,7 +353,8 @@ async function showLogs() {
 async function ask(verb, details = {}) {
   const answer = await fetch(`${api}:${verb}`, {
     method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
-  });
+  }).catch(() => null);
+  if (!answer) { $("#said").textContent = `${verb}: the service does not answer; repeat it later`; return; }
   const found = await answer.json();
   if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }
   $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;

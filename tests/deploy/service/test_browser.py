@@ -14,7 +14,7 @@ from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.identities import TokenRole
-from tests.support.service_in_process import Running, Start, listening
+from tests.support.service_in_process import CutLine, Running, Start, listening
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -133,6 +133,7 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.sees("#learning .sentence", "The loss fell: 1 at first, 0.025 now")
     tab.sees("#clocks .bars", "clock 37")
     tab.sees("#shards .bars", "9 updates/s")
+    tab.sees("#traffic .bars", "1 MB/s in, 1 MB/s out")
     tab.sees("#logs pre", "attempt 1: train")
     assert tab.page.locator("[data-chart=loss] canvas").count() == 1
     tab.page.get_by_role("button", name="Pause").click()
@@ -177,6 +178,30 @@ def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
     assert [line for line in events_shown(tab) if HOSTILE in line] == expected
     assert len(events_shown(tab)) == len(store.events([job], limit=1000))
     assert page.locator("#events img, #events script").count() == 0
+
+
+def test_a_connection_that_breaks(service: Running, tab: Tab) -> None:
+    """A page that is cut off connects again by itself; no event is missing, and none is twice."""
+    store = service.service.store
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    line = CutLine(int(tab.url.rpartition(":")[2]))
+    tab.url = f"http://127.0.0.1:{line.port}"
+    tab.open(f"/jobs/{job}")
+    tab.sees("#events", "running")
+    for number in range(2):
+        line.cut()
+        tab.sees("#link", "offline, retrying")
+        store.note(store.get(job), "notice", text=f"break {number}")
+        line.splice()
+        tab.sees("#link", "live")
+        tab.sees("#events", f"break {number}")
+    expected = len(store.events([job], limit=1000))
+    assert len(events_shown(tab)) == expected
+    tab.page.goto("about:blank")
+    line.cut()
+    refused = "net::ERR_"  # what Chromium prints about requests that met the break
+    tab.faults[:] = [fault for fault in tab.faults if refused not in fault]
 
 
 def test_a_page_of_a_large_job(service: Running, tab: Tab) -> None:
