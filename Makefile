@@ -79,6 +79,9 @@ service-kills: install ## kill service, runners, Ray, Spark, shards, workers: KI
 service-stopped: install ## stop a job's runner with SIGSTOP for SECONDS=600: an alert, and nothing else
 	$(BIN)/python -m tests.bench.service_stopped --seconds $(SECONDS)
 
+service-model: install ## users, runners and crashes of the service at random: RUNS=10000 SEED=1; half an hour
+	$(BIN)/python -m tests.fuzz.service_model --runs $(or $(RUNS),10000) --seed $(SEED)
+
 bench-strategies: install ## what each strategy costs a worker a step, at LeNet's size
 	$(BIN)/python tests/bench/bench_strategies.py
 

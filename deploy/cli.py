@@ -5,8 +5,10 @@ option, a file or an address; 1 means that something else went wrong.
 """
 
 import errno
+import os
 import sys
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -39,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+_COMPLETE = "_DOWNPOUR_COMPLETE"
 _WRONG_PATHS = {
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.EINVAL,
     errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS,
@@ -232,8 +235,31 @@ add_service(app)
 add_jobs(app)
 
 
+class CompletedShell(StrEnum):
+    """A shell for which there is a script."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@app.command()
+def completion(
+    shell: Annotated[CompletedShell, typer.Argument(help="Your shell.", show_default=False)],
+) -> None:
+    """Print a script with which a shell completes commands and options."""
+    from typer._completion_shared import get_completion_script
+
+    script = get_completion_script(prog_name="downpour", complete_var=_COMPLETE, shell=shell)
+    typer.echo(script)
+
+
 def main() -> None:
     """The entry point of the command `downpour`."""
+    if _COMPLETE in os.environ:  # a shell asks, by the script that `completion` prints
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         check_given(sys.argv[1:])
         sys.exit(app(prog_name="downpour", standalone_mode=False))

@@ -84,12 +84,14 @@ def list_tokens(as_json: AsJson = False) -> None:
 @token_commands.command("revoke")
 def revoke_token(
     token: Annotated[str, typer.Argument(help="The id or the name.", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a token: its next request, its sessions and its streams are refused."""
     with _store() as store:
         row = store.revoke(token)
         _record(store, "token revoke", f"{row.name} {row.id}")
-    typer.echo(f"{row.id}  revoked  {row.name}")
+    text = f"{row.id}  revoked  {row.name}"
+    typer.echo(_json(msgspec.to_builtins(row)) if as_json else text)
 
 
 @project_commands.command("set")
@@ -113,6 +115,7 @@ def set_project(
         float | None,
         typer.Option(min=0, max=1e6, help="Size of all its uploads, in GB.", show_default=_ANY),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Set the limits of a project, in place of those that it had."""
     with installed():
@@ -128,7 +131,8 @@ def set_project(
     with _store() as store:
         store.set_limits(checked_project(project), limits)
         _record(store, "project set", _limits(project, limits))
-    typer.echo(_limits(project, limits))
+    plain = {project: msgspec.to_builtins(limits)}
+    typer.echo(_json(plain) if as_json else _limits(project, limits))
 
 
 @project_commands.command("list")

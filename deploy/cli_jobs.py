@@ -256,10 +256,12 @@ def list_webhooks(service: ServiceAddress, as_json: AsJson = False) -> None:
 def remove_webhook(
     service: ServiceAddress,
     webhook: Annotated[str, typer.Argument(help="The id of a webhook.", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Remove a webhook."""
     with service.open() as client:
         client.call("DELETE", f"/webhooks/{webhook}")
+    show({"id": webhook, "removed": True}, as_json, f"{webhook}  removed")
 
 
 @connected

@@ -274,23 +274,27 @@ def clone(
 
 
 @app.command("reindex")
-def reindex_home() -> None:
+def reindex_home(as_json: AsJson = False) -> None:
     """Rebuild the database of DOWNPOUR_HOME from the folders of its jobs; no service may run."""
     with installed():
         from deploy.service import server
     home = server.home()
-    typer.echo(f"{home}: {server.reindex(home)} jobs")
+    jobs = server.reindex(home)
+    show({"home": str(home), "jobs": jobs}, as_json, f"{home}: {jobs} jobs")
 
 
 @app.command("backup")
 def backup_home(
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Copy the database of DOWNPOUR_HOME, also while a service runs."""
     with installed():
         from deploy.service import server
-    server.backup(server.home(), target)
-    typer.echo(f"{target}: the database of {server.home()}")
+    home = server.home()
+    server.backup(home, target)
+    found = {"home": str(home), "file": str(target)}
+    show(found, as_json, f"{target}: the database of {home}")
 
 
 @app.command("restore")

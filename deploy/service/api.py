@@ -311,9 +311,13 @@ def _add_details(router: APIRouter, services: Services) -> None:
         job: JobId,
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+        tail: Annotated[int | None, Query(ge=1, le=1000)] = None,
     ) -> dict[str, Any]:
-        """The events with an id above `after`, in order."""
-        return {"events": store.events([find(store, job).id], after, limit)}
+        """The events with an id above `after`, or the last `tail` ones, in order."""
+        row = find(store, job)
+        if tail is not None:
+            return {"events": store.newest_events(row.id, tail)}
+        return {"events": store.events([row.id], after, limit)}
 
     @router.get("/jobs/{job}/reading")
     def reading(job: JobId) -> dict[str, Any]:

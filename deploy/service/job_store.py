@@ -26,13 +26,14 @@ from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.service import tables
 from deploy.service.access_store import ProjectLimits
-from deploy.service.states import HOLDING, TERMINAL, TRANSITIONS, JobState
+from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
 _TIME_DIGITS = 11  # of an id, in milliseconds
+CAUSE = "event"  # in an entry of a transition: the number of the runner's event that caused it
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
 _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
@@ -297,8 +298,22 @@ class JobStore:
         projects: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Events with an id above `after`, in order; of all jobs if none is named."""
+        return self._events(jobs, after, limit, projects, tables.event.c.id)
+
+    def newest_events(self, job: str, limit: int) -> list[dict[str, Any]]:
+        """The last events of a job, in order."""
+        return self._events([job], 0, limit, None, tables.event.c.id.desc())[::-1]
+
+    def _events(
+        self,
+        jobs: Sequence[str],
+        after: int,
+        limit: int,
+        projects: Collection[str] | None,
+        order: sa.ColumnElement[Any],
+    ) -> list[dict[str, Any]]:
         table = tables.event
-        query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
+        query = sa.select(table).where(table.c.id > after).order_by(order).limit(limit)
         if projects is not None:
             query = query.where(table.c.job.in_(sa.select(tables.job.c.id).where(_seen(projects))))
         if jobs:
@@ -456,9 +471,18 @@ class JobStore:
         with self._engine.begin() as connection:
             connection.execute(sa.insert(tables.job).values(values))
         self._replay(folder.name)
+        row = self.get(folder.name)
         events = JournalReader(folder / job_folder.EVENTS).read()
-        self.ingest(self.get(folder.name), events)
+        if row.state in ATTEMPTED:  # later ones may still change the state: the supervisor follows
+            last = self._last_followed(row.id)
+            events = [entry for entry in events if entry.number <= last]
+        self.ingest(row, events)
         return True
+
+    def _last_followed(self, job: str) -> int:
+        """The number of the last event of a runner that has caused a transition; 0 if none has."""
+        orders = JournalReader(self.folder(job) / job_folder.ORDERS).read()
+        return max((entry.data.get(CAUSE, 0) for entry in orders), default=0)
 
     def _replay(self, job: str) -> bool:
         """Apply the journal's entries that the database lacks; returns whether there were any."""

@@ -1,11 +1,14 @@
 """Server-sent events: transitions and other events with ids, and the newest reading of each job.
 
-A stream keeps only the id of the last event that it has sent, and reads what follows from the
-database. So a slow viewer needs no memory here: it misses readings, of which only the newest
-counts, and no event. A client that reconnects sends the last id, and nothing is lost or repeated.
+A stream keeps only the id of the last event that it has sent. What follows comes from a short
+memory that all streams share, or from the database. So a slow viewer needs no memory of its own: it
+misses readings, of which only the newest counts, and no event. A client that reconnects sends the
+last id, and nothing is lost or repeated.
 """
 
 import asyncio
+import threading
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,12 +17,13 @@ import msgspec
 
 from deploy.runner.job_folder import READINGS
 from deploy.runner.readings import read_newest
-from deploy.service.job_store import JobStore
+from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import TERMINAL
 
 BATCH = 256
 _BEAT_S = 15.0
 _PAUSE_S = 0.2  # events of one moment go out together
+_READ, _KEPT_BYTES, _MOST_READINGS = 1000, 2 << 20, 500
 
 
 class Feed:
@@ -28,6 +32,10 @@ class Feed:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
+        self._recent: RecentMessages | None = None
+        self._lock = threading.Lock()
+        self.version = 0
+        """Differs after each change."""
         self.clients = 0
         self.closed = False
 
@@ -36,7 +44,8 @@ class Feed:
         self._loop = asyncio.get_running_loop()
 
     def changed(self) -> None:
-        """Wake all streams; any thread may call it."""
+        """Wake all streams; any thread may call it, once its change can be read."""
+        self.version += 1
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
@@ -46,8 +55,17 @@ class Feed:
         self.closed = True
         self.changed()
 
-    async def wait(self) -> bool:
-        """Return at the next change, or after a while; whether there was a change."""
+    def recent(self, store: JobStore) -> "RecentMessages":
+        """The messages that all streams of the store share."""
+        with self._lock:
+            if self._recent is None:
+                self._recent = RecentMessages(store, self)
+            return self._recent
+
+    async def wait(self, seen: int) -> bool:
+        """Return once the version is not `seen`, or after a while; whether there was a change."""
+        if self.version != seen:
+            return True
         try:
             await asyncio.wait_for(self._changed.wait(), _BEAT_S)
         except TimeoutError:
@@ -57,6 +75,110 @@ class Feed:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class RecentMessages:
+    """The newest events and readings as messages: read and encoded once for all streams.
+
+    A stream that is further behind reads the database. Threads share this.
+    """
+
+    def __init__(self, store: JobStore, feed: Feed) -> None:
+        self._store = store
+        self._feed = feed
+        self._lock = threading.Lock()
+        self._version = -1
+        self._numbers: list[int] = []  # of the kept events, in order
+        self._kept: list[tuple[str, str, bytes]] = []  # their job, its project, the message
+        self._bytes = 0
+        self._before = self._last = store.last_event()  # kept are those above `before`
+        self._projects: dict[str, str] = {}
+        self._heads: dict[tuple[object, object], list[JobRow]] = {}
+        self._readings: dict[tuple[str, bool], tuple[object, bytes]] = {}
+
+    def events(
+        self, jobs: Collection[str], after: int, projects: Collection[str] | None
+    ) -> tuple[list[bytes], int, bool]:
+        """Messages of events above `after`, the number to continue from, and whether more wait."""
+        with self._lock:
+            self._read_on()
+            newest = self._last
+            if after >= self._before:
+                rest = self._kept[bisect_right(self._numbers, after) :]
+                found = [
+                    text
+                    for job, project, text in rest
+                    if (not jobs or job in jobs) and (projects is None or project in projects)
+                ]
+                return found, max(after, newest), False
+        rows = self._store.events(list(jobs), after, BATCH, projects)
+        found = [message("event", each, each["id"]) for each in rows]
+        last = rows[-1]["id"] if rows else after
+        more = len(rows) == BATCH
+        return found, last if more else max(last, newest), more
+
+    def readings(
+        self, jobs: Sequence[str], projects: Collection[str] | None, shown: dict[str, object]
+    ) -> list[bytes]:
+        """The readings that `shown` lacks: details for a single job, else the list's figures."""
+        with self._lock:
+            self._read_on()
+            key = (tuple(jobs), None if projects is None else frozenset(projects))
+            if key not in self._heads:
+                self._heads[key] = self._store.heads(jobs, projects)
+            found = []
+            for row in self._heads[key]:
+                mark = (row.head.get("time"), row.contact, row.state)
+                if shown.get(row.id) == mark or (row.id not in shown and row.state in TERMINAL):
+                    continue
+                shown[row.id] = mark
+                found.append(self._reading(row, mark, detailed=len(jobs) == 1))
+            return found
+
+    def _reading(self, row: JobRow, mark: object, *, detailed: bool) -> bytes:
+        known, text = self._readings.get((row.id, detailed), (None, b""))
+        if known != mark:
+            reading: dict[str, Any] = {"job": row.id, "head": row.head, "contact": row.contact}
+            if detailed:
+                newest = read_newest(self._store.folder(row.id) / READINGS)
+                reading["reading"] = msgspec.to_builtins(newest) if newest is not None else None
+            text = message("reading", reading)
+            if len(self._readings) >= _MOST_READINGS:
+                self._readings.clear()
+            self._readings[row.id, detailed] = mark, text
+        return text
+
+    def _read_on(self) -> None:
+        """Read what has changed since the last time, if anything has."""
+        version = self._feed.version
+        if version == self._version:
+            return
+        self._heads.clear()
+        while rows := self._store.events((), self._last, _READ):
+            for each in rows:
+                text = message("event", each, each["id"])
+                self._numbers.append(each["id"])
+                self._kept.append((each["job"], self._project(each["job"]), text))
+                self._bytes += len(text)
+            self._last = rows[-1]["id"]
+            if len(rows) < _READ:
+                break
+        while self._bytes > _KEPT_BYTES:
+            half = (len(self._kept) + 1) // 2
+            self._bytes -= sum(len(text) for _, _, text in self._kept[:half])
+            self._before = self._numbers[half - 1]
+            del self._numbers[:half], self._kept[:half]
+            self._projects.clear()
+        self._version = version
+
+    def _project(self, job: str) -> str:
+        """The project of a job, which never changes."""
+        if job not in self._projects:
+            try:
+                self._projects[job] = self._store.standing(job)[0]
+            except KeyError:  # it has been deleted since: only those that see all see this
+                return ""
+        return self._projects[job]
 
 
 async def messages(
@@ -72,20 +194,31 @@ async def messages(
     It shows `projects`, None: all, and ends once `is_valid` says that the viewer may not look.
     """
     last = after if after is not None else await asyncio.to_thread(store.last_event)
+    recent = await asyncio.to_thread(feed.recent, store)
     shown: dict[str, object] = {}
+
+    def due() -> tuple[list[bytes], int, bool] | None:
+        """What to send, the number to continue from, and whether more waits; None: no more."""
+        if not is_valid():
+            return None
+        found, number, more = recent.events(jobs, last, projects)
+        if not more:
+            found += recent.readings(jobs, projects, shown)
+        return found, number, more
+
     feed.clients += 1
     try:
         yield b"retry: 1000\n\n"
-        while not feed.closed and await asyncio.to_thread(is_valid):
-            events = await asyncio.to_thread(store.events, jobs, last, BATCH, projects)
-            for each in events:
-                last = each["id"]
-                yield message("event", each, last)
-            if len(events) == BATCH:
+        while not feed.closed:
+            version = feed.version  # before reading: a change from now on ends the wait
+            if (ready := await asyncio.to_thread(due)) is None:
+                return
+            found, last, more = ready
+            if found:
+                yield b"".join(found)
+            if more:
                 continue
-            for reading in await asyncio.to_thread(_readings, store, jobs, projects, shown):
-                yield message("reading", reading)
-            if await feed.wait():
+            if await feed.wait(version):
                 await asyncio.sleep(_PAUSE_S)
             else:
                 yield b": alive\n\n"
@@ -97,24 +230,3 @@ def message(kind: str, data: Any, number: int | None = None) -> bytes:
     """One message of a stream. JSON has no line breaks, so the data are one line."""
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {kind}\n".encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
-
-
-def _readings(
-    store: JobStore,
-    jobs: Sequence[str],
-    projects: Collection[str] | None,
-    shown: dict[str, object],
-) -> list[dict[str, Any]]:
-    """The readings that `shown` lacks: details for a single job, else the figures of the list."""
-    found: list[dict[str, Any]] = []
-    for row in store.heads(jobs, projects):
-        mark = (row.head.get("time"), row.contact, row.state)
-        if shown.get(row.id) == mark or (row.id not in shown and row.state in TERMINAL):
-            continue
-        shown[row.id] = mark
-        reading: dict[str, Any] = {"job": row.id, "head": row.head, "contact": row.contact}
-        if len(jobs) == 1:
-            newest = read_newest(store.folder(row.id) / READINGS)
-            reading["reading"] = msgspec.to_builtins(newest) if newest is not None else None
-        found.append(reading)
-    return found

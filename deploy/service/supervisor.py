@@ -25,9 +25,9 @@ from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
 from deploy.runner.readings import read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.alerts import RESERVE_BYTES, DiskWatch, JobWatch
+from deploy.service.alerts import RESERVE_BYTES, AlertChange, DiskWatch, JobWatch
 from deploy.service.checkpoints import checkpoints
-from deploy.service.job_store import JobRow, JobStore, StateChanged
+from deploy.service.job_store import CAUSE, JobRow, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (
@@ -57,6 +57,8 @@ GRACE_S = 30.0
 _SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is gone
 _TAIL_BYTES, _TAIL_LINES = 16 << 10, 40
 _LINE_POINTS = 40
+_ANSWERED = {Verb.SNAPSHOT.value, Verb.RESHARD.value}
+"""The orders that a runner answers by an event."""
 
 
 class Supervisor:
@@ -129,7 +131,9 @@ class Supervisor:
                 if verb is Verb.SET:
                     self._restart(row, wish)
                 return wish, self._store.get(job)
-            if verb is Verb.CANCEL and row.state is JobState.STOPPING and not row.cancelled:
+            # One that was cancelled to drain may be cancelled `now`: its runner may never drain.
+            further = not row.cancelled or details.get("mode") == "now"
+            if verb is Verb.CANCEL and row.state is JobState.STOPPING and further:
                 self._store.note(row, "stop", wish=wish, cancelled=True, mode=details["mode"])
                 return wish, self._store.get(job)
             to = after_verb(row.state, verb)
@@ -137,12 +141,14 @@ class Supervisor:
             assert to is not None
             changes: dict[str, Any] = {"wish": wish, "asked": verb}
             if verb is Verb.CANCEL:
-                changes |= {"cancelled": True, "reason": "cancelled by a user"}
+                changes |= {"cancelled": True, "code": "", "reason": "cancelled by a user"}
             if to in {JobState.STOPPING, JobState.PAUSING}:
                 mode = details.get("mode", "drain")
                 return wish, self._store.move(row, to, kind="stop", mode=mode, **changes)
             if verb is Verb.RESUME:
                 changes |= {"fruitless": 0, "code": "", "reason": ""}
+            if to in TERMINAL:
+                self._end_alerts(row)
             return wish, self._store.move(row, to, **changes)
 
     def _restart(self, row: JobRow, wish: str) -> None:
@@ -232,20 +238,25 @@ class Supervisor:
         return not 0 < left <= 2 * max(LONGEST_RETRY_S, self._retry_s)
 
     def _follow(self, row: JobRow, folder: Path) -> JobRow:
-        """Take in the runner's new events, and make the transitions that they cause."""
+        """Take in the runner's new events, and make the transitions that they cause.
+
+        The transitions come first: a service that is killed in between reads the events again,
+        while those that were stored first would never have an effect.
+        """
         path = folder / job_folder.EVENTS
         reader = self._events.setdefault(row.id, JournalReader(path, after=row.events_read))
         entries = reader.read()
-        self._store.ingest(row, entries)
         for entry in entries:
             to = after_event(row.state, entry.kind)
             if to is not None and entry.attempt == row.attempt:
                 reason, before = str(entry.data.get("text", "")), row.state
-                row = self._store.move(row, to, code="", reason=reason)
+                cause: dict[str, Any] = {CAUSE: entry.number}
+                row = self._store.move(row, to, code="", reason=reason, **cause)
                 self._moved(before, row)
             if entry.kind == "answer" and "shards" in entry.data:
                 settings = row.settings | {"shards": entry.data["shards"]}
                 self._store.note(row, "resharded", settings=settings)
+        self._store.ingest(row, entries)
         return self._store.get(row.id) if entries else row
 
     def _show(self, row: JobRow, folder: Path, life: Liveness) -> JobRow:
@@ -273,7 +284,7 @@ class Supervisor:
             row = self._store.get(row.id)
         return row
 
-    def _contact(self, row: JobRow, path: Path, life: Life) -> str:
+    def _contact(self, row: JobRow, path: Path, life: Liveness) -> str:
         """Since when a process that lives has given no sign of life; empty if it has lately.
 
         A sign of life is a new time of the file. Its age would depend on two clocks.
@@ -286,7 +297,7 @@ class Supervisor:
         if heard != known:
             seen = self._clock()
             self._heard[row.id] = heard, seen
-        if life is not Life.RUNNING or self._clock() - seen <= self._silent_s:
+        if life is not Liveness.RUNNING or self._clock() - seen <= self._silent_s:
             return ""
         return f"lost since {time.strftime('%H:%M:%S', time.gmtime(heard))} UTC"
 
@@ -302,6 +313,7 @@ class Supervisor:
         """Conclude an attempt whose process is gone, once nothing of it is left."""
         if not self._clean(row):
             return
+        self._answer_rest(row, folder)
         snapshot = self._newest_snapshot(row)
         fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
         ending = after_end(row.state, outcome, cancelled=row.cancelled)
@@ -315,6 +327,8 @@ class Supervisor:
         delay = 0.0 if asked else retry_delay_s(fruitless, random.random(), self._retry_s)
         if row.state is JobState.PAUSING and row.code:
             via = via._replace(code=row.code, reason=row.reason)
+        if via.to in TERMINAL:
+            self._end_alerts(row)
         before = row.state
         row = self._store.move(
             row,
@@ -333,6 +347,27 @@ class Supervisor:
         self._watch.forget(row.id)
         for kept in (self._events, self._shown, self._killed, self._urgent, self._heard):
             kept.pop(row.id, None)
+
+    def _answer_rest(self, row: JobRow, folder: Path) -> None:
+        """Answer the wishes that an attempt has left open: each gets one answer."""
+        orders = JournalReader(folder / job_folder.ORDERS).read()
+        events = JournalReader(folder / job_folder.EVENTS).read()
+        answered = {
+            entry.data.get("wish") for entry in (*orders, *events) if entry.kind == "answer"
+        }
+        for order in orders:
+            wish = order.data.get("wish")
+            if order.attempt == row.attempt and order.kind in _ANSWERED and wish not in answered:
+                text = "the attempt ended before this was done"
+                self._store.note(row, "answer", wish=wish, ok=False, text=text)
+
+    def _end_alerts(self, row: JobRow) -> None:
+        """A job that is about to end has no alert left: nobody looks at it afterwards."""
+        present = list(row.alerts)
+        while present:
+            name = present.pop()
+            change = AlertChange(name, on=False, text="over", alerts=list(present))
+            self._store.note(row, "alert", **msgspec.to_builtins(change))
 
     def _attempt_end(
         self,

@@ -4,7 +4,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than httpx
     from starlette.testclient import TestClient
 
-__all__ = ["STUB", "Running", "Start", "TestClient", "listening"]
+__all__ = ["STUB", "CutLine", "Running", "Start", "TestClient", "listening"]
 
 STUB = Path(__file__).parent / "stub_runner.py"
 
@@ -72,3 +72,45 @@ def listening(running: Running) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+class CutLine:
+    """A line to a server of this machine that can be cut, and spliced again at the same port."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self.port = 0
+        self.splice()
+
+    def splice(self) -> None:
+        """Accept connections, and carry their bytes both ways."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """End every connection, and refuse new ones."""
+        assert self._listener is not None
+        for each in (self._listener, *self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._open.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._open += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

@@ -6,8 +6,10 @@ const body = document.body;
 const job = body.dataset.job;
 const api = `/api/v1/jobs/${encodeURIComponent(job)}`;
 const $ = (selector, within = document) => within.querySelector(selector);
-let last = Number(body.dataset.after);
+const opened = Number(body.dataset.after);
+let last = opened;
 let source = null;
+const MOST_EVENTS = 1000, AGAIN_MS = 30000;
 
 const SHAPES = JSON.parse(body.dataset.shapes ?? "{}");
 
@@ -20,8 +22,18 @@ function element(name, text, attributes = {}) {
 
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? value.toLocaleString("en-GB") : String(Number(value.toPrecision(digits)));
+  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
+  return Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
+
+function duration(seconds) {
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${Math.floor(seconds) % 60} s` : `${Math.ceil(seconds)} s`;
+}
+
+// The answer to a GET; one that is not ok while the service cannot be reached: the next look has it.
+const got = (path) => fetch(path).catch(() => ({ ok: false }));
 
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
@@ -32,7 +44,13 @@ function connect() {
   const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
   source = new EventSource(`/api/v1/stream?${which}after=${last}`);
   source.onopen = () => { $("#link").textContent = "live"; };
-  source.onerror = () => { $("#link").textContent = source.readyState === EventSource.CLOSED ? "ended: reload the page, or sign in" : "offline, retrying"; };
+  const own = source;
+  source.onerror = () => {
+    const closed = own.readyState === EventSource.CLOSED;
+    $("#link").textContent = closed ? "ended: reload the page, or sign in" : "offline, retrying";
+    // A proxy may have answered in the place of a service that restarts.
+    if (closed) setTimeout(() => { if (source === own && !document.hidden) connect(); }, AGAIN_MS);
+  };
   source.addEventListener("event", (message) => {
     const event = JSON.parse(message.data);
     last = event.id;
@@ -59,7 +77,7 @@ let refreshing = null;
 function refreshSoon() {
   refreshing ??= setTimeout(async () => {
     refreshing = null;
-    const answer = await fetch(`/parts/jobs${location.search}`);
+    const answer = await got(`/parts/jobs${location.search}`);
     if (!answer.ok) return;
     const marked = new Set([...document.querySelectorAll("#jobs input:checked")].map((box) => box.value));
     $("#jobs").replaceChildren(...parsed(await answer.text()));
@@ -111,12 +129,13 @@ function bars(where, rows) {
   }));
 }
 
+const MOST_ROWS = 32, WORST = 5;
 const say = (where, text) => { $(`${where} .sentence`).textContent = text; };
 
 function showReading({ head, contact, reading }) {
   if (!reading) return;
   const now = reading.readings, point = reading.point;
-  const left = now.remaining_s ? `${Math.ceil(now.remaining_s)} s left` : "";
+  const left = now.remaining_s ? duration(now.remaining_s) : "";
   $("#figures").replaceChildren(...[
     ["loss", figure(now.loss)], ["accuracy", figure(point.accuracy)], ["samples/s", figure(now.samples_per_s, 3)],
     ["steps", `${figure(now.steps)} / ${figure(now.planned)}`], ["learning rate", figure(now.rate)],
@@ -125,6 +144,7 @@ function showReading({ head, contact, reading }) {
   showStaleness(reading, now, point);
   showWorkers(reading, now);
   showShards(now);
+  showTraffic(now, Object.values(reading.times_s));
   drawSoon();
 }
 
@@ -137,13 +157,20 @@ function showStaleness(reading, now, point) {
 function showWorkers(reading, now) {
   const slowest = Math.min(...now.workers.map((worker) => worker.clock));
   const fastest = Math.max(...now.workers.map((worker) => worker.clock));
-  const shown = now.workers.length > 32 ? [...now.workers].sort((a, b) => a.clock - b.clock).slice(0, 5) : now.workers;
-  bars("#clocks", shown.map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
-    text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })));
+  const many = now.workers.length > MOST_ROWS;
+  const sorted = [...now.workers].sort((a, b) => a.clock - b.clock);
+  const quantile = (share) => sorted[Math.round(share * (sorted.length - 1))].clock;
+  const bands = many ? [["fastest", 1], ["90 %", 0.9], ["median", 0.5], ["10 %", 0.1]] : [];
+  bars("#clocks", [
+    ...bands.map(([name, share]) => ({ name, value: quantile(share), text: `clock ${figure(quantile(share))}` })),
+    ...(many ? sorted.slice(0, WORST) : now.workers).map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
+      text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })),
+  ]);
   const holds = Object.entries(reading.holds).sort((a, b) => b[1] - a[1]);
   const total = holds.reduce((sum, [, count]) => sum + count, 0);
   const waiting = now.workers.filter((worker) => worker.waits).map((worker) => worker.name);
-  say("#clocks", waiting.length ? `${waiting.join(", ")} wait at the gate.` : "No worker waits at the gate.");
+  const those = waiting.length > WORST ? `${waiting.length} of ${now.workers.length} workers` : waiting.join(", ");
+  say("#clocks", `${waiting.length ? `${those} wait${waiting.length === 1 ? "s" : ""} at the gate.` : "No worker waits at the gate."}${many ? ` The clocks of ${now.workers.length} workers by quantile, then the ${WORST} slowest.` : ""}`);
   const advice = $("#advice");
   const share = total ? Math.round(100 * holds[0][1] / total) : 0;
   advice.hidden = !(total >= 10 && share >= 50 && now.workers.length > 2);
@@ -158,7 +185,7 @@ function showTimes(workers) {
   const share = (value, whole) => `${Math.round(100 * value / whole)} %`;
   say("#time", workers.length ? `Of their time between pushes, the workers spent ${share(sums[0], all)} computing, ${share(sums[1], all)} on data, ${share(sums[2], all)} waiting at the gate, ${share(sums[3], all)} on the network.` : "No push yet.");
   const total = (times) => PARTS.reduce((sum, part) => sum + times[part], 0);
-  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > 32 ? 5 : 32);
+  const shown = [...workers].sort((a, b) => b[1].wait + b[1].network - a[1].wait - a[1].network).slice(0, workers.length > MOST_ROWS ? WORST : MOST_ROWS);
   bars("#time", shown.map(([name, times]) => ({
     name, value: total(times), parts: PARTS.map((part) => times[part]),
     text: PARTS.map((part) => share(times[part], Math.max(total(times), 1e-9))).join(" / "),
@@ -167,14 +194,26 @@ function showTimes(workers) {
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn and the requests parked at the gate. ${now.shards.map((shard) => `Shard ${shard.shard} is busy ${figure(100 * (shard.busy ?? 0), 2)} %, ${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out.`).slice(0, 8).join(" ")}`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn, the requests parked at the gate, and the share of time spent on requests.`);
+}
+
+function showTraffic(now, workers) {
+  const rate = (shard) => (shard.bytes_in_per_s ?? 0) + (shard.bytes_out_per_s ?? 0);
+  bars("#traffic", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
+    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+  const sum = (part) => workers.reduce((total, times) => total + times[part], 0);
+  const all = PARTS.reduce((total, part) => total + sum(part), 0);
+  const share = all ? Math.round(100 * sum("network") / all) : 0;
+  say("#traffic", all ? `The workers spend ${share} % of their time on the network${share >= 50 ? ": more than on all else. Push less often, or compress" : ""}.` : "No push yet.");
 }
 
 function showEvent(event) {
   if (event.data.state) showState(event);
-  $("#events ol").prepend(eventLine(event));
+  const list = $("#events ol");
+  list.prepend(eventLine(event));
+  if (list.childElementCount > MOST_EVENTS) list.lastElementChild.remove();
   if (event.kind === "alert") {
     $("#alerts").hidden = !event.data.alerts.length;
     $("#alerts").textContent = event.data.alerts.map((name) => `▲ ${name}`).join(" ");
@@ -214,7 +253,7 @@ const COLUMNS = {
 
 async function draw(holder) {
   const kind = holder.dataset.chart, columns = COLUMNS[kind], axis = $("#axis").value;
-  const answer = await fetch(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
+  const answer = await got(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
   if (!answer.ok) return;
   const { x, series } = await answer.json();
   if (kind === "loss") {
@@ -242,7 +281,7 @@ function drawSoon() {
 }
 
 async function showCheckpoints() {
-  const answer = await fetch(`${api}/checkpoints`);
+  const answer = await got(`${api}/checkpoints`);
   if (!answer.ok) return;
   const { checkpoints } = await answer.json();
   const oldest = checkpoints[0];
@@ -279,7 +318,7 @@ async function pin(number, verb) {
 }
 
 async function showArtefacts() {
-  const answer = await fetch(`${api}/artefacts`);
+  const answer = await got(`${api}/artefacts`);
   if (!answer.ok) return;
   const { artefacts } = await answer.json();
   say("#artefacts", artefacts.length ? `${artefacts.length} files.` : "None yet.");
@@ -296,7 +335,7 @@ async function showLogs() {
   const pick = $("#part"), text = $("#logs pre");
   if (pick.value !== logPart) { logPart = pick.value; logNext = 0; text.textContent = ""; }
   const which = logPart ? `part=${encodeURIComponent(logPart)}&` : "";
-  const answer = await fetch(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
+  const answer = await got(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
   if (!answer.ok) return;
   const parts = (answer.headers.get("X-Log-Parts") || "").split(",").filter(Boolean);
   const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
@@ -314,7 +353,8 @@ async function showLogs() {
 async function ask(verb, details = {}) {
   const answer = await fetch(`${api}:${verb}`, {
     method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
-  });
+  }).catch(() => null);
+  if (!answer) { $("#said").textContent = `${verb}: the service does not answer; repeat it later`; return; }
   const found = await answer.json();
   if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }
   $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;
@@ -356,8 +396,9 @@ async function openJob() {
   addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
     chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
   const [{ events }, reading] = await Promise.all(
-    [`${api}/events?limit=1000`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
-  $("#events ol").replaceChildren(...events.filter((event) => event.id <= last).reverse().map(eventLine));
+    [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
+  // The stream has those after the page was made, and may have brought some of them already.
+  $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
   if (reading.readings) showReading({ reading });
   showCheckpoints();
   showArtefacts();

@@ -229,19 +229,45 @@ def test_a_stream_replays_what_was_missed(idle: Running) -> None:
         idle.ask(job, verb)
     every = idle.http.get(f"/api/v1/jobs/{job}/events").json()["events"]
 
-    async def collect(count: int) -> list[bytes]:
-        source = messages(idle.service.store, Feed(), [job], every[0]["id"])
-        found = [await anext(source) for _ in range(count)]
-        await source.aclose()
-        return found
-
-    head, *rest, reading = asyncio.run(collect(4))
-    assert head == b"retry: 1000\n\n"
+    head, *rest, reading = streamed(idle, Feed(), [job], every[0]["id"], 4)
+    assert head == b"retry: 1000"
     ids = [each["id"] for each in every[1:]]
     assert [each.splitlines()[0] for each in rest] == [f"id: {n}".encode() for n in ids]
     data = [json.loads(each.split(b"data: ")[1]) for each in rest]
     assert [each["data"]["state"] for each in data] == ["PAUSED", "QUEUED"]
     assert reading.startswith(b"event: reading\n")
+
+
+def streamed(idle: Running, feed: Feed, jobs: list[str], after: int, count: int) -> list[bytes]:
+    """The first messages of a new stream."""
+
+    async def collect() -> list[bytes]:
+        source = messages(idle.service.store, feed, jobs, after)
+        text = b""
+        while text.count(b"\n\n") < count:
+            text += await anext(source)
+        await source.aclose()
+        return text.removesuffix(b"\n\n").split(b"\n\n")
+
+    return asyncio.run(collect())
+
+
+def test_streams_share_a_memory(idle: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From wherever a stream starts, it gets the same events: of its job, once each, in order."""
+    monkeypatch.setattr("deploy.service.stream._KEPT_BYTES", 2000)
+    monkeypatch.setattr("deploy.service.stream.BATCH", 3)
+    feed, store = idle.service.feed, idle.service.store
+    first, other = idle.submit("train"), idle.submit("train")
+    feed.recent(store)
+    for _ in range(10):
+        for job in (first, other):
+            store.note(store.get(job), "notice", text="x" * 20)
+    every = store.events([first])
+    for start in (0, 2, len(every) - 1):
+        rest = [str(each["id"]) for each in every[start + 1 :]]
+        found = streamed(idle, feed, [first], every[start]["id"], len(rest) + 2)
+        assert [text.decode().split()[1] for text in found[1:-1]] == rest
+        assert found[-1].startswith(b"event: reading\n")
 
 
 def test_a_stream_ends_with_the_service(idle: Running) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.identities import TokenRole
-from tests.support.service_in_process import Running, Start, listening
+from tests.support.service_in_process import CutLine, Running, Start, listening
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -85,14 +85,15 @@ def accessible(tab: Tab) -> None:
         assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
-def write_readings(service: Running, job: str, steps: int) -> None:
-    """What a runner with two workers and a shard would have written by now."""
+def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int] = ()) -> None:
+    """What a runner with a shard and workers at some clocks, two by default, would have written."""
     workers = tuple(
         WorkerReading(
-            name=name, clock=clock, step=clock, standing="runs", waits=False, loss=1.0, restarts=0
+            name=f"w{number}", clock=clock, step=clock, standing="runs", waits=False, loss=1.0,
+            restarts=0,
         )
-        for name, clock in (("w0", steps), ("w1", steps - 3))
-    )
+        for number, clock in enumerate(clocks or (steps, steps - 3))
+    )  # fmt: skip
     shard = ShardReading(
         shard=0, version=steps, updates_per_s=9.0, bytes_in_per_s=1e6, bytes_out_per_s=1e6,
         max_clock_gap=3,
@@ -132,6 +133,7 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.sees("#learning .sentence", "The loss fell: 1 at first, 0.025 now")
     tab.sees("#clocks .bars", "clock 37")
     tab.sees("#shards .bars", "9 updates/s")
+    tab.sees("#traffic .bars", "1 MB/s in, 1 MB/s out")
     tab.sees("#logs pre", "attempt 1: train")
     assert tab.page.locator("[data-chart=loss] canvas").count() == 1
     tab.page.get_by_role("button", name="Pause").click()
@@ -142,6 +144,97 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.page.get_by_role("button", name="Resume").click()
     tab.sees("#attempt", "attempt 2")
     accessible(tab)
+
+
+def events_shown(tab: Tab) -> list[str]:
+    """The lines of the list of events, the oldest first, without their times."""
+    lines = tab.page.locator("#events li").all_text_contents()
+    return [line[8:].strip() for line in reversed(lines)]
+
+
+def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
+    """Hidden for an hour, a tab then shows each event that it has missed, once and in order."""
+    store = service.service.store
+    job = service.submit("train", name=HOSTILE)
+    service.await_state(job, "RUNNING")
+    page = tab.page
+    page.clock.install()
+    tab.open(f"/jobs/{job}")
+    show = """(hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(show, True)
+    tab.sees("#link", "paused while hidden")
+    for number in range(300):  # more than a batch of the stream
+        store.note(store.get(job), "notice", text=f"{HOSTILE} {number}")
+    page.clock.fast_forward("01:00:00")
+    page.evaluate(show, False)
+    tab.sees("#link", "live")
+    tab.sees("#events", "299")
+    store.note(store.get(job), "notice", text="the last")
+    tab.sees("#events", "the last")
+    expected = [f"notice {HOSTILE} {number}" for number in range(300)]
+    assert [line for line in events_shown(tab) if HOSTILE in line] == expected
+    assert len(events_shown(tab)) == len(store.events([job], limit=1000))
+    assert page.locator("#events img, #events script").count() == 0
+
+
+def test_a_connection_that_breaks(service: Running, tab: Tab) -> None:
+    """A page that is cut off connects again by itself; no event is missing, and none is twice."""
+    store = service.service.store
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    line = CutLine(int(tab.url.rpartition(":")[2]))
+    tab.url = f"http://127.0.0.1:{line.port}"
+    tab.open(f"/jobs/{job}")
+    tab.sees("#events", "running")
+    for number in range(2):
+        line.cut()
+        tab.sees("#link", "offline, retrying")
+        store.note(store.get(job), "notice", text=f"break {number}")
+        line.splice()
+        tab.sees("#link", "live")
+        tab.sees("#events", f"break {number}")
+    expected = len(store.events([job], limit=1000))
+    assert len(events_shown(tab)) == expected
+    tab.page.goto("about:blank")
+    line.cut()
+    refused = "net::ERR_"  # what Chromium prints about requests that met the break
+    tab.faults[:] = [fault for fault in tab.faults if refused not in fault]
+
+
+def test_a_page_of_a_large_job(service: Running, tab: Tab) -> None:
+    """512 workers are quantiles and the five slowest; a log is text; the keyboard suffices."""
+    job = service.submit("train")
+    service.await_state(job, "RUNNING")
+    log = service.service.store.folder(job) / "logs" / "driver-1.log"
+    with log.open("a") as file:
+        file.write(HOSTILE + "\n")
+    write_readings(service, job, 1, clocks=[1000 + number for number in range(512)])
+    tab.open(f"/jobs/{job}")
+    tab.sees("#clocks .bars", "clock 1,000")
+    rows = tab.page.locator("#clocks .bars svg").count()
+    assert rows == 4 + 5
+    tab.sees("#clocks .bars", "clock 1,256")
+    tab.sees("#clocks .sentence", "512 workers")
+    tab.sees("#logs pre", HOSTILE)
+    assert tab.page.locator("#logs pre *").count() == 0
+    accessible(tab)
+    for verb, state in (("Pause", "PAUSED"), ("Resume", "RUNNING")):
+        focus(tab, verb)
+        tab.page.keyboard.press("Enter")
+        tab.sees("#state", state)
+
+
+def focus(tab: Tab, label: str) -> None:
+    """Reach a button by the key Tab alone."""
+    tab.page.evaluate("document.activeElement.blur()")
+    for _ in range(40):
+        tab.page.keyboard.press("Tab")
+        if tab.page.evaluate("document.activeElement.textContent") == label:
+            return
+    raise AssertionError(f"no way to {label} by the keyboard")
 
 
 def test_signing_in(start: Start) -> None:

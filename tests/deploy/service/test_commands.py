@@ -1,7 +1,10 @@
 """The commands that speak to a service, in this process, with stub runners."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,25 @@ def test_wait_says_how_a_job_ended(
     job = submitted(call, solver, stub)
     found = call("wait", job, "--json")
     assert (found.exit_code, json.loads(found.stdout)["state"]) == (status, state)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("downpour can", "cancel"),
+        ("downpour cancel --no", "--now"),
+        ("downpour service rei", "reindex"),
+    ],
+)
+def test_a_shell_completes(words: str, completed: str) -> None:
+    """The script asks the command itself, which names what fits."""
+    command = [sys.executable, "-c", "from deploy.cli import main; main()"]
+    done = subprocess.run([*command, "completion", "bash"], capture_output=True, check=True)
+    assert b"_DOWNPOUR_COMPLETE=complete_bash" in done.stdout
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environ = os.environ | asked | {"_DOWNPOUR_COMPLETE": "complete_bash"}
+    done = subprocess.run(command, capture_output=True, check=True, env=environ)
+    assert done.stdout.decode().split() == [completed]
 
 
 def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
