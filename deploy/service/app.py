@@ -180,7 +180,9 @@ def application(service: Service) -> FastAPI:
     experiments = options.experiments or options.home / "experiments"
     app.include_router(api.routes(parts))
     app.include_router(results_api.routes(service.store, experiments))
-    app.include_router(maintenance_api.routes(parts, service.webhooks, options.home, options.limits))
+    app.include_router(
+        maintenance_api.routes(parts, service.webhooks, options.home, options.limits)
+    )
     app.include_router(page.routes(parts, service.exposure, failures, experiments))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 

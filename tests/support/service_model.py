@@ -33,7 +33,7 @@ from deploy.service import supervisor as supervisor_module
 from deploy.service import tables
 from deploy.service.alerts import DiskWatch
 from deploy.service.job_store import JobRow, JobStore, StateChanged, _row
-from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, JobState, Verb
 from deploy.service.submissions import Submissions, Submitted
 from deploy.service.supervisor import Supervisor
@@ -105,7 +105,7 @@ class ServiceModel(RuleBasedStateMachine):
         self.store = JobStore(self.home, self.engine)
         launcher = LocalLauncher()
         probe = launcher.probe
-        launcher.probe = lambda *of: Life.UNKNOWN if self.blind else probe(*of)  # type: ignore[method-assign]
+        launcher.probe = lambda *of: Liveness.UNKNOWN if self.blind else probe(*of)  # type: ignore[method-assign]
         self.supervisor = Supervisor(
             self.store, launcher, slots=SLOTS, retry_s=5.0, clock=lambda: self.machine.now
         )

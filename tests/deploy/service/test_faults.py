@@ -26,7 +26,7 @@ from deploy.service.app import ServeOptions
 from deploy.service.clock import SteadyClock
 from deploy.service.identities import TokenRole
 from deploy.service.job_store import JobFilter, JobStore
-from deploy.service.launcher import Life, LocalLauncher, processes_with
+from deploy.service.launcher import Liveness, LocalLauncher, processes_with
 from deploy.service.retention import ServiceLimits
 from deploy.service.server import Listen
 from deploy.service.states import LONGEST_RETRY_S
@@ -306,7 +306,7 @@ def test_a_process_id_of_another_process(start: Start, boot: str) -> None:
                 found["boot"] = "another-boot"
             path.write_text(json.dumps(found))
             (folder / ".lock").write_text(str(stranger.pid))
-            assert LocalLauncher().probe(folder, identity.nonce) is Life.GONE
+            assert LocalLauncher().probe(folder, identity.nonce) is Liveness.GONE
             with start() as running:
                 running.await_attempt(job, 2)
                 running.await_state(job, "RUNNING")

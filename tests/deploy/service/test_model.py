@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from deploy.runner.journal import JournalReader
 from deploy.service.job_store import JobRow, JobStore
-from deploy.service.launcher import Life, LocalLauncher
+from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.states import JobState, Verb
 from deploy.service.supervisor import Supervisor
 from tests.support.service_model import ServiceModel
@@ -81,8 +81,8 @@ def a_cancel_is_answered_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
 def what_another_service_started_counts_as_gone(patch: pytest.MonkeyPatch) -> None:
     """A restarted service starts a second runner."""
 
-    def probe(self: LocalLauncher, folder: Path, nonce: str) -> Life:
-        return real(self, folder, nonce) if nonce in self._children else Life.GONE
+    def probe(self: LocalLauncher, folder: Path, nonce: str) -> Liveness:
+        return real(self, folder, nonce) if nonce in self._children else Liveness.GONE
 
     real = LocalLauncher.probe
     patch.setattr(LocalLauncher, "probe", probe)
