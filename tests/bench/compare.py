@@ -79,8 +79,12 @@ def main() -> None:
     parser.add_argument("base", help="the commit of the first column")
     parser.add_argument("bench", help="a file of tests/bench/, as bench_small")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("arguments", nargs="*", help="for the benchmark, after --")
-    given = parser.parse_args()
+    # argparse does not take what follows `--` after an option.
+    own = sys.argv[1:]
+    arguments: list[str] = []
+    if "--" in own:
+        own, arguments = own[: own.index("--")], own[own.index("--") + 1 :]
+    given = parser.parse_args(own)
     found: dict[str, list[Figures]] = {given.base: [], "HEAD": []}
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         trees = {commit: Path(folder) / f"{number}" for number, commit in enumerate(found)}
@@ -88,7 +92,7 @@ def main() -> None:
             fresh_clone(commit, tree)
         for number in range(given.rounds):
             for commit in list(trees)[:: 1 if number % 2 else -1]:
-                found[commit].append(measure(trees[commit], given.bench, given.arguments))
+                found[commit].append(measure(trees[commit], given.bench, arguments))
     print("\n".join(table(*found.values())))
 
 
