@@ -32,6 +32,10 @@ test: lint ## lint, then all tests
 	$(BIN)/python -m compileall -q $(PACKAGES) tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
+RUNS ?= 20
+repeat: install ## make test RUNS=20 times, each in a fresh clone; a line each in OUT=file; BUSY=1 keeps the cores busy
+	$(BIN)/python -m tests.support.repeat_suite --runs $(RUNS) --out "$(OUT)" $(if $(BUSY),--busy)
+
 SEEDS ?= 5000
 sim: install ## play SEEDS=n seeds of simulated clusters under faults; 5000
 	$(BIN)/downpour simulate --seeds $(SEEDS)
@@ -63,6 +67,9 @@ bench: install ## run the benchmarks, each ending in its goals: met or short
 	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
 	@set -e; for bench in $(filter-out %/bench_datapath.py,$(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+compare: install ## a benchmark here and at another commit, in turn: BASE=e339319 BENCH=bench_small
+	$(BIN)/python -m tests.bench.compare $(BASE) $(BENCH) --rounds $(or $(ROUNDS),3)
 
 bench-sdk: install ## what the SDK's steps, tables and readers cost
 	$(BIN)/python tests/bench/bench_sdk.py

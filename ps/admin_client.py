@@ -104,23 +104,24 @@ class AdminClient:
             self.restore(shard, ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
 
     def restore(self, shard: int, state: ShardState, *, keep_workers: bool = False) -> None:
-        """Give one shard a state that `export` returned; `keep_workers` if that state's workers are
-        still alive.
+        """Give one shard a state that `export` returned.
+
+        With `keep_workers` the workers of that state stay registered: they are still alive.
         """
         shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
         keep_workers = arguments.flag("keep_workers", keep_workers)
         arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
         carry_out(admin_plans.restore(self.side, shard, state, keep_workers=keep_workers), self)
 
-    def export(self, *, going_on: bool = False) -> list[ShardState]:
+    def export(self, *, then_resume: bool = False) -> list[ShardState]:
         """Every shard's state, each at one version; all shards are asked at the same time.
 
-        Where the shards are quiesced, `going_on` lets each resume as soon as it has exported.
+        With `then_resume` each quiesced shard resumes as soon as it has exported.
         """
-        going_on = arguments.flag("going_on", going_on)
+        then_resume = arguments.flag("then_resume", then_resume)
         resume = Quiesce(0, self.cluster.job, 0.0, self._owner)
         behind: Question | None = (
-            (lambda request: structs.replace(resume, request=request)) if going_on else None
+            (lambda request: structs.replace(resume, request=request)) if then_resume else None
         )
         return carry_out(admin_plans.export(self.side, behind=behind), self)
 
@@ -218,7 +219,7 @@ class AdminClient:
         """Repeat each question until it is answered; every question may be repeated safely."""
         asked: dict[int, Query] = {}
         for query in queries:
-            self._request += 2  # the number before it is for the question behind
+            self._request += 2  # the number before it is for `query.behind`
             asked[self._request] = query
         answers: dict[int, Answer] = {}
         self._put_off.clear()

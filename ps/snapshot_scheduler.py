@@ -135,7 +135,7 @@ class SnapshotScheduler:
             if self._aligned:
                 with suppress(Unreachable, Retry):
                     admin.quiesce(_QUIESCE_S)
-            self._write(admin.export(going_on=self._aligned), _STATES_S)
+            self._write(admin.export(then_resume=self._aligned), _STATES_S)
 
     def _write(self, states: Sequence[ShardState], patience_s: float) -> None:
         self.latest = self._catalog.save(

@@ -22,8 +22,9 @@ _TESTED_TOGETHER = 500
 
 
 class LeNetImages:
-    """A gradient is the mean of `batch` images; `tested` ones are measured, the first of the test
-    set."""
+    """A gradient is the mean over `batch` images; loss and error are measured on the first `tested`
+    images of the test set.
+    """
 
     worst_error = 90.0
 

@@ -198,7 +198,7 @@ def test_states_travel_in_pieces(
     with local_shards(specs) as served, AdminClient(served) as other:
         for shard, state in enumerate(console.export()):
             other.restore(shard, state, keep_workers=True)
-        copies = other.export(going_on=True)
+        copies = other.export(then_resume=True)
     for state, copied in zip(whole, copies, strict=True):
         assert sum(array.nbytes for array in state.arrays.values()) > 8 * 256
         assert copied.saved.ledger.cut == state.saved.ledger.cut == {"w": 3}

@@ -684,7 +684,7 @@ def _connections(env: Env) -> dict[str, Target]:
             _with(console.restore, shard=0, state=state),
             {"shard": "whole", "state": "object", "keep_workers": "flag"},
         ),
-        "Console.export": Target(console.export, _with(console.export), {"going_on": "flag"}),
+        "Console.export": Target(console.export, _with(console.export), {"then_resume": "flag"}),
         "Console.stand_still": Target(
             console.quiesce, _with(console.quiesce), {"seconds": "0 seconds"}
         ),
