@@ -10,8 +10,10 @@
     trained = worker.run(df, train, params=worker.jax.params(init(), rate=0.1), strategy="asp")
     params = worker.jax.load(init(), trained.params)
 
-`opt.params` are arrays of JAX on its default device, copied from the pulled weights. Each `step`
-gives its gradient to the worker's strategy and brings the next weights (loop_steps.py).
+`opt.params` are arrays of JAX on its default device. On the CPU those that were pulled are the
+memory in which they arrived, because JAX never writes to an array; a strategy's own weights are
+copied. Each `step` gives its gradient to the worker's strategy and brings the next weights
+(loop_steps.py).
 
 JAX is imported when a function of this module is called.
 """
@@ -25,6 +27,8 @@ from numpy.typing import NDArray
 
 import ps
 from ps.client import Client
+from ps.structures import Structure
+from ps.table_views import TableViews
 from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
@@ -111,8 +115,9 @@ class DistributedParams:
         self._jax = jax
         self._names = list(named)
         self._structure = jax.tree_util.tree_structure(tree)
+        self._views = TableViews({me.table.name: (me.table, Structure("wrap", named))})
+        self._host: Floats | None = None  # the weights after a step of the optimiser
         self._table: DenseTable = me.table
-        self._host = me.table.empty()
         self._gradients: Any = None
         self._state: Any = None
         self._update: Any = None
@@ -141,9 +146,10 @@ class DistributedParams:
         _, gradient = self._steps.begin()
         if self._jax.tree_util.tree_structure(gradients) != self._structure:
             raise BadInput("step: gradients: expected a pytree with the structure of `params`")
-        self._gradients = gradients
         if self._update is None:
             self._write(gradients, gradient)
+        else:
+            self._gradients = gradients
         self._steps.take(gradient, loss, samples)
 
     def finish(self) -> None:
@@ -154,24 +160,28 @@ class DistributedParams:
         self._steps.finish()
 
     def _show(self, weights: Floats) -> None:
-        """Make these weights the parameters: copies, because the arena changes."""
-        views = self._table.views(weights)
-        leaves = [self._jax.numpy.array(views[name]) for name in self._names]
+        """Make these weights the parameters.
+
+        Pulled weights are read-only and stay as they are while an array refers to them. So they are
+        not copied where JAX can use their memory; `device_put` does copy to a GPU, and from memory
+        that is not aligned. The strategy's own weights change in place.
+        """
+        views = self._views.views(None, weights)
+        place = self._jax.numpy.array if weights.flags.writeable else self._jax.device_put
+        leaves = [place(views[name]) for name in self._names]
         self.params = self._jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def _write(self, tree: Any, arena: Floats) -> None:
-        """Write the arrays of a tree into an arena, and zeros into its padding."""
-        arena.fill(0)
-        views = self._table.views(arena)
-        for name, leaf in zip(self._names, self._jax.tree_util.tree_leaves(tree), strict=True):
-            if leaf.shape != views[name].shape:
-                expected = views[name].shape
-                raise BadInput(f"step: {name}: expected shape {expected}, got {leaf.shape}")
-            np.copyto(views[name], np.asarray(leaf), casting="same_kind")
+        """Write the arrays of a tree into an arena, and zeros into its padding; raises BadInput."""
+        leaves = self._jax.tree_util.tree_leaves(tree)
+        self._views.write(None, dict(zip(self._names, leaves, strict=True)), arena)
 
     def _optimized(self) -> Floats:
         """The weights after a step of the optimiser, in an arena of this worker's."""
         self.params, self._state = self._update(self._gradients, self._state, self.params)
+        self._gradients = None
+        if self._host is None:
+            self._host = self._table.empty()
         self._write(self.params, self._host)
         return self._host
 

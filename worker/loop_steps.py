@@ -150,6 +150,7 @@ class LoopSteps:
             step=client.step,
             bound=client.cluster.bound,
             ahead=client.recommended_prefetch,
+            pulls_at_once=True,
             local=own.local,
             optimizer=optimized,
         )

@@ -212,9 +212,11 @@ class StepMachine:
     """One worker's loop from `step` on.
 
     `clock` and `step` are those of the worker's last push. `bound` is the staleness bound of the
-    shards. A machine may continue with the `local` state that another one left between two steps.
-    An `optimizer` takes the steps on the worker's own weights in place of the strategy's rule.
-    `pushed` counts the samples in pushes; `compute_s` and `data_s` add up the seconds in answers.
+    shards. With `pulls_at_once` the batches of a step need no reading, so a pull follows the push
+    before it immediately, and is requested in one message with it. A machine may continue with the
+    `local` state that another one left between two steps. An `optimizer` takes the steps on the
+    worker's own weights in place of the strategy's rule. `pushed` counts the samples in pushes;
+    `compute_s` and `data_s` add up the seconds in answers.
     """
 
     def __init__(
@@ -228,6 +230,7 @@ class StepMachine:
         bound: int | None = None,
         ahead: int = 1,
         on_device: bool = False,
+        pulls_at_once: bool = False,
         local: Local | None = None,
         optimizer: Callable[[], Floats] | None = None,
     ) -> None:
@@ -240,6 +243,7 @@ class StepMachine:
         self._bound = bound
         self._optimizer = optimizer
         self._link_ahead = ahead
+        self._pulls_at_once = pulls_at_once
         self._segments = segments(table, KeyRange(0, table.size))
         self._buffers = [run.keys for run in self._segments if run.buffer]
         if local is not None:
@@ -374,11 +378,20 @@ class StepMachine:
 
         It is the furthest clock that the next fetch would request, and that fetch follows at once.
         """
-        if not self.plan.prefetch:
-            return None
         assert self.local is not None
+        if not self.plan.prefetch:
+            return self._next_fetch(step + 1) if self._pulls_at_once else None
         further = min(self._ahead(), self.plan.steps - 2 - step)
         return self.clock + self.local.steps + further if further > 0 else None
+
+    def _next_fetch(self, step: int) -> int | None:
+        """The clock at which `step` will fetch, after the push before it; None if it does not."""
+        if step >= self.plan.steps or self.strategy.exchanges or not self.strategy.fetches(step):
+            return None
+        assert self.local is not None
+        if self.strategy.windowed:
+            return self.clock + 1
+        return self.clock + self.local.steps + self._more_steps(step)
 
     def _more_steps(self, step: int) -> int:
         """How many steps after `step` use the weights that are fetched for it."""

@@ -239,22 +239,21 @@ def in_one_process(net: Net, task: Task, rows: Rows, seed: int) -> Any:
     return params
 
 
-def train(args: tuple[str, int, int, int], ctx: worker.Context) -> None:
+def train(args: tuple[Task, int, int, int], ctx: worker.Context) -> None:
     """What each of the workers runs."""
-    name, size, classes, seed = args
-    task = TASKS[name]
+    task, size, classes, seed = args
     net = NETS[task.kind](size, classes, seed)
     net.adapter(net, task, ctx)
 
 
-def by_workers(name: str, net: Net, rows: Rows, df: Any, classes: int, seed: int) -> Any:
+def by_workers(task: Task, net: Net, rows: Rows, df: Any, classes: int, seed: int) -> Any:
     """The result of asynchronous training."""
-    given = name, rows.x.shape[1], classes, seed
+    given = task, rows.x.shape[1], classes, seed
     return worker.run(
         df,
         train,
         given,
-        params=ps.Dense.like(net.first, rate=TASKS[name].rate),
+        params=ps.Dense.like(net.first, rate=task.rate),
         workers=WORKERS,
         shards=SHARDS,
         shards_in="processes",
@@ -284,6 +283,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
     parser.add_argument("--data", type=Path, required=True, help="a folder with mnist and tabular")
     parser.add_argument("--rows", type=int, default=None, help="train on the first rows only")
+    parser.add_argument("--epochs", type=int, help="for each task, in place of its own number")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     found = []
@@ -294,6 +294,7 @@ def main() -> None:
     ):
         for name in options.tasks:
             task = TASKS[name]
+            task = task._replace(epochs=options.epochs or task.epochs)
             rows, tests = read(options, task.data)
             values = pa.array(rows.x.ravel())
             column = pa.FixedSizeListArray.from_arrays(values, rows.x.shape[1])
@@ -305,7 +306,7 @@ def main() -> None:
                 began = time.monotonic()
                 alone = accuracy(net, in_one_process(net, task, rows, seed), tests)
                 between = time.monotonic()
-                trained = by_workers(name, net, rows, df, classes, seed)
+                trained = by_workers(task, net, rows, df, classes, seed)
                 ended = time.monotonic()
                 if trained.outcome.interrupted:
                     raise KeyboardInterrupt

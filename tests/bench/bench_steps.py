@@ -8,8 +8,9 @@ the median over rounds. The shard is a process of this host. A library that is n
 out; PyTorch's step is that of bench_torch.py.
 
 Memory is that of a process that trains 25 M parameters, a hundred megabytes, less that of a process
-with the plain loop, in copies of the parameters. Of the memory that it shares with the shard, half
-is counted (PSS).
+with the plain loop, in copies of the parameters. Each counts at its largest, of the moments when
+the gradient is there and those between two steps: so a gradient, which both have, counts for
+neither. Of the memory that it shares with the shard, half is counted (PSS).
 """
 
 import argparse
@@ -35,6 +36,7 @@ from tests.bench.report import Goal, goals, save
 STEP_MS, ADDED, COPIES = 20.0, 0.05, 2.0
 SIZE, HIDDEN, CLASSES = 784, 1400, 10
 SIDE, FEW = 5000, 4
+WARM, READ = 40, 4  # steps before memory is read, and while it is
 RATE = 1e-3
 LOOPS = ("downpour", "local_sgd:h=10")
 NET = Perceptron(SIZE, CLASSES, HIDDEN)
@@ -142,26 +144,66 @@ def overhead(library: str, steps: int, rounds: int) -> dict[str, StepTime]:
         return in_turn({"plain": plain(rows), **cases(rows, stack)}, steps, rounds)
 
 
-def numpy_large(job: str, stack: ExitStack) -> Step:
-    """A step of a linear layer in NumPy; with a worker if there is a job."""
+def numpy_large(job: str, stack: ExitStack, look: Step) -> Step:
+    """A step of a linear layer in NumPy; with a worker if there is a job.
+
+    It calls `look` when the gradient is there.
+    """
     x = np.full((FEW, SIDE), 0.5, np.float32)
     if not job:
         weight = np.zeros((SIDE, SIDE), np.float32)
 
         def plain() -> None:
-            weight[...] -= RATE * (x.T @ (x @ weight))
+            gradient = x.T @ (x @ weight)
+            look()
+            gradient *= RATE
+            np.subtract(weight, gradient, weight)
 
         return plain
     me = stack.enter_context(ps.connect(job).worker("w0"))
 
     def step() -> None:
         with me.step() as step:
-            step.push({"weight": x.T @ (x @ step.pull()["weight"])})
+            gradient = x.T @ (x @ step.pull()["weight"])
+            look()
+            step.push({"weight": gradient})
 
     return step
 
 
-def torch_large(job: str, stack: ExitStack) -> Step:
+def jax_large(job: str, stack: ExitStack, look: Step) -> Step:
+    """The same in JAX."""
+    import jax
+
+    import worker.jax
+
+    tree, rows = {"weight": np.zeros((SIDE, SIDE), np.float32)}, np.full((FEW, SIDE), 0.5)
+    rows = rows.astype(np.float32)
+    gradient = jax.jit(jax.grad(lambda tree, rows: ((rows @ tree["weight"]) ** 2).mean()))
+    if job:
+        opt = stack.enter_context(worker.jax.join(ps.connect(job), "w0", tree))
+
+        def step() -> None:
+            grads = jax.block_until_ready(gradient(opt.params, rows))
+            look()
+            opt.step(grads)
+
+        return step
+    params = jax.tree.map(jax.numpy.array, tree)
+    update = jax.jit(
+        lambda one, other: jax.tree.map(lambda x, dx: x - RATE * dx, one, other), donate_argnums=0
+    )
+
+    def plain() -> None:
+        nonlocal params
+        grads = jax.block_until_ready(gradient(params, rows))
+        look()
+        params = jax.block_until_ready(update(params, grads))
+
+    return plain
+
+
+def torch_large(job: str, stack: ExitStack, look: Step) -> Step:
     """The same in PyTorch."""
     import torch
 
@@ -174,22 +216,32 @@ def torch_large(job: str, stack: ExitStack) -> Step:
 
     def step() -> None:
         model(rows).square().mean().backward()
+        look()
         opt.step()
         opt.zero_grad()
 
     return step
 
 
-LARGE = {"numpy": numpy_large, "torch": torch_large}
+LARGE = {"numpy": numpy_large, "jax": jax_large, "torch": torch_large}
 
 
 def print_memory(library: str, job: str) -> None:
-    """Train for some steps, and print the bytes that this process has in memory."""
-    with ExitStack() as stack:
-        step = LARGE[library](job, stack)
-        for _ in range(5):
+    """Train for some steps, and print the most bytes that this process has in memory."""
+    seen: list[int] = []
+    reads = False
+
+    def look() -> None:
+        if reads:
+            seen.append(psutil.Process().memory_full_info().pss)
+
+    with ExitStack() as stack, threadpool_limits(1):
+        step = LARGE[library](job, stack, look)
+        for number in range(WARM + READ):
+            reads = number >= WARM
             step()
-        print(psutil.Process().memory_full_info().pss)
+            look()
+        print(max(seen))
 
 
 def copies(library: str) -> float:
@@ -234,9 +286,9 @@ def main() -> None:
                 ("CPU time", times.cpu / took["plain"].cpu - 1),
             )
         ]
-        if library in LARGE:
-            held = figures[f"{library}, copies"] = copies(library)
-            rows.append(Goal(f"memory of a worker, {library}", held, COPIES, "copies"))
+        held = figures[f"{library}, copies"] = copies(library)
+        print(f"{library:6} memory              {held:8.2f} copies of the parameters", flush=True)
+        rows.append(Goal(f"memory of a worker, {library}", held, COPIES, "copies"))
     save("steps", figures)
     goals(rows)
 

@@ -112,6 +112,21 @@ def test_one_worker_is_the_plain_loop(optimizer: Callable[[float], Any] | None) 
     assert np.allclose(found["bias"], plain["bias"], atol=1e-5)
 
 
+def test_parameters_that_are_kept_do_not_change() -> None:
+    """They are the memory in which weights arrived, which is not used again while they are kept."""
+    with (
+        worker.start(worker.jax.params(line(), rate=0.1), on="threads") as job,
+        worker.jax.join(job, "w0", line()) as opt,
+    ):
+        kept, copies = [], []
+        for x in batches(5, 12):
+            kept.append(opt.params["dense"][0])
+            copies.append(np.array(kept[-1]))
+            opt.step(gradient(opt.params, x)[1])
+    assert len({one.tobytes() for one in copies}) == 12
+    assert [one.tobytes() for one in map(np.asarray, kept)] == [one.tobytes() for one in copies]
+
+
 @pytest.mark.parametrize(
     ("tree", "optimizer", "message"),
     [

@@ -34,7 +34,10 @@ _VALUE = 0x12  # the tag of field 2: a map's value, a SequenceExample's feature 
 
 
 class _Entries(NamedTuple):
-    """Entries of the maps of a block: the record's index, the column's index, and the value."""
+    """Entries of the maps of a block: the record's index, the column's index, and the value.
+
+    They are in the order of columns, and of records within a column.
+    """
 
     record: Positions
     column: Positions
@@ -42,7 +45,8 @@ class _Entries(NamedTuple):
     ends: Positions
 
     def of(self, column: int) -> "_Entries":
-        return _Entries(*(each[self.column == column] for each in self))
+        first, last = np.searchsorted(self.column, (column, column + 1))
+        return _Entries(*(each[first:last] for each in self))
 
 
 class _Features(NamedTuple):
@@ -131,8 +135,9 @@ def _entries(data: bytes, parts: Any, tag: int, names: list[str]) -> _Entries:
     ):
         raise Unusual
     column = _match(data, key, key_end, names)
-    known = column >= 0
-    return _Entries(record[found.parent][known], column[known], value[known], value_end[known])
+    order = np.argsort(column, kind="stable")
+    order = order[np.searchsorted(column[order], 0) :]  # without unknown names
+    return _Entries(record[found.parent[order]], column[order], value[order], value_end[order])
 
 
 def _match(data: bytes, starts: Positions, ends: Positions, names: list[str]) -> Positions:

@@ -1,11 +1,11 @@
 """Arrow to records: the features of a column are encoded together, then joined row by row.
 
 A list of one byte string and a list of packed numbers have the same form on the wire. What precedes
-the values depends on their size only, so it is made once a size.
+the values, down to the entry of the map, depends on their size only. So it is made once a size, and
+a feature costs one look-up and one concatenation.
 """
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -39,12 +39,12 @@ def _records(batch: Any, columns: list[FeatureColumn]) -> Iterator[bytes]:
     context = [_entries(column, array) for column, array in arrays if column.depth < 2]
     lists = [_entries(column, array) for column, array in arrays if column.depth == 2]
     features = _rows(context, batch.num_rows)
-    heads = _heads(_CONTENT)
+    heads = _Heads(_CONTENT)
     if not lists:
-        return (heads(len(row)) + row for row in features)
-    list_heads = _heads(_VALUE)
+        return (heads[len(row)] + row for row in features)
+    list_heads = _Heads(_VALUE)
     return (
-        b"".join((heads(len(row)), row, list_heads(len(more)), more))
+        b"".join((heads[len(row)], row, list_heads[len(more)], more))
         for row, more in zip(features, _rows(lists, batch.num_rows), strict=True)
     )
 
@@ -55,24 +55,24 @@ def _rows(entries: list[list[bytes]], rows: int) -> Iterator[bytes]:
 
 def _entries(column: FeatureColumn, array: Any) -> list[bytes]:
     """The column's entry in the map of each row; empty for a null."""
-    if column.depth < 2:
-        values = _features(column, array)
-    else:
-        heads, flat = _heads(_CONTENT), array.flatten()
-        _no_null(column, flat)
-        steps = [heads(len(each)) + each for each in _features(column, flat)]
-        values = [b"".join(steps[i:j]) for i, j in pairwise(_offsets(array))]
     key = column.name.encode()
-    heads = _heads(_CONTENT, _CONTENT + varint(len(key)) + key + _VALUE)
-    entries = [heads(len(value)) + value for value in values]
+    around = _CONTENT, _CONTENT + varint(len(key)) + key + _VALUE
+    if column.depth < 2:
+        entries = _features(column, array, around)
+    else:
+        heads, flat = _Heads(*around), array.flatten()
+        _no_null(column, flat)
+        steps = _features(column, flat, (_CONTENT,))
+        values = [b"".join(steps[i:j]) for i, j in pairwise(_offsets(array))]
+        entries = [heads[len(value)] + value for value in values]
     if array.null_count:
         valid = array.is_valid().to_pylist()
         entries = [entry if there else b"" for entry, there in zip(entries, valid, strict=True)]
     return entries
 
 
-def _features(column: FeatureColumn, array: Any) -> list[bytes]:
-    """The Features of an array's rows; of a null, one without values."""
+def _features(column: FeatureColumn, array: Any, around: tuple[bytes, ...]) -> list[bytes]:
+    """The Features of an array's rows, in the fields `around`; of a null, one without values."""
     if column.depth:
         leaves, cuts = array.flatten(), _offsets(array)
         _no_null(column, leaves)
@@ -83,12 +83,13 @@ def _features(column: FeatureColumn, array: Any) -> list[bytes]:
         cuts = np.arange(len(array) + 1)
     kind = bytes([column.kind.value])
     if column.kind is FeatureKind.BYTES:
-        heads = _heads(_CONTENT)
-        content = [heads(len(value)) + value for value in leaves.cast(pa.binary()).to_pylist()]
-        if column.depth:
-            content = [b"".join(content[i:j]) for i, j in pairwise(cuts)]
-        heads = _heads(kind)
-        return [heads(len(each)) + each for each in content]
+        heads = _Heads(_CONTENT) if column.depth else _Heads(*around, kind, _CONTENT)
+        content = [heads[len(value)] + value for value in leaves.cast(pa.binary()).to_pylist()]
+        if not column.depth:
+            return content
+        content = [b"".join(content[i:j]) for i, j in pairwise(cuts)]
+        heads = _Heads(*around, kind)
+        return [heads[len(each)] + each for each in content]
     if column.kind is FeatureKind.FLOAT:
         packed = leaves.cast(pa.float32(), safe=False).to_numpy().tobytes()
         cuts = 4 * cuts
@@ -96,8 +97,9 @@ def _features(column: FeatureColumn, array: Any) -> list[bytes]:
         numbers, sizes = encode_varints(leaves.cast(pa.int64()).to_numpy())
         packed = numbers.tobytes()
         cuts = np.concatenate(([0], np.cumsum(sizes)))[cuts]
-    heads = _packed_heads(kind)
-    return [heads(j - i) + packed[i:j] for i, j in pairwise(cuts.tolist())]
+    heads = _Heads(*around, kind, _CONTENT)
+    heads[0] = _Heads(*around, kind)[0]  # a list without numbers is empty
+    return [heads[j - i] + packed[i:j] for i, j in pairwise(cuts.tolist())]
 
 
 def _no_null(column: FeatureColumn, values: Any) -> None:
@@ -112,22 +114,18 @@ def _offsets(array: Any) -> Any:
     return np.concatenate(([0], np.cumsum(sizes)))
 
 
-def _heads(tag: bytes, before: bytes = b"") -> Callable[[int], bytes]:
-    """What precedes a content of a size: the field `tag`.
+class _Heads(dict[int, bytes]):
+    """By the size of a content, what precedes it: the fields that it is in, outermost first.
 
-    With `before`, the content is a field in it, whose own tag ends `before`.
+    Each field is given by its tag, and by what else of the same message comes before it.
     """
 
-    @lru_cache(maxsize=1 << 12)
-    def head(size: int) -> bytes:
-        inner = before + varint(size) if before else b""
-        return tag + varint(len(inner) + size) + inner
+    def __init__(self, *fields: bytes) -> None:
+        self._fields = fields
 
-    return head
-
-
-def _packed_heads(kind: bytes) -> Callable[[int], bytes]:
-    """What precedes packed numbers of a size in a Feature; a list without numbers is empty."""
-    heads = _heads(kind, _CONTENT)
-    nothing = kind + varint(0)
-    return lambda size: heads(size) if size else nothing
+    def __missing__(self, size: int) -> bytes:
+        head = b""
+        for before in reversed(self._fields):
+            head = before + varint(len(head) + size) + head
+        self[size] = head
+        return head

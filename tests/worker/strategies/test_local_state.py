@@ -1,5 +1,7 @@
 """A worker's own state is named arrays and counters: saved between two steps, it continues."""
 
+import weakref
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -109,3 +111,63 @@ def test_data_may_end_when_the_weights_are_there() -> None:
 
     StepMachine(plan(LocalSGD(h=5)), TABLE).drive(carry_out)
     assert [(one.steps, one.samples) for one in seen] == [(5, 0 + 1 + 2 + 3 + 4), (2, 5 + 6)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_pull_is_requested_with_the_push_before_it(name: str, period: int) -> None:
+    """Each pull that follows a push was requested by it, with the same clock, and no other is.
+
+    The same is pushed as without. In an exchange the pull comes before the push.
+    """
+    kind = STRATEGIES[name]
+    fields = {"h", "window", "tau", "n_push", "n_fetch"} & set(kind.__struct_fields__)
+    planned = plan(replace(kind(), **dict.fromkeys(fields, period)))
+    together: list[bytes] = []
+    alone: list[bytes] = []
+    seen: list[tuple[int | None, int | None]] = []
+    requested: int | None = None
+
+    def carry_out(want: machine.Want) -> machine.Answer:
+        nonlocal requested
+        match want:
+            case machine.PushContribution():
+                requested = want.prefetch
+            case machine.PullWeights():
+                seen.append((requested, want.clock))
+                requested = None
+        return carried_out(want, together)
+
+    StepMachine(planned, TABLE, pulls_at_once=True).drive(carry_out)
+    StepMachine(planned, TABLE).drive(lambda want: carried_out(want, alone))
+    assert requested is None
+    assert together == alone
+    if planned.strategy.exchanges:
+        assert {asked for asked, _ in seen} == {None}
+    else:
+        assert all(asked == clock for asked, clock in seen[1:] if asked is not None)
+        pushed_first = [number for number in range(1, 20) if planned.strategy.pushes(number - 1)]
+        both = [number for number in pushed_first if planned.strategy.fetches(number)]
+        assert sum(asked is not None for asked, _ in seen) == len(both)
+
+
+@pytest.mark.parametrize("name", ["downpour", "local_sgd"])
+def test_a_pushed_gradient_is_let_go(name: str) -> None:
+    """When the next gradient is wanted, nothing refers to an array that was pushed.
+
+    So one array is enough for all the gradients, where the pushes are acknowledged by then.
+    """
+    pushed: list[weakref.ref[Floats]] = []
+    alive: list[int] = []
+
+    def carry_out(want: machine.Want) -> machine.Answer:
+        match want:
+            case machine.PushContribution():
+                pushed.append(weakref.ref(want.contribution))
+            case machine.ReadBatches():
+                alive.append(sum(one() is not None for one in pushed))
+        return carried_out(want, [])
+
+    StepMachine(plan(STRATEGIES[name]()), TABLE).drive(carry_out)
+    assert len(pushed) == {"downpour": 20, "local_sgd": 2}[name]
+    assert set(alive) == {0}
