@@ -1,8 +1,9 @@
 """What a strategy costs a worker a step, besides the gradient, at the size of LeNet.
 
 The step machine of each strategy runs without a network: pulls return the same weights, a gradient
-is there at once. So the time is that of the machine, the local step and the contribution. Rounds of
-all strategies are interleaved, and each figure is the median of its rounds.
+is there at once. So the CPU time is that of the machine, the local step and the contribution, and
+other processes hardly change it. Rounds of all strategies are interleaved, and each figure is the
+median of its rounds.
 
     python tests/bench/bench_strategies.py [--rounds 9] [--steps 60]
 
@@ -69,9 +70,9 @@ def step_us(strategy: Strategy, steps: int) -> float:
         return None
 
     steps_of = StepMachine(plan, TABLE)
-    started = time.perf_counter()
+    started = time.process_time()
     steps_of.drive(carry_out)
-    return (time.perf_counter() - started) / steps * 1e6
+    return (time.process_time() - started) / steps * 1e6
 
 
 def main() -> None:
@@ -91,10 +92,10 @@ def main() -> None:
                 times[name].append(step_us(strategy, given.steps))
     plain = median(times["downpour"])
     print(f"{FLOATS:,} floats, windows of 10 steps, {given.rounds} rounds of {given.steps} steps")
-    print(f"{'strategy':<14}{'us a step':>12}{'above downpour':>16}{'of 20 ms':>10}")
+    print(f"{'strategy':<14}{'CPU us a step':>14}{'above downpour':>16}{'of 20 ms':>10}")
     for name, found in sorted(times.items(), key=lambda row: median(row[1])):
         cost = median(found)
-        print(f"{name:<14}{cost:>12.1f}{cost - plain:>16.1f}{cost / 20_000:>10.2%}")
+        print(f"{name:<14}{cost:>14.1f}{cost - plain:>16.1f}{cost / 20_000:>10.2%}")
     met = "met" if plain <= GOAL_US else "short"
     print(f"the loop with plain Downpour: {plain:.1f} us a step, goal {GOAL_US:g} us: {met}")
 
