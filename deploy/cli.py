@@ -257,7 +257,7 @@ def completion(
 def main() -> None:
     """The entry point of the command `downpour`."""
     if _COMPLETE in os.environ:  # a shell asks, by the script that `completion` prints
-        from typer.completion import completion_init
+        from typer._completion_classes import completion_init
 
         completion_init()
     try:

@@ -32,6 +32,7 @@ from deploy.service.launcher import Life, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (
     ATTEMPTED,
+    MOST_DELAY_S,
     TERMINAL,
     TRAINING,
     Ending,
@@ -199,8 +200,9 @@ class Supervisor:
             self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
 
     def _advance(self, row: JobRow) -> None:
-        if row.state is JobState.RECOVERING and self._clock() >= row.not_before:
-            if self._clean(row):
+        if row.state is JobState.RECOVERING:
+            # A wait that is longer than any delay is due to a clock that was set back meanwhile.
+            if not 0.0 < row.not_before - self._clock() <= MOST_DELAY_S and self._clean(row):
                 self._start(row, JobState.STARTING)
             return
         if row.state not in ATTEMPTED:

@@ -16,6 +16,7 @@ from unittest import mock
 
 import sqlalchemy as sa
 
+from deploy.run_folder import write_whole
 from deploy.runner import job_folder, journal
 from deploy.service import job_store, launcher, supervisor
 
@@ -109,8 +110,8 @@ class FakeMachine:
             (job_store, "secrets", names),
             (supervisor, "secrets", names),
             (supervisor, "random", SimpleNamespace(random=lambda: 0.5)),
-            (job_store, "write_whole", self._whole(job_store.write_whole)),
-            (job_folder, "write_whole", self._whole(job_folder.write_whole)),
+            (job_store, "write_whole", self._whole(write_whole)),
+            (job_folder, "write_whole", self._whole(write_whole)),
         ]
         with ExitStack() as stack:
             for module, name, value in replaced:
