@@ -11,7 +11,7 @@
     params = worker.jax.load(init(), trained.params)
 
 `opt.params` are arrays of JAX on its default device, copied from the pulled weights. Each `step`
-gives its gradient to the worker's strategy and brings the next weights (loop_steps.py).
+gives its gradient to the worker's strategy and brings the next weights (framework_loop.py).
 
 JAX is imported when a function of this module is called.
 """
@@ -29,7 +29,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
 
 __all__ = ["DistributedParams", "join", "load", "params", "wrap"]

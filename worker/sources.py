@@ -26,11 +26,11 @@ from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_decoding import Undecodable
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
 from worker.data.image_table import ImageSource, listing
-from worker.data.joined import JoinedSource, LayerSource
 from worker.data.parquet import is_parquet
 from worker.data.parquet_columns import TableSource, open_table
 from worker.data.source import Sample, Source
 from worker.data.wanted import MOST_SKIPPED, Split, Wanted
+from worker.data.zipped import JoinedSource, LayerSource
 
 __all__ = [
     "FORMATS",
