@@ -30,7 +30,7 @@ from worker.data.parquet import is_parquet
 from worker.data.parquet_columns import TableSource, open_table
 from worker.data.source import Sample, Source
 from worker.data.wanted import MOST_SKIPPED, Split, Wanted
-from worker.data.zipped import JoinedSource, LayerSource
+from worker.data.zipped import LayerSource, ZippedSource
 
 __all__ = [
     "FORMATS",
@@ -145,7 +145,7 @@ def open_net_data(
                     f" {each.source}"
                 )
             members.append(LayerSource(source, each.tops))
-        return JoinedSource(members)
+        return ZippedSource(members)
     wanted = replace(
         data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
     )

@@ -14,7 +14,7 @@ from ps.replication.heartbeat import HeartbeatSender
 from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
-from ps.server.frontend import ShardEndpoint
+from ps.server.frontend import ShardFrontend
 from ps.transport.addresses import public_endpoint
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
@@ -53,7 +53,7 @@ class ReplicaServer(ServerThread):
         """
         context = zmq.Context()
         keys = KeyPair.new() if admission is not None else None
-        self._shard_endpoint = ShardEndpoint(
+        self._shard_endpoint = ShardFrontend(
             spec,
             context,
             bind,

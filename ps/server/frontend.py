@@ -36,7 +36,7 @@ _LEAST_QUEUE = 4  # messages, however large
 _QUEUE_BYTES = 128 << 20
 
 
-class ShardEndpoint:
+class ShardFrontend:
     """The clients' side of one shard. Not for use by two threads."""
 
     def __init__(

@@ -9,7 +9,7 @@ from ps.logs import logger
 from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
-from ps.server.frontend import ShardEndpoint
+from ps.server.frontend import ShardFrontend
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.transport.transports import Transport
@@ -56,7 +56,7 @@ class ShardServer(ServerThread):
         self._log = log
         self._saves = saves
         kept = log or saves
-        self._shard_endpoint = ShardEndpoint(
+        self._shard_endpoint = ShardFrontend(
             spec,
             context,
             bind,

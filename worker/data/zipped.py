@@ -32,7 +32,7 @@ class LayerSource(NamedTuple):
         return self.source.row_shapes or {self.tops[0]: self.source.shape}
 
 
-class JoinedSource(ColumnSource):
+class ZippedSource(ColumnSource):
     """The columns of several sources, by the names of tops.
 
     It has as many rows as the longest source; a shorter one starts over at its end, as Caffe's data
