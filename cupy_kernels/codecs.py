@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels import codec_arrays
+from cupy_kernels import codecs_numpy
 from cupy_kernels.backends import backend_of
-from cupy_kernels.codec_arrays import BLOCK, Bytes
+from cupy_kernels.codecs_numpy import BLOCK, Bytes
 from cupy_kernels.types import Array
 
 Dense = Literal["fp16", "bf16", "int8", "int4", "sign"]
@@ -71,11 +71,11 @@ def encode(kind: Dense, g: Array, error: Array, payload: Bytes, factor: np.float
         given = (_frozen(g), error, q, *([] if scales is None else [scales]), factor)
         getattr(codec_loops, writer(kind))(*given)
     elif kind in _CASTS:
-        getattr(codec_arrays, writer(kind))(g, error, q, factor)
+        getattr(codecs_numpy, writer(kind))(g, error, q, factor)
     elif kind == "sign":
-        codec_arrays.quantise_sign(g, error, q, scales, factor)
+        codecs_numpy.quantise_sign(g, error, q, scales, factor)
     else:
-        codec_arrays.quantise(g, error, q, scales, _LEVELS[kind], factor)
+        codecs_numpy.quantise(g, error, q, scales, _LEVELS[kind], factor)
 
 
 def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
@@ -90,7 +90,7 @@ def cast(kind: Literal["fp16", "bf16"], x: Array, payload: Bytes) -> None:
 
         getattr(codec_loops, f"plain_{kind}")(_frozen(x), q)
     else:
-        getattr(codec_arrays, f"cast_{kind}")(x, None, q, ONE)
+        getattr(codecs_numpy, f"cast_{kind}")(x, None, q, ONE)
 
 
 def decode(kind: Dense, payload: Bytes, y: Array) -> None:
@@ -110,7 +110,7 @@ def decode(kind: Dense, payload: Bytes, y: Array) -> None:
         getattr(codec_loops, reader(kind))(*map(_frozen, given), y)
     else:
         with np.errstate(all="ignore"):
-            getattr(codec_arrays, reader(kind))(*given, y)
+            getattr(codecs_numpy, reader(kind))(*given, y)
 
 
 def accumulate(
@@ -125,7 +125,7 @@ def accumulate(
         else:
             codec_loops.accumulate_momentum(_frozen(g), u, v, np.float32(mu), factor)
     else:
-        codec_arrays.accumulate(g, u, v, np.float32(mu), factor)
+        codecs_numpy.accumulate(g, u, v, np.float32(mu), factor)
 
 
 def magnitude(v: Array, count: int) -> np.float32:
@@ -134,7 +134,7 @@ def magnitude(v: Array, count: int) -> np.float32:
         from cupy_kernels.cpu import codecs as codec_loops
 
         return np.float32(codec_loops.magnitude(v, count))
-    return codec_arrays.magnitude(v, count)
+    return codecs_numpy.magnitude(v, count)
 
 
 def take_above(
@@ -145,7 +145,7 @@ def take_above(
     Both u and v are then zero at these indices; further values stay for the next push.
     """
     if not _compiled():
-        return codec_arrays.take_above(u, v, tau, capacity)
+        return codecs_numpy.take_above(u, v, tau, capacity)
     from cupy_kernels.cpu import codecs as codec_loops
 
     count = min(capacity, codec_loops.count_above(v, tau))

@@ -5,10 +5,10 @@ y[n, p, q, o] = b[o] + sum over i, j, c of
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.cpu import convolution as on_host
 from cupy_kernels.gpu import convolution as in_kernels
 from cupy_kernels.types import Array, Kept
+from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 

@@ -9,10 +9,10 @@ Results are valid until the next call with the same workspace.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.conv_shapes import Lrn
 from cupy_kernels.cpu import lrn as on_host
 from cupy_kernels.gpu import lrn as in_kernels
 from cupy_kernels.types import Array
+from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 

@@ -10,11 +10,11 @@ in reading order wins. The backward pass adds each gradient at that position.
 """
 
 from cupy_kernels.backends import pick
-from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.cpu import pooling as on_host
 from cupy_kernels.gpu import pooling as in_kernels
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
+from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 

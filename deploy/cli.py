@@ -27,7 +27,7 @@ from deploy.cli_train import train
 from deploy.settings import DATA, FeatureFormat
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
 from shards.errors import BadInput, DownpourError
 from worker.data.wanted import MOST_SKIPPED

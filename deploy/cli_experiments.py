@@ -165,7 +165,7 @@ def resume(folder: SweepFolder, jobs: Jobs = 1) -> None:
 
 def _finish(sweep: "Sweep", folder: Path, jobs: int) -> None:
     """Run what is left of a sweep, and judge its rules."""
-    from deploy.experiments.expectations import ExpectationVerdict
+    from deploy.experiments.accept_rules import ExpectationVerdict
     from deploy.experiments.runner import judge_sweep, run_sweep
     from deploy.experiments.sweep_tuning import tune_sweep
 
@@ -259,8 +259,8 @@ def import_run(
 
     In the folder of a sweep, the values select one of its points.
     """
-    from deploy.experiments.imports import import_run as imported
-    from deploy.experiments.imports import point_values
+    from deploy.experiments.imported_runs import import_run as imported
+    from deploy.experiments.imported_runs import point_values
 
     found = imported(run, folder, point_values(point or []), name)
     result = found.result
@@ -280,7 +280,7 @@ def fit(
     ],
 ) -> None:
     """Fit step times and links to a real run; prints how well, and a sweep's cluster section."""
-    from deploy.experiments.fitting import fit_run
+    from deploy.experiments.calibration import fit_run
 
     found = fit_run(run)
     typer.echo(f"# {found.quality}")

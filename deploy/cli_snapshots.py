@@ -135,7 +135,7 @@ def adopt(
 
     Each worker of the run counts as having taken Caffe's iterations.
     """
-    from deploy.adopted_state import adopt as adopted
+    from deploy.caffe_resume import adopt as adopted
 
     name = adopted(state, place, solver, weights, data, workers)
     typer.echo(f"snapshot {place}@{name}: downpour train --resume {place}@{name}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.choices import quote
 from deploy.run_folder import CLUSTER, SUMMARY, writer_of
+from deploy.strategy_table import quote
 from ps.cluster import Cluster
 from ps.links.advisor import Advice, advise, remarks
 from ps.links.benchmark import LinkFigures, measure_link
@@ -25,7 +25,7 @@ from ps.transport.link_model import LinkModel
 from ps.transport.primary_resolver import as_led
 from shards.errors import BadInput, DownpourError
 from shards.job_ids import short_id
-from shards.wire_schema import differs
+from shards.schema_digest import differs
 from worker.options import NO_BOUND
 
 _FLOAT_BYTES = 4

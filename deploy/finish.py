@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from deploy.evaluations import EvaluationsFile
+from deploy.evaluations_csv import EvaluationsFile
 from deploy.plots import plot_loss, plot_staleness
 from deploy.prepare import Inputs
 from deploy.run_folder import CAFFEMODEL, SETTINGS, SUMMARY, WEIGHTS, RunFolder, writer_of

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from threadpoolctl import threadpool_limits
 
 from deploy.settings import FeatureFormat
-from ps import paths
+from ps import path_checks
 from shards.errors import BadInput, GiveUp
 from worker import spark
 from worker.caffe.evaluator import name_of
@@ -186,7 +186,7 @@ def _new_folder(output: str, on: OnSpark | None) -> Path | None:
         if on is None:
             raise BadInput(f"--output {output}: expected a folder, as there is no --spark")
         return None
-    folder = paths.path("--output", output).absolute()
+    folder = path_checks.path("--output", output).absolute()
     if folder.exists():
         raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
     return folder

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.summary import Summary
-from deploy.updates import read_updates
+from deploy.updates_parquet import read_updates
 from shards.errors import GiveUp
 from worker.evaluation import Evaluation
 

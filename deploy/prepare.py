@@ -10,8 +10,8 @@ from deploy.snapshot_ref import SnapshotRef, newest
 from ps.launch.launch_plan import place_of
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import Manifest
-from ps.snapshots.object_store import without_secrets
-from ps.wal.catalog import is_job, newest_logs
+from ps.storage import without_secrets
+from ps.wal.job_logs import is_job, newest_logs
 from shards.errors import BadInput
 from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net

@@ -24,7 +24,7 @@ from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
 from shards.messages import ShardStatus
 from worker.evaluation import Evaluation, in_words
-from worker.loss_display import Milestones
+from worker.loss_line import Milestones
 
 LINE_EVERY_S = 5.0
 _MAX_ROWS = 16

@@ -13,7 +13,7 @@ import msgspec
 
 from deploy.summary import Rows, RunTally
 from shards.messages import ShardStatus, Standing, WorkerStatus
-from worker.loss_display import RecentLoss
+from worker.loss_line import RecentLoss
 
 WINDOW_S = 10.0
 

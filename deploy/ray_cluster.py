@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import ray
 
-from deploy.service_probe import check_ray
+from deploy.cluster_probe import check_ray
 from ps.launch.launch_plan import START_S
 from ps.snapshots.secure_files import check_private
 from ps.transport.addresses import check_reachable

@@ -22,7 +22,7 @@ from ps.snapshots.secure_files import write_private
 from shards.errors import BadInput, DownpourError, GiveUp
 
 if TYPE_CHECKING:
-    from deploy.updates import UpdatesWriter
+    from deploy.updates_parquet import UpdatesWriter
 
 SETTINGS = "settings.json"
 CLUSTER = "cluster.json"
@@ -160,7 +160,7 @@ class RunFolder:
 
         This marks the run as begun: from now on its folder stays, even if the run fails.
         """
-        from deploy.updates import UpdatesWriter  # the service reads folders without Arrow
+        from deploy.updates_parquet import UpdatesWriter  # the service reads folders without Arrow
 
         self._begun = True
         return UpdatesWriter(self.updates, job=job, seed=seed, restored=restored, part_s=part_s)

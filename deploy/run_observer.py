@@ -7,11 +7,11 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.evaluations import EvaluationsFile
+from deploy.evaluations_csv import EvaluationsFile
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
-from deploy.updates import UpdatesWriter
+from deploy.updates_parquet import UpdatesWriter
 from ps import Cluster
 from shards.errors import GiveUp
 from shards.job_ids import short_id

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ps import paths
+from ps import path_checks
 from ps.durability import Durability
 from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
@@ -41,7 +41,7 @@ def _place(what: str, value: object) -> str:
     text = arguments.text(what, value, "a folder or a URI")
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return str(paths.path(what, text).absolute())
+        return str(path_checks.path(what, text).absolute())
     if not rest.strip("/"):
         raise BadInput(f"{what}: expected a place after {scheme}://, got none")
     return text

@@ -17,7 +17,7 @@ from deploy.run_folder import SETTINGS, SNAPSHOTS
 from deploy.settings import TrainSettings
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog, SnapshotStatus
 from ps.snapshots.manifest import MANIFEST, Manifest
-from ps.snapshots.object_store import without_secrets
+from ps.storage import without_secrets
 from shards.errors import BadInput
 
 

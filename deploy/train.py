@@ -1,8 +1,8 @@
 """One training run from settings to run folder: the work of `downpour train`.
 
-It has four parts: prepare (deploy/prepare.py), environment (deploy/environment.py), execute, which
-is here, and finish (deploy/finish.py). All checks of the input come before anything is started.
-Everything that was started is stopped when the run ends, however it ends.
+It has four parts: prepare (deploy/prepare.py), environment (deploy/ray_and_spark.py), execute,
+which is here, and finish (deploy/finish.py). All checks of the input come before anything is
+started. Everything that was started is stopped when the run ends, however it ends.
 """
 
 import signal
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from deploy import environment
+from deploy import ray_and_spark
 from deploy.finish import AlreadyFinished, complete, finish, summary_of_end
 from deploy.prepare import Inputs, prepare
 from deploy.progress import Progress
@@ -53,7 +53,7 @@ def run(
         if summary is not None:
             return complete(inputs, found, summary)
     snapshots = shelf_of(settings, settings.out)
-    environment.check(inputs, snapshots)
+    ray_and_spark.check(inputs, snapshots)
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
     with (
         asked_for(signal.SIGUSR1) as snapshot_requested,
@@ -66,7 +66,7 @@ def run(
         # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
         table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
         with hangup_spares_children():
-            session = environment.start(settings, progress, stack)
+            session = ray_and_spark.start(settings, progress, stack)
         progress.starting("the shards and workers")
         with deferred():
             if table is None:

@@ -17,12 +17,11 @@ from typing import Any
 
 from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
+from ps.build_id import build_id
 from ps.cluster import Cluster
-from ps.compatibility import build_id
 from ps.durability import Durability
-from ps.jobs import Job, connect, reader
+from ps.job import Job, connect, reader
 from ps.launch.launch_plan import ShardDevice
-from ps.own_jobs import On, local, start
 from ps.reader import Reader
 from ps.session.admin_plans import UnconfirmedHandOver
 from ps.session.compression import Compression
@@ -31,6 +30,7 @@ from ps.shared_memory.client_buffers import PulledWeights
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from ps.snapshots.residual_writer import saved_residual
+from ps.start_job import On, local, start
 from ps.tables import Dense, Tables
 from ps.transport.link_model import parse_link
 from ps.worker import AckFuture, PushAck, Worker, WorkerStep

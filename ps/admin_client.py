@@ -32,7 +32,7 @@ from ps.session.admin_plans import (
     Side,
 )
 from ps.session.events import Unreachable
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards import arguments, wire_format
 from shards.errors import BadInput
 from shards.ledger import Ledger

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.cluster import Cluster
-from ps.jobs import Job, connect
+from ps.job import Job, connect
 from ps.reader import Connection, Done, Reader, ReadRequests
 from ps.table_views import TableViews
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from ps.worker import PULL_S, RESULT_S, AckFuture, PushAck, Worker, WorkerStep
 from shards import arguments
 from shards.errors import BadInput, DownpourError

@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from ps import paths
+from ps import path_checks
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
@@ -35,18 +35,18 @@ from ps.session.payload_encoder import Gradients
 from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
 from ps.snapshots import residuals
-from ps.snapshots.object_store import Place
 from ps.snapshots.residual_writer import ResidualWriter
 from ps.snapshots.worker_state import NO_STATE, Arrays, OwnState, WorkerState, save_state
+from ps.storage import Place
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
-from ps.transport.links import Links
-from ps.transport.local_sockets import Transport, transport_named
+from ps.transport.shard_sockets import Links
 from ps.transport.striping import MOST
+from ps.transport.transports import Transport, transport_named
 from shards import arguments
+from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput, Fenced
 from shards.messages import Pull, Push
-from shards.versions import Allocator, heap_allocator
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
 _SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
@@ -131,7 +131,7 @@ class Client:
         if in_flight is not None:
             in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
         if keep is not None:
-            keep = paths.place("keep", keep)
+            keep = path_checks.place("keep", keep)
         if stripes is not None:
             stripes = arguments.whole("stripes", stripes, 1, MOST)
         arguments.function("allocate", allocate, "a function from a number of floats to an array")
@@ -419,7 +419,7 @@ class Client:
         A later incarnation of this worker can `restore` it, at this same push, so that nothing of
         any gradient is lost in between. Raises BadInput where pushes are not compressed.
         """
-        target = paths.path("save: path", path)
+        target = path_checks.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")
         self.flush()
         state = residuals.state_of(self._current.session, self.step, self.clock)
@@ -432,7 +432,7 @@ class Client:
         Raises BadInput when the file belongs to another worker, or the shards hold a later push, or
         pushes are not compressed: the worker can continue without it.
         """
-        source = paths.path("restore: path", path)
+        source = path_checks.path("restore: path", path)
         residuals.restore(self._current.session, *residuals.loaded(source, self._current.session))
 
     @_by_one_thread

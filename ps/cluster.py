@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ps import paths
+from ps import path_checks
 from ps.security.keys import address_of
 from ps.snapshots import checked_json
 from ps.snapshots.secure_files import check_private, write_private
@@ -112,7 +112,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Write the description as JSON that only this user can read; raises BadInput naming the
         file if it cannot be written.
         """
-        file = paths.path("path", path)
+        file = path_checks.path("path", path)
         try:
             write_private(file, checked_json.encode(self))
         except OSError as error:
@@ -123,7 +123,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Read a file that `save` wrote; raises BadInput naming it, also if others may read its
         secrets.
         """
-        file = paths.path("path", path)
+        file = path_checks.path("path", path)
         try:
             cluster = Cluster.decode(file.read_bytes())
         except OSError as error:
@@ -140,7 +140,7 @@ def cluster_of(value: object) -> Cluster:
     if isinstance(value, Cluster):
         return value
     if isinstance(value, str | os.PathLike):
-        return Cluster.load(paths.path("cluster", value))
+        return Cluster.load(path_checks.path("cluster", value))
     expected = "a Cluster or the path of a cluster file"
     if isinstance(getattr(value, "cluster", None), Cluster):
         expected += " (pass .cluster of this object)"

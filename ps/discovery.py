@@ -18,13 +18,13 @@ from ps.security.enrolment import WorkerCredentials, enrol
 from ps.security.keys import KeyPair, address_of, key_bytes
 from ps.session.events import NotReady, Unreachable
 from ps.transport.addresses import check_reachable
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards import arguments
 from shards.errors import BadInput, Denied, GiveUp, Mismatch
 from shards.messages import PROTOCOL, Describe, Described, Refusal, Remedy, Reply
 from shards.refusals import error_of
+from shards.schema_digest import SCHEMA
 from shards.wire_format import Buffer
-from shards.wire_schema import SCHEMA
 
 _RETRY_S = 1.0
 _REACH_S = 5.0

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ps.build_id import build_id
 from ps.cluster import Access, Cluster
-from ps.compatibility import build_id
 from ps.session.compression import Compression, by_table
 from shards import arguments
 from shards.aggregation import EACH, Merge, Round, ServerHalf, merge_of

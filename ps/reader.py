@@ -22,8 +22,8 @@ from ps.cluster import Cluster
 from ps.session.events import Unreachable
 from ps.table_views import TableViews
 from ps.transport.link_model import LinkModel
-from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
+from ps.transport.transports import Transport
 from shards import arguments
 from shards.errors import BadInput, Resynchronise, Retry
 from shards.messages import Read, Refusal, Remedy, Reply, Weights

@@ -45,10 +45,10 @@ from shards.messages import (
     Status,
 )
 from shards.reshard_state import ReshardState
+from shards.schema_digest import SCHEMA, differs
 from shards.shard_part import ShardPart
 from shards.state_pieces import CutState, GatheredState, OpenExport, OpenExports
 from shards.wire_format import Buffer
-from shards.wire_schema import SCHEMA, differs
 from shards.worker_requests import WorkerRequests
 
 FromOperator = (

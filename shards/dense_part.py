@@ -21,15 +21,15 @@ from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
 from cupy_kernels.updates import squared_norm
 from shards import payloads, pull_encodings, zstd_frames
+from shards.batched_apply import FusedApply, may_be_summed
+from shards.buffer_pool import Buffers, unshared
 from shards.delta_pulls import KINDS, DeltaViews
 from shards.errors import BadInput, BadMessage
-from shards.fused_apply import FusedApply, may_be_summed
 from shards.messages import AskedPart, Kind, Part, PulledPart
 from shards.pull_encodings import PullEncodings
 from shards.shard_state import WEIGHTS, Arrays, past_names
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import Section, segments
-from shards.versions import Buffers, unshared
 from shards.wire_format import Buffer
 
 Floats = NDArray[np.float32]

@@ -2,8 +2,8 @@
 
 Everything that changes them is here and in the parts of the tables (table_part.py): applying one
 push or several in one pass, and restoring a whole state. The weights of all tables are one array.
-The next version is written into another that nobody reads (versions.py), so the present one can be
-served, copied and saved meanwhile. A push changes all its tables or none: nothing but the next
+The next version is written into another that nobody reads (buffer_pool.py), so the present one can
+be served, copied and saved meanwhile. A push changes all its tables or none: nothing but the next
 version is written before the guard has accepted every gradient.
 
 Weights and slots are in the memory of a backend: the process's own, or that of a device, about
@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends
 from cupy_kernels.backends import HOST, Backend
+from shards.buffer_pool import Buffers, allocator
 from shards.dense_part import DensePart
 from shards.errors import BadInput, Retry
 from shards.shard_state import Arrays, SavedProgress, array_name, of_table, past_names
 from shards.spec import ShardSpec
 from shards.table_part import TablePart
-from shards.versions import Buffers, allocator
 
 Floats = NDArray[np.float32]
 

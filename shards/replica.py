@@ -48,7 +48,6 @@ import msgspec
 from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
-from shards.envelopes import Outgoing
 from shards.errors import BadMessage, Retry
 from shards.messages import CHANGING, PIECE_BYTES, Count, Registered, Request
 from shards.refusals import changed_nothing
@@ -65,6 +64,7 @@ from shards.replication_messages import (
 from shards.reshard_state import ReshardProgress
 from shards.shard import Shard
 from shards.state_pieces import AHEAD, CutState, GatheredState
+from shards.transition_io import Outgoing
 from shards.wire_format import Buffer
 
 Frames = tuple[NDArray[Any] | Buffer, ...]

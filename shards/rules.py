@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from cupy_kernels import backends, updates
 from cupy_kernels.backends import HOST, Backend, backend_of
 from shards import arguments
+from shards.buffer_pool import allocator
 from shards.errors import BadInput
 from shards.tables import RateRun
-from shards.versions import allocator
 
 Floats = NDArray[np.float32]
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from cupy_kernels.backends import HOST, Backend
 from shards.admin_requests import AdminRequests, FromOperator
-from shards.envelopes import Arrival, Outgoing, refused
+from shards.buffer_pool import Buffers
 from shards.errors import BadMessage, DownpourError, Moved, Resynchronise
 from shards.job_ids import short_id
 from shards.messages import (
@@ -50,7 +50,7 @@ from shards.reshard_state import ReshardProgress, ReshardState
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec
-from shards.versions import Buffers
+from shards.transition_io import Arrival, Outgoing, refused
 from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests
 

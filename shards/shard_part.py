@@ -12,6 +12,7 @@ requests that wait at the gate (worker_requests.py), and the progress of a resha
 from collections.abc import Callable
 
 from cupy_kernels.backends import Backend
+from shards.buffer_pool import Buffers
 from shards.ledger import Ledger
 from shards.metrics import Metrics
 from shards.parameters import ParameterStore
@@ -19,7 +20,6 @@ from shards.pull_replies import PullReplies
 from shards.shard_state import SavedProgress, ShardState
 from shards.spec import ShardSpec
 from shards.updates import Updates
-from shards.versions import Buffers
 
 
 class ShardPart:

@@ -55,7 +55,7 @@ class ShardSpec(msgspec.Struct, frozen=True):
     the server's half of a strategy (aggregation.py), `stale` a limit on the staleness of single
     pushes (None: none). With `deltas` pushes are differences of weights, to which neither the
     tensors' multipliers nor the weight decay apply. `build` is that of the job's own processes
-    (ps/compatibility.py): a log of another build is not replayed.
+    (ps/build_id.py): a log of another build is not replayed.
     """
 
     job: str

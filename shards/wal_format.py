@@ -9,7 +9,7 @@ The WAL holds:
 
 - A *turn*: the requests that a server handled together, with their time. Only kinds that can change
   the state are kept, and only if one of them did. Pushes of one turn may be applied in one pass
-  (fused_apply.py), and its sum rounds differently from one push after another, so a turn is
+  (batched_apply.py), and its sum rounds differently from one push after another, so a turn is
   replayed as a whole. A request that is not kept may have ended such a pass; the next kept one is
   then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.
@@ -53,7 +53,6 @@ from numpy.typing import NDArray
 
 from shards import shard_state, wire_format
 from shards.checksums import checksum
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import (
     CHANGING,
@@ -71,6 +70,7 @@ from shards.metrics import Counts
 from shards.refusals import changed_nothing
 from shards.shard import Shard
 from shards.spec import ShardSpec
+from shards.transition_io import Arrival, Outgoing
 from shards.wire_format import Buffer
 
 FORMAT = 6

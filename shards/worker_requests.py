@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import msgspec
 
 from shards import push_checks
-from shards.envelopes import Outgoing, refused
 from shards.errors import BadInput, Mismatch, Resynchronise
 from shards.gate import Gate
 from shards.ledger import Verdict
@@ -38,10 +37,11 @@ from shards.messages import (
 )
 from shards.push_checks import Arrived
 from shards.reshard_state import ReshardState
+from shards.schema_digest import differs
 from shards.shard_part import ShardPart
+from shards.transition_io import Outgoing, refused
 from shards.updates import Applied
 from shards.wire_format import Buffer
-from shards.wire_schema import differs
 
 
 class WorkerRequests:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.api import Trained, train
-    from worker.caffe.training import Caffe
+    from worker.caffe.caffe_kind import Caffe
     from worker.caffe_inference import features, test
     from worker.callbacks import Callback, EarlyStop, KeepBest, Parameters, RunStatus, WatchedRun
     from worker.code_archive import pack_code
@@ -116,7 +116,7 @@ _HOMES = {
     "ASP": "worker.strategies",
     "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
-    "Caffe": "worker.caffe.training",
+    "Caffe": "worker.caffe.caffe_kind",
     "Callback": "worker.callbacks",
     "Context": "worker.context",
     "CustomModel": "worker.custom_model",

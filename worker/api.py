@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import paths
+from ps import path_checks
 from ps.logs import logger
 from shards.errors import BadInput
 from worker import spark
@@ -63,7 +63,7 @@ class Trained(msgspec.Struct, frozen=True):
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as .safetensors, and those of Caffe also as .caffemodel or .h5."""
-        target = paths.path("save: path", path)
+        target = path_checks.path("save: path", path)
         self.model.save(target, self.weights)
         return target
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ps import paths
+from ps import path_checks
 from shards import arguments
 from shards.errors import BadInput
 from worker import inference, spark
@@ -31,7 +31,7 @@ from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.columns import DATA
 from worker.data.wanted import MOST_SKIPPED
-from worker.dataframes import check_columns, shapes_of
+from worker.dataframe_checks import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
 from worker.job_runner import check_frame
@@ -203,7 +203,11 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
         raise BadInput(f"test: expected a solver or a net, got {got}")
     if net is not None:
         return _net("test: net", net)
-    read = solver if isinstance(solver, Solver) else read_solver(paths.path("test: solver", solver))
+    read = (
+        solver
+        if isinstance(solver, Solver)
+        else read_solver(path_checks.path("test: solver", solver))
+    )
     if not read.tests:
         raise BadInput(
             f"{read.file}: expected a test_iter, which says that it has a test net; got none"
@@ -214,7 +218,7 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
 def _net(what: str, net: str | Path | Net) -> Description:
     if isinstance(net, Net):
         return with_files(net.description(Phase.TEST))
-    path = paths.path(what, net)
+    path = path_checks.path(what, net)
     return with_files(Description(read_text(path), Phase.TEST, file=str(path)))
 
 
@@ -257,7 +261,7 @@ def _forward(
     needed = model.net.columns_for(blobs)
     columns = model.net.column_specs
     check_columns(df, [each for each in columns if each.name in needed or each.among(df.columns)])
-    path = paths.path(f"{what}: weights", weights)
+    path = path_checks.path(f"{what}: weights", weights)
     arena, _ = read_weights(path, model.net, model.initial(0), model.net.tensors_for(blobs))
     key, shared = secrets.token_hex(8), spark.share(df, arena)
     return ForwardPass(

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import Cluster, paths
+from ps import Cluster, path_checks
 from ps.logs import Logger, logger
 from shards import arguments
 from shards.errors import BadInput, DownpourError
@@ -222,7 +222,7 @@ class KeepBest(_ByMetric):
 
     def __init__(self, metric: str, *, mode: str, path: str | Path | None = None) -> None:
         super().__init__(metric, mode, 0.0)
-        self.path = None if path is None else paths.place("KeepBest: path", path)
+        self.path = None if path is None else path_checks.place("KeepBest: path", path)
         self._parameters: Parameters | None = None
 
     def started(self, run: WatchedRun) -> None:

@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from ps.compatibility import build_id
+from ps.build_id import build_id
 
 PACKAGES = ("cupy_kernels", "shards", "ps", "worker", "deploy")
 _EXCLUDED = {"__pycache__", "deploy/demo"}

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import ps
-from ps import paths
+from ps import path_checks
 from ps.logs import Logger, logger
 from ps.session.compression import Compression
 from shards import arguments
@@ -191,7 +191,7 @@ class Context:
         A task runs in a folder of Spark's. So a relative path begins at the caller's working
         directory, which must be on a disk that this machine sees, too.
         """
-        text = str(paths.place("path", place))
+        text = str(path_checks.place("path", place))
         return text if "://" in text else str(Path(self._folder) / text)
 
     def save(self, place: str | Path) -> str:

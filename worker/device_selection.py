@@ -14,8 +14,8 @@ import msgspec
 from cupy_kernels.backends import GPU, copied
 from cupy_kernels.types import AnyArray
 from shards import arguments
+from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput
-from shards.versions import Allocator, heap_allocator
 from worker.device import Gpu, gpu_count
 from worker.model import Ahead, Model, Movable
 

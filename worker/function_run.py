@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from ps import paths
-from ps.jobs import views_of
+from ps import path_checks
+from ps.job import views_of
 from ps.logs import logger
-from ps.snapshots.object_store import open_store
+from ps.storage import open_store
 from ps.table_views import TableViews
 from ps.tables import tables_of
 from shards import arguments
@@ -101,10 +101,18 @@ class RunOptions(FunctionOptions):
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
-    weights: str | Path | None = option("What to start from.", default=None, check=paths.place)
-    resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
-    snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
-    logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
+    weights: str | Path | None = option(
+        "What to start from.", default=None, check=path_checks.place
+    )
+    resume: str | Path | None = option(
+        "What to continue from.", default=None, check=path_checks.place
+    )
+    snapshots: str | Path | None = option(
+        "Where snapshots go.", default=None, check=path_checks.place
+    )
+    logs: str | Path | None = option(
+        "Where shards keep logs.", default=None, check=path_checks.place
+    )
     callbacks: Sequence[Callback] = option(
         "What watches the run, in order.", default=(), check=check_callbacks
     )

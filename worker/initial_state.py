@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ps import AdminClient, ShardState
 from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
-from ps.wal.catalog import load_state, newest_logs
+from ps.wal.job_logs import load_state, newest_logs
 from shards.errors import BadInput
-from shards.resumption import resumed
+from shards.resumed_state import resumed
 from shards.spec import TableSpec
 from shards.tables import Layout
 from worker.job import Job

@@ -13,7 +13,7 @@
 `opt.params` are arrays of JAX on its default device. On the CPU those that were pulled are the
 memory in which they arrived, because JAX never writes to an array; a strategy's own weights are
 copied. Each `step` gives its gradient to the worker's strategy and brings the next weights
-(loop_steps.py).
+(framework_loop.py).
 
 JAX is imported when a function of this module is called.
 """
@@ -33,7 +33,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
 
 __all__ = ["DistributedParams", "join", "load", "params", "wrap"]

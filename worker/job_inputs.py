@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import paths
+from ps import path_checks
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards import arguments
 from shards.spec import TableSpec
@@ -46,10 +46,10 @@ def prepare(
 ) -> JobInputs:
     """Check the inputs of a job and read its initial state; raises BadInput."""
     if not isinstance(resume, LoadedSnapshot | None):
-        resume = paths.place("resume", resume)
+        resume = path_checks.place("resume", resume)
     if snapshots is not None:
-        snapshots = paths.place("snapshots", snapshots)
-    folder = None if logs is None else paths.path("logs", logs)
+        snapshots = path_checks.place("snapshots", snapshots)
+    folder = None if logs is None else path_checks.path("logs", logs)
     model = build_model(job.model)
     tables = job.tables_of(model.table)
     layout = Layout(tuple(one.table for one in tables))

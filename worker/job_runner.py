@@ -28,7 +28,7 @@ from ps.logs import Logger, logger
 from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
-from ps.wal.catalog import drop_logs
+from ps.wal.job_logs import drop_logs
 from shards import arguments
 from shards.errors import DownpourError
 from shards.messages import ShardStatus
@@ -37,12 +37,12 @@ from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
 from worker.context import STOP
 from worker.data.source import Source
-from worker.dataframes import check_columns, check_pythons, dealt
+from worker.dataframe_checks import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, Start
-from worker.loss_display import LossLine
+from worker.loss_line import LossLine
 from worker.signals import noted
 from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport

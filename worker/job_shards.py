@@ -26,7 +26,7 @@ from ps.job_spec import resharded_specs
 from ps.launch.launcher import LaunchedShards
 from ps.resharding import reshard
 from ps.session.admin_plans import UnconfirmedHandOver
-from ps.wal.catalog import logs_of
+from ps.wal.job_logs import logs_of
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
 

@@ -10,7 +10,7 @@
 
 `fit` takes the local steps with the model's own optimiser, so the strategy is one that has local
 steps. After each the callback gives the weights to the strategy, and gives the model those that the
-strategy returns (loop_steps.py).
+strategy returns (framework_loop.py).
 
 Keras is imported when a function of this module is called.
 """
@@ -25,7 +25,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
+from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
 
 __all__ = ["callback", "load", "params"]
 

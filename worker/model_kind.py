@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import paths
+from ps import path_checks
 from shards import arguments
 from shards.tables import DenseTable
 from worker import spark
@@ -59,9 +59,15 @@ class TrainArguments(TrainOptions):
     workers: int | None = option(
         "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
     )
-    resume: str | Path | None = option("What to continue from.", default=None, check=paths.place)
-    snapshots: str | Path | None = option("Where snapshots go.", default=None, check=paths.place)
-    logs: str | Path | None = option("Where shards keep logs.", default=None, check=paths.place)
+    resume: str | Path | None = option(
+        "What to continue from.", default=None, check=path_checks.place
+    )
+    snapshots: str | Path | None = option(
+        "Where snapshots go.", default=None, check=path_checks.place
+    )
+    logs: str | Path | None = option(
+        "Where shards keep logs.", default=None, check=path_checks.place
+    )
     callbacks: Sequence[Callback] = option(
         "What watches the run, in order.", default=(), check=check_callbacks
     )

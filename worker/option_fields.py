@@ -33,7 +33,7 @@ from typing import (
 
 import msgspec
 
-from ps import paths
+from ps import path_checks
 from shards import arguments
 from shards.errors import BadInput
 
@@ -123,7 +123,7 @@ class Declared(msgspec.Struct, frozen=True):
         if self.kind is bool:
             return arguments.flag(what, value)
         if self.kind is Path:
-            return paths.path(what, value).absolute()
+            return path_checks.path(what, value).absolute()
         if self.kind is str:
             return arguments.text(what, value, "a text")
         return self._number(what, value)

@@ -16,7 +16,7 @@ from ps.session.compression import NONE, PULLS, PUSHES, Compression
 from ps.snapshots.catalog import Retention
 from ps.transport.addresses import on_this_host
 from ps.transport.link_model import LinkModel, parse_link
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.aggregation import Round, StaleLimit, stale_limit_of

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import ps
-from ps import paths
-from ps.snapshots.object_store import content_of, open_store
+from ps import path_checks
+from ps.storage import content_of, open_store
 from shards.errors import BadInput, GiveUp
 from shards.tables import Layout
 
@@ -70,7 +70,7 @@ def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.floa
 
 def _parts(what: str, place: str | Path) -> tuple[str, str, str]:
     """The folder of a file, its name, and both together; raises BadInput for another suffix."""
-    text = str(paths.place(what, place))
+    text = str(path_checks.place(what, place))
     if not text.endswith(_SUFFIX):
         raise BadInput(f"{text}: expected {_SUFFIX}, got {Path(text).suffix!r}")
     folder, _, name = text.rpartition("/")

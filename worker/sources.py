@@ -26,11 +26,11 @@ from worker.data.idx import is_idx_folder, open_idx
 from worker.data.image_decoding import Undecodable
 from worker.data.image_files import is_image_folder, is_list, open_folder, open_list
 from worker.data.image_table import ImageSource, listing
-from worker.data.joined import JoinedSource, LayerSource
 from worker.data.parquet import is_parquet
 from worker.data.parquet_columns import TableSource, open_table
 from worker.data.source import Sample, Source
 from worker.data.wanted import MOST_SKIPPED, Split, Wanted
+from worker.data.zipped import LayerSource, ZippedSource
 
 __all__ = [
     "FORMATS",
@@ -145,7 +145,7 @@ def open_net_data(
                     f" {each.source}"
                 )
             members.append(LayerSource(source, each.tops))
-        return JoinedSource(members)
+        return ZippedSource(members)
     wanted = replace(
         data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
     )

@@ -33,12 +33,12 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from ps import paths
+from ps import path_checks
 from ps.durability import Durability
-from ps.jobs import views_of
+from ps.job import views_of
 from ps.logs import Logger, logger
 from ps.snapshots.catalog import LoadedSnapshot, Retention, SnapshotCatalog
-from ps.snapshots.object_store import open_store
+from ps.storage import open_store
 from ps.tables import tables_of
 from shards import arguments
 from shards.errors import BadInput, DownpourError, GiveUp
@@ -46,7 +46,7 @@ from shards.repartition import whole_weights
 from shards.shard_state import ShardState
 from worker import spark
 from worker.context import Train
-from worker.dataframes import check_pythons
+from worker.dataframe_checks import check_pythons
 from worker.function_run import FunctionOptions, first_values, function_job
 from worker.job import Job, settled
 from worker.job_inputs import prepare
@@ -65,7 +65,7 @@ _MODEL, _SPARK = "model", "spark"
 class StreamOptions(FunctionOptions):
     """The keyword arguments of `stream`."""
 
-    checkpoint: str | Path = option("Where the stream continues from.", check=paths.place)
+    checkpoint: str | Path = option("Where the stream continues from.", check=path_checks.place)
     workers: int = option("Workers, to which each micro-batch is dealt.", least=1, most=MOST)
     trigger: Mapping[str, Any] | None = None
 

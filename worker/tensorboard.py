@@ -6,7 +6,7 @@ trained = worker.run(df, train, params=params, callbacks=[worker.TensorBoard("ru
 from pathlib import Path
 from typing import Any
 
-from ps import paths
+from ps import path_checks
 from shards import arguments
 from shards.errors import BadInput
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
@@ -27,7 +27,7 @@ class TensorBoard(Callback):
             from tensorboardX import SummaryWriter
         except ImportError:
             raise _missing("tensorboardX", "tensorboard") from None
-        self.folder = paths.path("TensorBoard: folder", folder)
+        self.folder = path_checks.path("TensorBoard: folder", folder)
         self._open = SummaryWriter
         self._writer: Any = None
 

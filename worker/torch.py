@@ -12,7 +12,8 @@
     worker.torch.load(model, trained.params)
 
 The parameters of a wrapped model are views of one flat array, into which pulled weights are copied.
-Each `step` gives its gradient to the worker's strategy and brings the next weights (loop_steps.py).
+Each `step` gives its gradient to the worker's strategy and brings the next weights
+(framework_loop.py).
 
 PyTorch is imported when a function of this module is called.
 """
@@ -29,7 +30,7 @@ from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.loop_steps import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
 
 __all__ = ["DistributedOptimizer", "join", "load", "params", "wrap"]

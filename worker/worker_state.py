@@ -19,9 +19,9 @@ import msgspec
 
 from ps.client import Client
 from ps.snapshots.catalog import SnapshotCatalog
-from ps.snapshots.object_store import Place
 from ps.snapshots.residual_writer import saved_residual
 from ps.snapshots.worker_state import Arrays, OwnState, WorkerState
+from ps.storage import Place
 from shards.errors import BadInput, GiveUp
 from worker.strategies import Local, Strategy
 

@@ -1,7 +1,7 @@
 """The codecs as compiled loops: one pass over each block while it is in the caches.
 
 The rule of `cpu/updates.py` holds: no fastmath, so that every result equals that of
-`codec_arrays.py`, bit for bit. Two methods replace the flag. The largest magnitude is found among
+`codecs_numpy.py`, bit for bit. Two methods replace the flag. The largest magnitude is found among
 the bits of the floats, read as integers, because a maximum of floats that respects NaN is not
 vectorised. The k-th largest is found by counting bits, in two passes and without a sort.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.codec_arrays import BLOCK, EACH, LANES, LEAST_NORMAL
+from cupy_kernels.codecs_numpy import BLOCK, EACH, LANES, LEAST_NORMAL
 from cupy_kernels.cpu.updates import COMPILED, compiled
 
 Array = Any  # numba infers the loops' types, not these annotations

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array, Kept
+from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 _BLOCK = 1 << 17  # floats of unrolled windows at a time: 512 KiB

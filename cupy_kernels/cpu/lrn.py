@@ -7,9 +7,9 @@ A running sum would lose digits by cancellation.
 
 import numpy as np
 
-from cupy_kernels.conv_shapes import Lrn
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
+from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 

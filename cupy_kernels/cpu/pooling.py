@@ -9,11 +9,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.cpu import loops
 from cupy_kernels.cpu.dropout import words
 from cupy_kernels.rng_keys import WORD, RngKey
 from cupy_kernels.types import AnyArray, Array, Kept
+from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 

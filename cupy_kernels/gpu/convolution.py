@@ -3,11 +3,11 @@
 from math import prod
 from typing import Any
 
-from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.kernel_specs.convolution import TILE
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array, Kept
+from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 # The weight's gradient is split along its sum until it has this many tiles, if each part keeps

@@ -3,11 +3,11 @@
 Those kernels cannot read a transposed weight, (k, out) in memory; it uses the plain product.
 """
 
-from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.gpu import convolution
 from cupy_kernels.gpu.reduction import sum_columns
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array, Precision
+from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 

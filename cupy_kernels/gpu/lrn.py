@@ -3,9 +3,9 @@
 from math import prod
 from typing import Any
 
-from cupy_kernels.conv_shapes import Lrn
 from cupy_kernels.launch import launch
 from cupy_kernels.types import Array
+from cupy_kernels.window_shapes import Lrn
 from cupy_kernels.workspace import Workspace
 
 

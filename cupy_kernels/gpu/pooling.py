@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.gpu.dropout import random_key
 from cupy_kernels.launch import launch
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array, Kept
+from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 BYTE_CELLS = 256

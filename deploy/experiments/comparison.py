@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.experiments.expectations import FIGURES, staleness_distance
-from deploy.experiments.imports import ImportedRun, imported
+from deploy.experiments.accept_rules import FIGURES, staleness_distance
+from deploy.experiments.imported_runs import ImportedRun, imported
 from deploy.experiments.runner import Folder
 from deploy.experiments.statistics import mean_interval, paired
 from deploy.experiments.sweeps import Point, read_sweep

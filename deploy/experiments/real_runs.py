@@ -28,7 +28,7 @@ from deploy.experiments.agreement import distance
 from deploy.experiments.cluster import ClusterModel, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
-from deploy.experiments.training import Look, TrainingSimulation, route_of
+from deploy.experiments.training_simulation import Look, TrainingSimulation, route_of
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
@@ -37,9 +37,9 @@ from ps.cluster import Cluster
 from ps.launch.threads import local_shards
 from ps.session.events import Send
 from shards.aggregation import EACH
-from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.messages import Pull, Push
+from shards.transition_io import Arrival
 from worker import step_machine as machine
 from worker.step_machine import StepMachine
 from worker.strategies.base import Floats

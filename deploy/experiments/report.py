@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from deploy.experiments import charts
+from deploy.experiments.accept_rules import staleness_distance
 from deploy.experiments.charts import Series
-from deploy.experiments.expectations import staleness_distance
-from deploy.experiments.imports import ImportedRun, imported
+from deploy.experiments.imported_runs import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
@@ -28,7 +28,7 @@ from deploy.experiments.sweeps import (
 )
 from deploy.experiments.trials import TrialResult
 from ps import __version__
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from shards.errors import BadInput
 
 _DRAWN = 12  # points whose curves are drawn; all are in the tables

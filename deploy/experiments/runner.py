@@ -29,10 +29,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import structs
 
-from deploy.experiments.expectations import Judged, PointResults
+from deploy.experiments.accept_rules import Judged, PointResults
 from deploy.experiments.limits import Limits
 from deploy.experiments.sweeps import Sweep
-from deploy.experiments.training import Look
+from deploy.experiments.training_simulation import Look
 from deploy.experiments.trials import Trial, TrialResult, run_trial
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 

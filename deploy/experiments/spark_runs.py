@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ps
-from deploy.evaluations import EvaluationsFile
+from deploy.evaluations_csv import EvaluationsFile
 from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.cluster import worker_name
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.problem import Workload
 from deploy.experiments.real_runs import Paced, RealRun, check_steady, replayed
-from deploy.experiments.training import Course, TrainingSimulation
+from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from deploy.run_folder import EVALUATIONS, UPDATES
-from deploy.updates import UpdatesWriter
+from deploy.updates_parquet import UpdatesWriter
 from ps.admin_client import AdminClient
 from ps.launch.launcher import Placement
 from shards.errors import BadInput, GiveUp

@@ -12,7 +12,7 @@ as rate or cluster.workers, or a name of your own that a text refers to as {name
 A rate may be chosen by the sweep itself: "best" or "greedy" (tuning.py), also times or divided by a
 number or a name, as "greedy / n". Its trials are known once rates.json is there (sweep_tuning.py).
 
-`[[expect]]` tables are accept rules (expectations.py), and `[limits]` holds each trial to a time
+`[[expect]]` tables are accept rules (accept_rules.py), and `[limits]` holds each trial to a time
 and a memory (limits.py). Neither is part of a trial's id.
 """
 
@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import structs
 
+from deploy.experiments.accept_rules import Expectation
 from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
-from deploy.experiments.expectations import Expectation
 from deploy.experiments.limits import Limits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import TUNING_SEEDS

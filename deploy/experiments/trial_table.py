@@ -4,8 +4,8 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.experiments.expectations import FIGURES
-from deploy.experiments.imports import imported
+from deploy.experiments.accept_rules import FIGURES
+from deploy.experiments.imported_runs import imported
 from deploy.experiments.runner import Folder
 from deploy.experiments.shapes.base import kept
 from deploy.experiments.sweeps import read_sweep

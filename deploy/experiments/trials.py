@@ -21,9 +21,9 @@ from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.lossy_diloco import LossyDiLoCo
-from deploy.experiments.training import Look, TrainingSimulation
+from deploy.experiments.training_simulation import Look, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from shards import arguments
 from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
@@ -139,7 +139,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 _SOURCES = (
     "character_model", "cluster", "images", "jobs", "lenet", "logistic", "lossy_diloco", "problem",
-    "training", "trials", "workloads",
+    "training_simulation", "trials", "workloads",
 )  # fmt: skip
 
 

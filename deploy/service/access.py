@@ -2,7 +2,7 @@
 
 Every request passes `AccessGuard` before the application sees it:
 
-1. Its sizes are within limits, and its path is a route of the table in rules.py.
+1. Its sizes are within limits, and its path is a route of the table in route_roles.py.
 2. A browser did not make it for another site. On loopback it names this machine in the header Host,
    which stops DNS rebinding. Origin and Sec-Fetch-Site name no other site.
 3. Its token, or the session of its cookie, is good. On loopback no token is asked for by default.
@@ -26,12 +26,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.service import identities
+from deploy.service import credentials
 from deploy.service.access_store import AccessStore, AuditEntry
-from deploy.service.identities import LOCAL, Principal, TokenRole
+from deploy.service.credentials import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found, of_database_error
-from deploy.service.rules import Route, route_of
+from deploy.service.route_roles import Route, route_of
 from ps.logs import logger
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
@@ -226,7 +226,7 @@ class AccessGuard:
         note["actor"], note["token"] = principal.name, principal.token
         if scope["method"] in _UNSAFE and principal.session:
             given = headers.get("x-csrf-token", "")
-            if not identities.same(given, identities.csrf_of(principal.session)):
+            if not credentials.same(given, credentials.csrf_of(principal.session)):
                 text = "X-CSRF-Token: expected the text of this session's pages, got another"
                 raise Problem(403, "csrf", text, hint="load the page again")
         _check_role(principal, route)
@@ -247,7 +247,7 @@ class AccessGuard:
         principal = self._access.of_token(token.strip())
         if principal is None or scheme.lower() != "bearer":
             self._failures.count(address)
-            note["token"] = identities.token_id(token) or ""
+            note["token"] = credentials.token_id(token) or ""
             raise unauthenticated("expected one that is neither revoked nor expired, got another")
         return principal
 

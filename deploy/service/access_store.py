@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from deploy.service import identities, tables
-from deploy.service.identities import Principal, TokenRole
+from deploy.service import credentials, database_tables
+from deploy.service.credentials import Principal, TokenRole
 from shards.errors import BadInput
 
 SESSION_S = 7 * 86400.0
@@ -89,15 +89,15 @@ class AccessStore:
             raise BadInput("--project: expected none for an administrator, got one")
         if not 0 < expires_s <= LONGEST_TOKEN_S:
             raise BadInput(f"--expires: expected at most 366d, got {expires_s / 86400:g}d")
-        number, text = identities.new_token()
-        now, table = self._clock(), tables.token
+        number, text = credentials.new_token()
+        now, table = self._clock(), database_tables.token
         row = TokenRow(
             id=number, name=name, role=role, created=now, expires=now + expires_s, revoked=None,
             projects=sorted(projects) if projects is not None else None,
         )  # fmt: skip
-        values = msgspec.to_builtins(row) | {"digest": identities.digest_of(text)}
+        values = msgspec.to_builtins(row) | {"digest": credentials.digest_of(text)}
         named = sa.select(sa.func.count()).where(table.c.name == name, *_live(now))
-        with tables.alone(self._engine, table) as connection:
+        with database_tables.alone(self._engine, table) as connection:
             if connection.execute(named).scalar():
                 raise BadInput(
                     f"--name: expected a name that no live token has, got {name};"
@@ -108,7 +108,7 @@ class AccessStore:
 
     def tokens(self) -> list[TokenRow]:
         """Every token, the newest first."""
-        table = tables.token
+        table = database_tables.token
         columns = [column for column in table.c if column.name != "digest"]
         query = sa.select(*columns).order_by(table.c.created.desc(), table.c.id)
         with self._engine.connect() as connection:
@@ -121,7 +121,7 @@ class AccessStore:
         ]
         if not found:
             raise BadInput(f"token: expected the id or name of one, got {token[:80]}")
-        row, table, session = found[0], tables.token, tables.session
+        row, table, session = found[0], database_tables.token, database_tables.session
         with self._engine.begin() as connection:
             revoked = sa.update(table).values(revoked=self._clock()).where(table.c.id == row.id)
             connection.execute(revoked)
@@ -130,20 +130,20 @@ class AccessStore:
 
     def any_token(self) -> bool:
         """Whether there is a token that is neither revoked nor expired."""
-        query = sa.select(tables.token.c.id).where(*_live(self._clock())).limit(1)
+        query = sa.select(database_tables.token.c.id).where(*_live(self._clock())).limit(1)
         with self._engine.connect() as connection:
             return connection.execute(query).first() is not None
 
     def of_token(self, text: str) -> Principal | None:
         """The sender that this token names; None for a wrong, revoked or expired one."""
-        number = identities.token_id(text)
+        number = credentials.token_id(text)
         if number is None:
             return None
-        table = tables.token
+        table = database_tables.token
         query = sa.select(table).where(table.c.id == number, *_live(self._clock()))
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
-        if row is None or not identities.same(identities.digest_of(text), row.digest):
+        if row is None or not credentials.same(credentials.digest_of(text), row.digest):
             return None
         return _principal(row)
 
@@ -151,8 +151,8 @@ class AccessStore:
 
     def sign_in(self, principal: Principal) -> str:
         """The secret of a new session of this sender, for a cookie."""
-        secret, now, table = secrets.token_urlsafe(32), self._clock(), tables.session
-        values = {"digest": identities.digest_of(secret), "token": principal.token}
+        secret, now, table = secrets.token_urlsafe(32), self._clock(), database_tables.session
+        values = {"digest": credentials.digest_of(secret), "token": principal.token}
         with self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.expires < now))
             connection.execute(sa.insert(table).values(**values, expires=now + SESSION_S))
@@ -160,11 +160,11 @@ class AccessStore:
 
     def of_session(self, secret: str) -> Principal | None:
         """The sender of this session; None if it, or its token, is over."""
-        session, token, now = tables.session, tables.token, self._clock()
+        session, token, now = database_tables.session, database_tables.token, self._clock()
         query = (
             sa.select(token)
             .join(session, session.c.token == token.c.id)
-            .where(session.c.digest == identities.digest_of(secret), session.c.expires > now)
+            .where(session.c.digest == credentials.digest_of(secret), session.c.expires > now)
             .where(*_live(now))
         )
         with self._engine.connect() as connection:
@@ -173,9 +173,9 @@ class AccessStore:
 
     def sign_out(self, secret: str) -> None:
         """End a session."""
-        table = tables.session
+        table = database_tables.session
         with self._engine.begin() as connection:
-            which = table.c.digest == identities.digest_of(secret)
+            which = table.c.digest == credentials.digest_of(secret)
             connection.execute(sa.delete(table).where(which))
 
     def is_valid(self, principal: Principal) -> bool:
@@ -184,8 +184,8 @@ class AccessStore:
             return self.of_session(principal.session) is not None
         if not principal.token:
             return True
-        which = tables.token.c.id == principal.token
-        query = sa.select(tables.token.c.id).where(which, *_live(self._clock()))
+        which = database_tables.token.c.id == principal.token
+        query = sa.select(database_tables.token.c.id).where(which, *_live(self._clock()))
         with self._engine.connect() as connection:
             return connection.execute(query).first() is not None
 
@@ -193,14 +193,14 @@ class AccessStore:
 
     def limits(self) -> dict[str, ProjectLimits]:
         """The limits of each project that has some."""
-        query = sa.select(tables.project).order_by(tables.project.c.name)
+        query = sa.select(database_tables.project).order_by(database_tables.project.c.name)
         with self._engine.connect() as connection:
             return {row.name: _as(ProjectLimits, row) for row in connection.execute(query)}
 
     def set_limits(self, project: str, limits: ProjectLimits) -> None:
         """Replace the limits of a project."""
-        table, values = tables.project, msgspec.to_builtins(limits)
-        with tables.alone(self._engine, table) as connection:
+        table, values = database_tables.project, msgspec.to_builtins(limits)
+        with database_tables.alone(self._engine, table) as connection:
             connection.execute(sa.delete(table).where(table.c.name == project))
             connection.execute(sa.insert(table).values(name=project, **values))
 
@@ -211,7 +211,7 @@ class AccessStore:
         values = msgspec.to_builtins(entry)
         del values["id"]
         with self._engine.begin() as connection:
-            connection.execute(sa.insert(tables.audit).values(values))
+            connection.execute(sa.insert(database_tables.audit).values(values))
 
     def record_command(self, user: str, action: str, detail: str) -> None:
         """Append an action of the command line on this machine."""
@@ -236,7 +236,7 @@ class AccessStore:
         job: str | None = None,
     ) -> list[AuditEntry]:
         """Entries with an id below `before`, the newest first; of one actor or job if given."""
-        table = tables.audit
+        table = database_tables.audit
         query = sa.select(table).order_by(table.c.id.desc()).limit(limit)
         for column, value in ((table.c.actor, actor), (table.c.job, job)):
             if value is not None:
@@ -248,7 +248,7 @@ class AccessStore:
 
 
 def _live(now: float) -> tuple[sa.ColumnElement[bool], ...]:
-    return (tables.token.c.revoked.is_(None), tables.token.c.expires > now)
+    return (database_tables.token.c.revoked.is_(None), database_tables.token.c.expires > now)
 
 
 def _principal(row: sa.Row[Any], session: str = "") -> Principal:

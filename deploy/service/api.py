@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint, read_newest
-from deploy.service import access_api, stream
+from deploy.service import stream, tokens_api
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
-from deploy.service.identities import LOCAL, Principal
+from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
@@ -110,7 +110,7 @@ def routes(services: Services) -> APIRouter:
     router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
-    access_api.add_routes(router, services.access, services.usage)
+    tokens_api.add_routes(router, services.access, services.usage)
     return router
 
 

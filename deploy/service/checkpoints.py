@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.service.commands import output_of
+from deploy.service.subprocesses import output_of
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import shelf_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus

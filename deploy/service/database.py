@@ -15,8 +15,8 @@ import msgspec
 import sqlalchemy as sa
 
 from deploy.runner import job_folder
-from deploy.service import postgres, tables
-from deploy.service.tables import BUSY_S, DATABASE, DatabasePlace, open_database
+from deploy.service import database_tables, postgres
+from deploy.service.database_tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from shards.errors import BadInput, GiveUp
 
 VARIABLE = "DOWNPOUR_DATABASE"
@@ -69,14 +69,14 @@ def opened(
 ) -> sa.Engine:
     """Open the database of a home; raises BadInput for one that belongs to another home."""
     engine = open_database(place, filled=filled, busy_s=busy_s)
-    own, query = _record(folder).id, sa.select(tables.home.c.id)
+    own, query = _record(folder).id, sa.select(database_tables.home.c.id)
     with engine.connect() as connection:
         found = connection.execute(query).scalar()
     if found is None:
-        with tables.alone(engine, tables.home) as connection:
+        with database_tables.alone(engine, database_tables.home) as connection:
             found = connection.execute(query).scalar()
             if found is None:
-                connection.execute(sa.insert(tables.home).values(id=own))
+                connection.execute(sa.insert(database_tables.home).values(id=own))
     if found not in {None, own}:
         engine.dispose()
         raise BadInput(
@@ -89,9 +89,9 @@ def opened(
 def taken_over(folder: Path, place: DatabasePlace) -> sa.Engine:
     """Open a database for the jobs of this home, whatever home it belonged to."""
     engine, own = open_database(place), _record(folder).id
-    with tables.alone(engine, tables.home) as connection:
-        connection.execute(sa.delete(tables.home))
-        connection.execute(sa.insert(tables.home).values(id=own))
+    with database_tables.alone(engine, database_tables.home) as connection:
+        connection.execute(sa.delete(database_tables.home))
+        connection.execute(sa.insert(database_tables.home).values(id=own))
     return engine
 
 
@@ -123,11 +123,11 @@ def copy_to(place: DatabasePlace, target: Path) -> None:
 
 def restore_from(source: Path, place: DatabasePlace) -> None:
     """Fill a database that holds nothing yet from a copy; raises BadInput for another one."""
-    if not tables.is_database(source):
+    if not database_tables.is_database(source):
         raise BadInput(f"{source}: expected a copy of the service's database, got none")
     engine = open_database(place)
     with engine.connect() as connection:
-        for table in (tables.job, tables.token, tables.audit):
+        for table in (database_tables.job, database_tables.token, database_tables.audit):
             if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
                 raise BadInput(
                     f"{named(place)}: expected a database without rows, got one with some;"
@@ -143,13 +143,13 @@ def _transfer(source: sa.Engine, target: sa.Engine) -> None:
         if source.dialect.name == "postgresql":
             reading = reading.execution_options(isolation_level="REPEATABLE READ")
         with reading, target.begin() as writing:
-            for table in tables.metadata.sorted_tables:
-                if table is tables.home:
+            for table in database_tables.metadata.sorted_tables:
+                if table is database_tables.home:
                     continue  # the first service that opens the copy enters its own
                 for rows in reading.execute(sa.select(table)).mappings().partitions(_BATCH):
                     writing.execute(sa.insert(table), [dict(row) for row in rows])
             if target.dialect.name == "postgresql":
-                for table in (tables.event, tables.audit):
+                for table in (database_tables.event, database_tables.audit):
                     last = sa.select(sa.func.max(table.c.id)).scalar_subquery()
                     sequence = sa.func.pg_get_serial_sequence(table.name, "id")
                     writing.execute(sa.select(sa.func.setval(sequence, sa.func.coalesce(last, 1))))

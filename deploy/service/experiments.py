@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.service.commands import output_of
+from deploy.service.subprocesses import output_of
 
 REPORT = "report.html"
 

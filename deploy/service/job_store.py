@@ -24,7 +24,7 @@ from deploy.run_folder import write_whole
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
-from deploy.service import tables
+from deploy.service import database_tables
 from deploy.service.access_store import ProjectLimits
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
@@ -98,7 +98,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     q: str | None = None
 
 
-_LISTED = [column for column in tables.job.c if column.name != "settings"]
+_LISTED = [column for column in database_tables.job.c if column.name != "settings"]
 _SUBMITTED = ("id", "name", "project", "owner", "labels", "priority", "request_key", "created")
 _FRESH: dict[str, Any] = {
     "state": JobState.QUEUED,
@@ -147,7 +147,9 @@ class JobStore:
         with self._lock:
             if not self._last_id_ms:
                 with self._engine.connect() as connection:
-                    last = connection.execute(sa.select(sa.func.max(tables.job.c.id))).scalar()
+                    last = connection.execute(
+                        sa.select(sa.func.max(database_tables.job.c.id))
+                    ).scalar()
                 self._last_id_ms = int(last[:_TIME_DIGITS], 16) if last else 0
             self._last_id_ms = max(int(self._clock() * 1000), self._last_id_ms + 1)
             return f"{self._last_id_ms:0{_TIME_DIGITS}x}{secrets.token_hex(3)}"
@@ -179,14 +181,16 @@ class JobStore:
     def get(self, job: str) -> JobRow:
         """The row of a job; raises KeyError for an unknown id."""
         with self._engine.connect() as connection:
-            row = connection.execute(sa.select(tables.job).where(tables.job.c.id == job)).first()
+            row = connection.execute(
+                sa.select(database_tables.job).where(database_tables.job.c.id == job)
+            ).first()
         if row is None:
             raise KeyError(job)
         return _row(row)
 
     def standing(self, job: str) -> tuple[str, str]:
         """The project and the owner of a job; raises KeyError for an unknown id."""
-        table = tables.job
+        table = database_tables.job
         query = sa.select(table.c.project, table.c.owner).where(table.c.id == job)
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
@@ -199,22 +203,22 @@ class JobStore:
         self.settle()
         with self._engine.connect() as connection:
             row = connection.execute(
-                sa.select(tables.job).where(tables.job.c.request_key == key)
+                sa.select(database_tables.job).where(database_tables.job.c.request_key == key)
             ).first()
         return _row(row) if row is not None else None
 
     def with_run(self, run: Path) -> str | None:
         """The id of the job with this run folder; None if there is none."""
-        out = tables.job.c.settings["out"].as_string()
+        out = database_tables.job.c.settings["out"].as_string()
         with self._engine.connect() as connection:
             found: str | None = connection.execute(
-                sa.select(tables.job.c.id).where(out == str(run)).limit(1)
+                sa.select(database_tables.job.c.id).where(out == str(run)).limit(1)
             ).scalar()
         return found
 
     def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
-        table = tables.job
+        table = database_tables.job
         query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
         query = query.where(_seen(wanted.projects))
         if wanted.state:
@@ -236,7 +240,7 @@ class JobStore:
 
     def unfinished(self) -> list[JobRow]:
         """Every job that is not in a terminal state, the oldest first."""
-        table = tables.job
+        table = database_tables.job
         query = sa.select(table).where(table.c.state.not_in(list(TERMINAL))).order_by(table.c.id)
         with self._engine.connect() as connection:
             return [_row(row) for row in connection.execute(query)]
@@ -245,7 +249,7 @@ class JobStore:
         self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
     ) -> list[JobRow]:
         """Rows with the newest figures: of these jobs, or of all that are unfinished."""
-        table = tables.job
+        table = database_tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
         query = sa.select(*_LISTED).where(which, _seen(projects)).limit(200)
         with self._engine.connect() as connection:
@@ -254,7 +258,7 @@ class JobStore:
 
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state."""
-        table = tables.job
+        table = database_tables.job
         query = sa.select(table.c.state, sa.func.count()).group_by(table.c.state)
         with self._engine.connect() as connection:
             found = {JobState(state): count for state, count in connection.execute(query)}
@@ -262,14 +266,14 @@ class JobStore:
 
     def slots_held(self) -> int:
         """The slots of all jobs that hold theirs."""
-        table = tables.job
+        table = database_tables.job
         query = sa.select(sa.func.sum(table.c.slots)).where(table.c.state.in_(list(HOLDING)))
         with self._engine.connect() as connection:
             return connection.execute(query).scalar() or 0
 
     def usage(self, project: str) -> ProjectLimits:
         """What a project uses now, in the terms of its limits."""
-        table = tables.job
+        table = database_tables.job
         columns = (table.c.state, sa.func.count(), sa.func.sum(table.c.slots))
         query = sa.select(*columns).where(table.c.project == project).group_by(table.c.state)
         with self._engine.connect() as connection:
@@ -285,7 +289,7 @@ class JobStore:
 
     def attempts(self, job: str) -> list[dict[str, Any]]:
         """The attempts of a job in order."""
-        table = tables.attempt
+        table = database_tables.attempt
         query = sa.select(table).where(table.c.job == job).order_by(table.c.number)
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
@@ -298,11 +302,11 @@ class JobStore:
         projects: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Events with an id above `after`, in order; of all jobs if none is named."""
-        return self._events(jobs, after, limit, projects, tables.event.c.id)
+        return self._events(jobs, after, limit, projects, database_tables.event.c.id)
 
     def newest_events(self, job: str, limit: int) -> list[dict[str, Any]]:
         """The last events of a job, in order."""
-        return self._events([job], 0, limit, None, tables.event.c.id.desc())[::-1]
+        return self._events([job], 0, limit, None, database_tables.event.c.id.desc())[::-1]
 
     def _events(
         self,
@@ -312,10 +316,12 @@ class JobStore:
         projects: Collection[str] | None,
         order: sa.ColumnElement[Any],
     ) -> list[dict[str, Any]]:
-        table = tables.event
+        table = database_tables.event
         query = sa.select(table).where(table.c.id > after).order_by(order).limit(limit)
         if projects is not None:
-            query = query.where(table.c.job.in_(sa.select(tables.job.c.id).where(_seen(projects))))
+            query = query.where(
+                table.c.job.in_(sa.select(database_tables.job.c.id).where(_seen(projects)))
+            )
         if jobs:
             query = query.where(table.c.job.in_(jobs))
         with self._engine.connect() as connection:
@@ -324,7 +330,9 @@ class JobStore:
     def last_event(self) -> int:
         """The id of the newest event; 0 if there is none."""
         with self._engine.connect() as connection:
-            return connection.execute(sa.select(sa.func.max(tables.event.c.id))).scalar() or 0
+            return (
+                connection.execute(sa.select(sa.func.max(database_tables.event.c.id))).scalar() or 0
+            )
 
     # Changing.
 
@@ -366,7 +374,7 @@ class JobStore:
             return
         with self._lock, self._engine.begin() as connection:
             rows = [_event_values(seen.id, _RUNNER, entry) for entry in entries]
-            connection.execute(sa.insert(tables.event), rows)
+            connection.execute(sa.insert(database_tables.event), rows)
             _update(connection, seen.id, {"events_read": entries[-1].number})
         self._changed()
 
@@ -380,9 +388,9 @@ class JobStore:
         """Forget a job in a terminal state; its folder is deleted by the caller first."""
         with self._lock, self._engine.begin() as connection:
             for table, column in (
-                (tables.job, tables.job.c.id),
-                (tables.attempt, tables.attempt.c.job),
-                (tables.event, tables.event.c.job),
+                (database_tables.job, database_tables.job.c.id),
+                (database_tables.attempt, database_tables.attempt.c.job),
+                (database_tables.event, database_tables.event.c.job),
             ):
                 connection.execute(sa.delete(table).where(column == seen.id))
         self._changed()
@@ -391,14 +399,14 @@ class JobStore:
 
     def answered(self, key: str) -> tuple[str, int, dict[str, Any]] | None:
         """The digest of the body, the status and the answer of an earlier request; None if new."""
-        table = tables.idempotency
+        table = database_tables.idempotency
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(table).where(table.c.request == key)).first()
         return (row.body, row.status, row.answer) if row is not None else None
 
     def answer(self, key: str, body: str, status: int, answer: Mapping[str, Any]) -> None:
         """Keep the answer to a request with this key for 48 hours."""
-        table, now = tables.idempotency, self._clock()
+        table, now = database_tables.idempotency, self._clock()
         with self._lock, self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.created < now - 48 * 3600))
             values = {"request": key, "body": body, "status": status, "created": now}
@@ -428,7 +436,7 @@ class JobStore:
         Returns the number of jobs that had entries, or a row, missing.
         """
         with self._engine.connect() as connection:
-            known = set(connection.execute(sa.select(tables.job.c.id)).scalars())
+            known = set(connection.execute(sa.select(database_tables.job.c.id)).scalars())
         mended = 0
         with self._lock:
             for folder in self._folders():
@@ -441,12 +449,17 @@ class JobStore:
     def rebuild(self) -> int:
         """Index every job folder; returns the number of jobs. What is no index stays."""
         with self._lock, self._engine.begin() as connection:
-            for table in (tables.job, tables.attempt, tables.event, tables.idempotency):
+            for table in (
+                database_tables.job,
+                database_tables.attempt,
+                database_tables.event,
+                database_tables.idempotency,
+            ):
                 connection.execute(sa.delete(table))
         found = sum(self._index(folder) for folder in self._folders())
         newest = self.last_event()  # no webhook gets the past again, under new ids
         with self._lock, self._engine.begin() as connection:
-            connection.execute(sa.update(tables.webhook).values(sent=newest))
+            connection.execute(sa.update(database_tables.webhook).values(sent=newest))
         return found
 
     def _folders(self) -> list[Path]:
@@ -469,7 +482,7 @@ class JobStore:
             "updated": submission.created,
         }
         with self._engine.begin() as connection:
-            connection.execute(sa.insert(tables.job).values(values))
+            connection.execute(sa.insert(database_tables.job).values(values))
         self._replay(folder.name)
         row = self.get(folder.name)
         events = JournalReader(folder / job_folder.EVENTS).read()
@@ -486,7 +499,7 @@ class JobStore:
 
     def _replay(self, job: str) -> bool:
         """Apply the journal's entries that the database lacks; returns whether there were any."""
-        table = tables.event
+        table = database_tables.event
         query = sa.select(sa.func.max(table.c.number)).where(
             table.c.job == job, table.c.source == _SERVICE
         )
@@ -508,14 +521,16 @@ class JobStore:
 
     def _apply(self, job: str, entry: Entry) -> None:
         """Apply one entry of a journal to the database, in one transaction."""
-        columns = {name: value for name, value in entry.data.items() if name in tables.job.c}
+        columns = {
+            name: value for name, value in entry.data.items() if name in database_tables.job.c
+        }
         with self._engine.begin() as connection:
             if entry.kind == "start":
                 fresh = {"job": job, "number": entry.attempt, "started": entry.time}
                 blank = {"cause": "", "message": "", "log_tail": ""}
-                connection.execute(sa.insert(tables.attempt).values(**fresh, **blank))
+                connection.execute(sa.insert(database_tables.attempt).values(**fresh, **blank))
             if (end := entry.data.get(_END)) is not None:
-                table = tables.attempt
+                table = database_tables.attempt
                 which = (table.c.job == job, table.c.number == entry.attempt)
                 connection.execute(sa.update(table).where(*which).values(**end))
             shown = {name: value for name, value in entry.data.items() if name not in _HIDDEN}
@@ -525,7 +540,7 @@ class JobStore:
 
 def _seen(projects: Collection[str] | None) -> sa.ColumnElement[bool]:
     """That a job is in one of these projects; None: in any."""
-    return tables.job.c.project.in_(projects) if projects is not None else sa.true()
+    return database_tables.job.c.project.in_(projects) if projects is not None else sa.true()
 
 
 def _row(row: sa.Row[Any]) -> JobRow:
@@ -534,11 +549,13 @@ def _row(row: sa.Row[Any]) -> JobRow:
 
 
 def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> None:
-    connection.execute(sa.update(tables.job).where(tables.job.c.id == job).values(**values))
+    connection.execute(
+        sa.update(database_tables.job).where(database_tables.job.c.id == job).values(**values)
+    )
 
 
 def _add_event(connection: sa.Connection, job: str, source: str, entry: Entry) -> None:
-    connection.execute(sa.insert(tables.event), [_event_values(job, source, entry)])
+    connection.execute(sa.insert(database_tables.event), [_event_values(job, source, entry)])
 
 
 def _event_values(job: str, source: str, entry: Entry) -> dict[str, Any]:

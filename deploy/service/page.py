@@ -23,8 +23,8 @@ from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
 from deploy.service.comparison import MOST_JOBS, compare
+from deploy.service.credentials import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.experiments import experiments
-from deploy.service.identities import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import not_found
 from deploy.service.states import JobState, Verb, states_for

@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from fastapi.responses import JSONResponse
 
+from deploy.service.database_tables import first_line
 from deploy.service.job_store import StateChanged
-from deploy.service.tables import first_line
 from shards.errors import BadInput, DownpourError
 
 MEDIA_TYPE = "application/problem+json"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from deploy.evaluations import read_evaluations
+from deploy.evaluations_csv import read_evaluations
 from deploy.run_folder import EVALUATIONS, SNAPSHOTS, UPDATES
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission

@@ -17,8 +17,8 @@ from deploy.run_folder import lock_folder
 from deploy.service import database, postgres
 from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions, Service, application
+from deploy.service.database_tables import DatabasePlace, is_database
 from deploy.service.job_store import JOBS, JobStore
-from deploy.service.tables import DatabasePlace, is_database
 from shards.errors import BadInput
 
 HOME_VARIABLE = "DOWNPOUR_HOME"

@@ -18,13 +18,13 @@ from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.checkpoints import checkpoints
-from deploy.service.identities import LOCAL, Principal
+from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import JobState
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import origin_of
-from ps.snapshots.object_store import without_secrets
+from ps.storage import without_secrets
 from shards.errors import BadInput
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")

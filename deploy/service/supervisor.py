@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.evaluations import read_evaluations
+from deploy.evaluations_csv import read_evaluations
 from deploy.run_folder import EVALUATIONS
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End

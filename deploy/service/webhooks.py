@@ -27,9 +27,9 @@ import httpx
 import msgspec
 import sqlalchemy as sa
 
+from deploy.service.database_tables import webhook
 from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL, JobState
-from deploy.service.tables import webhook
 from shards.errors import BadInput, GiveUp
 
 MOST_TRIES = 8

@@ -1,4 +1,4 @@
-"""A simulated disk with failures; its interface is ps/snapshots/log_storage.py.
+"""A simulated disk with failures; its interface is ps/wal/log_folder.py.
 
 It keeps two states of every file and every name: the visible one, and the one that is safe because
 it was flushed. The death of a process leaves the visible state, with any part of a write that was

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
-from shards.envelopes import Outgoing
 from shards.messages import Joined, Pull, Standing, Weights
 from shards.shard import Shard
 from shards.shard_state import array_name
 from shards.tables import SHARD_ALIGNMENT
+from shards.transition_io import Outgoing
 
 SCALE = 12  # divisible by every size of a round up to four
 BLOCK = SHARD_ALIGNMENT  # floats a shard
@@ -155,7 +155,7 @@ class PullWatch:
                 self._check_weights(shard, answer)
         bound = self._bound
         # At a rolled-back shard, a worker may have pushes to repeat, so its clock may be far behind
-        # for a moment. There, reads.py alone checks the bound.
+        # for a moment. There, read_checks.py alone checks the bound.
         if bound is not None and self.whole and not shard.part.rolled_back:
             gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
             if self._follows is not None:

@@ -18,11 +18,11 @@ from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import Deliver
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess
 from ps.replication.coordinator import ShardGroup
-from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Refusal, Remedy
 from shards.replica import Effects, Post, ShardReplica
 from shards.replication_messages import Assignment, Beat, Replicate, Sync
 from shards.shard import Shard
+from shards.transition_io import Arrival, Outgoing
 
 if TYPE_CHECKING:
     from deploy.simulation.coordinator import SimulatedCoordinator

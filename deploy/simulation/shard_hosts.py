@@ -14,17 +14,17 @@ from deploy.simulation import invariants
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
-from deploy.simulation.reads import Reads
+from deploy.simulation.read_checks import Reads
 from deploy.simulation.reference_model import Beginning, check_limit, check_state, check_versions
 from deploy.virtual_clock import Clock
 from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError
 from shards.ledger import Ledger
 from shards.messages import Ack, Install
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.transition_io import Arrival, Outgoing
 from shards.update_records import RECORD
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.simulation import invariants
 from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
 from deploy.simulation.invariants import Promise, Violation
-from deploy.simulation.leases import check_silent
+from deploy.simulation.lease_checks import check_silent
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost, ShardProcess, held_rows
@@ -16,11 +16,11 @@ from ps.wal.writer import BackgroundTask, LoggedShard, WriteAheadLog
 from shards import shard_state, wire_format
 from shards.delta_pulls import Change, DeltaViews
 from shards.dense_part import DensePart
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import DownpourError, GiveUp
 from shards.messages import AskPiece, Export, Install, State
 from shards.shard import Shard
 from shards.state_pieces import GatheredState
+from shards.transition_io import Arrival, Outgoing
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import Client

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from deploy.simulation import invariants
 from deploy.simulation.addresses import generation_of
 from deploy.simulation.invariants import Promise, Violation
-from deploy.simulation.leases import renewal_s
+from deploy.simulation.lease_checks import renewal_s
 from deploy.simulation.process import SimulatedProcess
-from deploy.simulation.reads import Due
+from deploy.simulation.read_checks import Due
 from ps.session import reshard_client
 from ps.session.events import Departed, Event, Pulled, Pushed, Ready, Relocated, RolledBack, Send
 from ps.session.payload_encoder import Gradients

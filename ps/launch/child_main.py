@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from ps.launch.child_protocol import (
     CoordinatorLaunch,
     CopyLaunch,

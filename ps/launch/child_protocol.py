@@ -12,7 +12,7 @@ import msgspec
 from ps.durability import Durability
 from ps.launch.launch_plan import ShardDevice
 from ps.security.authorization import Admission
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.spec import ShardSpec
 
 T = TypeVar("T")

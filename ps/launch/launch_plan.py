@@ -13,7 +13,7 @@ from msgspec import structs
 
 from cupy_kernels.backends import GPU, HOST, Backend
 from cupy_kernels.cupy_device import gpu
-from ps import paths
+from ps import path_checks
 from ps.cluster import Access
 from ps.durability import Durability
 from ps.job_spec import check_specs
@@ -21,7 +21,7 @@ from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.heartbeat import BEAT_S
 from ps.security.authorization import Admission, issue
 from ps.transport.addresses import on_this_host
-from ps.transport.local_sockets import Transport, transport_named
+from ps.transport.transports import Transport, transport_named
 from shards import arguments
 from shards.errors import BadInput
 from shards.rules import Rule
@@ -86,7 +86,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
             ("transport", transport_named(self.transport)),
             ("device", arguments.choice("device", self.device, ShardDevice)),
             ("durability", arguments.choice("durability", self.durability, Durability)),
-            ("logs", None if self.logs is None else paths.path("logs", self.logs)),
+            ("logs", None if self.logs is None else path_checks.path("logs", self.logs)),
         ):
             structs.force_setattr(self, field, value)
         arguments.name("host", self.host)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from shards.errors import GiveUp, WrongBuild
 
 

@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ps import logs
-from ps.compatibility import build_id
+from ps.build_id import build_id
 from ps.launch.child_main import log_fields, make_server
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, Launch, ShardLaunch
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded

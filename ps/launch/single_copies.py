@@ -20,8 +20,8 @@ from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
-from ps.snapshots.log_storage import LogFolder
 from ps.wal.autosave import forget_saves
+from ps.wal.log_folder import LogFolder
 from shards.errors import BadInput
 from shards.spec import ShardSpec
 

@@ -15,7 +15,7 @@ from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.launch_plan import LaunchPlan, ShardDevice, place_of
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport, transport_named
+from ps.transport.transports import Transport, transport_named
 from shards import arguments
 from shards.spec import ShardSpec
 
@@ -32,7 +32,7 @@ def local_shards(
     """Serve `specs` on loopback while the context lasts.
 
     `weights`, float32 of shape (layout.size,), are installed first (default: zeros). Workers are
-    offered `transport` as well as TCP (local_sockets.py). `device` holds the weights. `secure`
+    offered `transport` as well as TCP (transports.py). `device` holds the weights. `secure`
     makes TCP use CURVE, as it does beyond loopback.
     """
     plan = LaunchPlan(specs=specs, secure=secure)

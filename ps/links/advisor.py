@@ -33,7 +33,7 @@ from ps.security.keys import address_of
 from ps.session.compression import NONE
 from ps.transport.addresses import on_this_host
 from ps.transport.striping import stripes_for
-from shards.wire_schema import differs
+from shards.schema_digest import differs
 
 PIECE_BYTES = 1 << 20
 _NEGLIGIBLE = 0.05

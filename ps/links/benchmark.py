@@ -18,7 +18,7 @@ from ps.cluster import Cluster
 from ps.security.enrolment import operator_key
 from ps.security.keys import KeyPair
 from ps.session.events import Unreachable
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards.messages import Probe, Probed, Refusal
 from shards.refusals import error_of
 

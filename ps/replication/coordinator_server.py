@@ -22,7 +22,7 @@ from ps.replication.coordinator_store import CoordinatorStore
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
-from ps.server.endpoint import HANDSHAKE_MS
+from ps.server.frontend import HANDSHAKE_MS
 from ps.transport import coordinator_messages
 from ps.transport.addresses import is_private
 from ps.transport.coordinator_messages import (

@@ -17,7 +17,7 @@ import zmq
 
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
-from ps.server.endpoint import router_options
+from ps.server.frontend import router_options
 from ps.server.sockets import most_arrays_bytes
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import PeerMessage

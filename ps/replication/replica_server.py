@@ -14,19 +14,19 @@ from ps.replication.heartbeat import HeartbeatSender
 from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
-from ps.server.endpoint import ShardEndpoint
+from ps.server.frontend import ShardFrontend
 from ps.transport.addresses import public_endpoint
 from ps.transport.coordinator_messages import Heartbeat
-from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
+from ps.transport.transports import Transport
 from ps.transport.unfinished_messages import LOOK_S
-from shards.envelopes import Outgoing
+from shards.buffer_pool import heap_allocator
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Beat
 from shards.shard import Shard
 from shards.spec import ShardSpec
-from shards.versions import heap_allocator
+from shards.transition_io import Outgoing
 
 _TICK_S = 0.1
 
@@ -53,7 +53,7 @@ class ReplicaServer(ServerThread):
         """
         context = zmq.Context()
         keys = KeyPair.new() if admission is not None else None
-        self._shard_endpoint = ShardEndpoint(
+        self._shard_endpoint = ShardFrontend(
             spec,
             context,
             bind,

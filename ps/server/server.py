@@ -9,16 +9,16 @@ from ps.logs import logger
 from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
-from ps.server.endpoint import ShardEndpoint
-from ps.transport.local_sockets import Transport
+from ps.server.frontend import ShardFrontend
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
+from ps.transport.transports import Transport
 from ps.transport.unfinished_messages import LOOK_S
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import LoggedShard, WriteAheadLog
+from shards.buffer_pool import staging
 from shards.shard import Shard
 from shards.spec import ShardSpec
-from shards.versions import staging
 
 
 class ShardServer(ServerThread):
@@ -46,7 +46,7 @@ class ShardServer(ServerThread):
         admits anybody; with neither it raises BadInput (sockets.py). `keys` prove the shard's
         identity, also after a restart; without them it makes its own.
 
-        Workers on this host are offered `transport` as well as TCP (local_sockets.py). `place`
+        Workers on this host are offered `transport` as well as TCP (transports.py). `place`
         holds weights and slots. The shard recovers from the `log`, and writes each change to it
         before any answer is sent; without a log it recovers from `saves`. Either is closed with the
         server. The enrolments are stored in the same folder.
@@ -56,7 +56,7 @@ class ShardServer(ServerThread):
         self._log = log
         self._saves = saves
         kept = log or saves
-        self._shard_endpoint = ShardEndpoint(
+        self._shard_endpoint = ShardFrontend(
             spec,
             context,
             bind,

@@ -19,7 +19,7 @@ from ps.security.keys import KeyPair, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.transport import multipart
 from ps.transport.addresses import is_private
-from ps.transport.local_sockets import Transport, UnixSocketFolder
+from ps.transport.transports import Transport, UnixSocketFolder
 from ps.transport.unfinished_messages import Accepted
 from shards.errors import BadInput
 from shards.messages import Probe, Request

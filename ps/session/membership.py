@@ -21,7 +21,7 @@ from ps.session.events import Ready, RolledBack, Send
 from ps.session.retransmit import RetransmitTable
 from shards.errors import GiveUp
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Joined, Push, Welcome
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 
 
 class AppliedAtShard(NamedTuple):

@@ -16,9 +16,9 @@ from ps.session.events import Pulled
 from ps.session.payload_encoder import Gradients
 from ps.shared_memory.worker_side import WorkerSide
 from shards import payloads
+from shards.buffer_pool import Allocator, Buffers, heap_allocator
 from shards.messages import Kind
 from shards.tables import Layout, ShardMap
-from shards.versions import Allocator, Buffers, heap_allocator
 
 Floats = NDArray[np.float32]
 

@@ -16,11 +16,11 @@ Two rules keep a reader from seeing memory that is being overwritten:
   slow, keeps what it holds. If it holds too much, its next pull uses the socket.
 
 The lender numbers its loans to one borrower from 1, and keeps a reference to the lent memory so
-that it is not recycled meanwhile (shards/versions.py). With its next message the borrower reports
-the highest number that it has seen, and the loans that it still holds. All other loans up to that
-number are thereby returned, also those of lost messages, so no message has to arrive exactly once.
-If a later message overtakes an earlier one, the earlier loan is returned already. The borrower must
-then not read that memory; it repeats the request as for any lost message.
+that it is not recycled meanwhile (shards/buffer_pool.py). With its next message the borrower
+reports the highest number that it has seen, and the loans that it still holds. All other loans up
+to that number are thereby returned, also those of lost messages, so no message has to arrive
+exactly once. If a later message overtakes an earlier one, the earlier loan is returned already.
+The borrower must then not read that memory; it repeats the request as for any lost message.
 
 The proof: each side writes a random number into its own segment and reads the other's. A worker's
 Hello offers its segment; the shard's Welcome returns the number found there, and names its own.

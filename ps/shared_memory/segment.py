@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.shared_memory import shm_files
+from shards.buffer_pool import Buffers, heap_allocator
 from shards.errors import BadMessage
-from shards.versions import Buffers, heap_allocator
 
 _MAGIC = b"downpour"
 _HEADER = struct.Struct("<8s32sQQ")

@@ -12,9 +12,9 @@ from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrame
 from ps.shared_memory.references import Loans, Parts, Together
 from ps.shared_memory.segment import SharedBuffers, ShmSegment, Window
 from shards import wire_format
+from shards.buffer_pool import Allocator, Buffers, heap_allocator
 from shards.errors import BadMessage
 from shards.messages import Welcome
-from shards.versions import Allocator, Buffers, heap_allocator
 
 LOANS = 4  # of one worker: the weights in use, prefetched ones, and some in transit
 _VERSIONS = 64

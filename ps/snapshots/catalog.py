@@ -23,8 +23,8 @@ from ps.snapshots.manifest import (
     save_snapshot,
     sweep,
 )
-from ps.snapshots.object_store import LocalStore, Place, Store, open_store
 from ps.snapshots.worker_state import SavedWorkerState
+from ps.storage import LocalStore, Place, Store, open_store
 from shards import arguments
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.shard_state import ShardState

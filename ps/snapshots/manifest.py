@@ -20,9 +20,9 @@ from functools import partial
 import msgspec
 
 from ps.snapshots import checked_json
-from ps.snapshots.object_store import PARTIAL, Place, Store, content_of, open_store
 from ps.snapshots.shard_file import StateFile, read_state, write_state
 from ps.snapshots.worker_state import SavedWorkerState, read_kept
+from ps.storage import PARTIAL, Place, Store, content_of, open_store
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count
 from shards.shard_state import ShardState

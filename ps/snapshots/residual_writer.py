@@ -34,8 +34,8 @@ import msgspec
 from ps.logs import logger
 from ps.snapshots import checked_json
 from ps.snapshots.manifest import load_manifest
-from ps.snapshots.object_store import Place, Store, content_of, open_store
 from ps.snapshots.worker_state import Arrays, SavedWorkerState, WorkerState, read_kept, write_kept
+from ps.storage import Place, Store, content_of, open_store
 from shards.errors import UNDECODABLE, BadInput
 from shards.shard_state import ShardState
 

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from ps.snapshots.object_store import flush
+from ps.storage import flush
 from shards.errors import BadInput
 
 _PARTIAL = ".partial"

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ps.snapshots.object_store import OpenFile, Store
+from ps.storage import OpenFile, Store
 from shards.checksums import HEX_DIGITS, hex_checksum
 from shards.errors import UNDECODABLE, BadInput
 from shards.messages import Count

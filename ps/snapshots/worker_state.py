@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ps.session.compression import Writing
-from ps.snapshots.object_store import Store
 from ps.snapshots.shard_file import (
     StateFile,
     read_arrays,
     tensors_check,
     write_arrays,
 )
+from ps.storage import Store
 from shards.checksums import HEX_DIGITS
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.messages import Count, Name

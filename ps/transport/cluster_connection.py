@@ -20,8 +20,8 @@ from ps.session.events import Event, Ready, Relocated, Send, Unreachable
 from ps.session.flow_control import Times
 from ps.session.session import Session
 from ps.transport.link_model import LinkModel
-from ps.transport.local_sockets import Transport
 from ps.transport.shard_connections import ShardConnections
+from ps.transport.transports import Transport
 from shards.errors import DownpourError
 from shards.messages import Message, Refusal, Remedy, Renew
 from shards.refusals import error_of

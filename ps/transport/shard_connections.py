@@ -16,9 +16,9 @@ from ps.shared_memory.worker_side import WorkerSide
 from ps.transport.addresses import check_reachable
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel
-from ps.transport.links import Links
-from ps.transport.local_sockets import Transport, nearest
+from ps.transport.shard_sockets import Links
 from ps.transport.striping import stripes_for
+from ps.transport.transports import Transport, nearest
 from shards.errors import BadInput
 from shards.messages import Probe
 

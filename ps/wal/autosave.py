@@ -33,15 +33,15 @@ from math import inf
 from pathlib import Path
 
 from ps.logs import logger
-from ps.snapshots.log_storage import LogFolder, LogStorage
+from ps.wal.log_folder import LogFolder, LogStorage
 from ps.wal.recovery import check_spec, spec_of_opening
 from ps.wal.writer import BackgroundTask, in_a_thread
 from shards import wal_format
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import BadInput, GiveUp
 from shards.messages import Installed
 from shards.shard import Shard
 from shards.spec import ShardSpec
+from shards.transition_io import Arrival, Outgoing
 from shards.wal_format import LoggedState, Opening, Replay
 
 ROLLBACK_S = 10.0

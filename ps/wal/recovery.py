@@ -20,8 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from ps import paths
-from ps.snapshots.log_storage import LogFolder, LogStorage
+from ps import path_checks
+from ps.wal.log_folder import LogFolder, LogStorage
 from shards.errors import BadInput
 from shards.shard import Shard
 from shards.shard_state import ShardState
@@ -188,7 +188,7 @@ def has_begun(folder: Path) -> bool:
 
 def logged_spec(folder: str | Path) -> ShardSpec:
     """The spec of the shard that keeps its WAL in `folder`; raises BadInput without a WAL there."""
-    disk = LogFolder(paths.path("logged_spec: folder", folder))
+    disk = LogFolder(path_checks.path("logged_spec: folder", folder))
     logs = _logs(disk)
     _check_newest(disk, _number(logs[-1]) if logs else -1)
     if not logs:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ps.durability import Durability
-from ps.snapshots.log_storage import LogFileWriter, LogFolder, LogStorage
+from ps.wal.log_folder import LogFileWriter, LogFolder, LogStorage
 from ps.wal.recovery import (
     MARK,
     LogFileKind,
@@ -39,9 +39,9 @@ from ps.wal.recovery import (
     spec_of,
 )
 from shards import wal_format
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import GiveUp
 from shards.shard import Shard
+from shards.transition_io import Arrival, Outgoing
 from shards.wal_format import Entry, LoggedState, Mark, Replay
 
 _TIMES = 4  # the WAL may grow to this many times the size of the state,

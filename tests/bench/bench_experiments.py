@@ -20,8 +20,8 @@ from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, run_sweep
 from deploy.experiments.sweeps import read_sweep
-from deploy.experiments.timing import TimingSimulation
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.timing_simulation import TimingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
 from tests.bench.report import Goal, goals

@@ -34,7 +34,7 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards, replicated_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
 from tests.chaos import namespaces

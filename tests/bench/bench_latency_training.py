@@ -29,7 +29,7 @@ import msgspec
 
 from ps import AdminClient
 from ps.launch.threads import local_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import DownpourError
 from shards.rules import Adagrad
 from shards.schedules import Fixed

@@ -30,7 +30,7 @@ from ps import AdminClient, Cluster, DenseTable, TensorSpec
 from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from tests.bench.report import Goal, goals, save
 
 _RATE = 125e6

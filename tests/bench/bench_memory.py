@@ -20,7 +20,7 @@ from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.rules import RULES
 from shards.tables import DenseTable, TensorSpec
 from tests.bench.report import Goal, goals, save

@@ -21,11 +21,11 @@ from msgspec import structs
 from threadpoolctl import threadpool_limits
 
 from deploy.experiments.agreement import Agreement, agreement
+from deploy.experiments.calibration import ClusterFit, fit_rows
 from deploy.experiments.cluster import ClusterModel, StepTimes
-from deploy.experiments.fitting import ClusterFit, fit_rows
 from deploy.experiments.real_runs import measured, run_real
 from deploy.experiments.shapes.real_trials import LINK_MS, REAL_TRIALS
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from tests.bench.report import Goal, goals, save

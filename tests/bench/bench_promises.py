@@ -33,7 +33,7 @@ from ps.durability import Durability
 from ps.job_spec import shard_specs
 from ps.launch.launch_plan import LaunchPlan
 from ps.launch.launcher import Placement, start_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.schedules import Fixed
 from tests.bench.peers import raw_zmq
 from tests.bench.peers.contract import Setting

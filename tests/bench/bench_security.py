@@ -28,7 +28,7 @@ from ps.launch.processes import process_shards
 from ps.launch.single_copies import SingleCopies
 from ps.security.enrolment import join
 from ps.security.keys import KeyPair, address_of, expect
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards import wire_format
 from shards.messages import Read
 from tests.bench.report import Goal, goals, save

@@ -28,10 +28,10 @@ import psutil
 import sqlalchemy as sa
 
 from deploy.runner.job_folder import Submission
-from deploy.service import server, tables
+from deploy.service import database_tables, server
+from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.job_store import JobStore
 from deploy.service.states import JobState
-from deploy.service.tables import DATABASE, open_database
 from deploy.settings import TrainSettings
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
@@ -99,7 +99,7 @@ def long_list(home: Path, jobs: int) -> dict[str, float]:
     }  # fmt: skip
     rows = [blank | {"id": f"{n:017x}", "name": f"job {n}"} for n in range(jobs)]
     with engine.begin() as connection:
-        connection.execute(sa.insert(tables.job), rows)
+        connection.execute(sa.insert(database_tables.job), rows)
     engine.dispose()
     with served(home) as (process, http, _):
         idle = rss_mb(process)

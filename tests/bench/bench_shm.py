@@ -27,13 +27,13 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.messages import PROTOCOL, Hello, Join, Kind, Part, Push
 from shards.schedules import Fixed
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.tables import DenseTable, TensorSpec
-from shards.wire_schema import SCHEMA
 from tests.bench.report import Goal, goals, save
 from tests.support.shard_dsl import blank
 

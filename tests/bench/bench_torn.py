@@ -18,7 +18,7 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from tests.bench.report import Goal, goals, save
 
 _SHARDS = 2

@@ -22,7 +22,7 @@ from ps.transport.primary_resolver import as_led
 from shards import wire_format
 from shards.messages import PROTOCOL, AskedPart, Hello, Join, Message, Part, Pull, Push, Welcome
 from shards.messages import Kind as Payload
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.chaos.schedule import Kind
 
 _PATIENCE_S = 5.0

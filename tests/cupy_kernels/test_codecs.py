@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_kernels import codec_arrays, codecs
+from cupy_kernels import codecs, codecs_numpy
 from cupy_kernels.backends import EmulatorBackend, as_host, copied
 from cupy_kernels.codecs import Dense
 from cupy_kernels.cpu import codecs as codec_loops
@@ -17,7 +17,7 @@ from cupy_kernels.launch import launch
 
 KINDS: tuple[Dense, ...] = ("fp16", "bf16", "int8", "int4", "sign")
 SIZES = (1, 7, 255, 256, 257, 777, 16_384, 20_011)
-LEAST = float(codec_arrays.LEAST_NORMAL)
+LEAST = float(codecs_numpy.LEAST_NORMAL)
 
 
 @pytest.fixture(params=["numba", "numpy"])
@@ -190,7 +190,7 @@ def test_the_kth_largest_magnitude_is_what_sorting_gives(
     """Counting bits finds the very value, ties and zeros among them."""
     v = np.array(values, np.float32)
     count = 1 + int(share * (len(values) - 1))
-    found = (codec_loops if compiled else codec_arrays).magnitude(v, count)
+    found = (codec_loops if compiled else codecs_numpy).magnitude(v, count)
     assert found == np.sort(np.abs(v))[::-1][count - 1]
 
 

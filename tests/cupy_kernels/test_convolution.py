@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import convolution, reference
-from cupy_kernels.conv_shapes import Convolution
 from cupy_kernels.cpu import convolution as on_host
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
+from cupy_kernels.window_shapes import Convolution
 from cupy_kernels.workspace import Workspace
 
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))

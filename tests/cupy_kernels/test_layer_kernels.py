@@ -7,7 +7,6 @@ import pytest
 
 from cupy_kernels import dropout, pooling, sources
 from cupy_kernels.backends import EmulatorBackend, as_host, copied
-from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.cpu import dropout as on_host
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.kernel_spec import Kernel, one_block, reads, writes
@@ -15,6 +14,7 @@ from cupy_kernels.kernel_specs import dropout as rows_of_dropout
 from cupy_kernels.launch import launch
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 from tests.cupy_kernels.cases.pooling import pairs
 

@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupy_kernels import pooling, reference
-from cupy_kernels.conv_shapes import Pooling
 from cupy_kernels.cpu import loops
 from cupy_kernels.types import Array
+from cupy_kernels.window_shapes import Pooling
 from cupy_kernels.workspace import Workspace
 
 

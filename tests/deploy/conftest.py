@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import environment
+from deploy import ray_and_spark
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
 
@@ -16,7 +16,7 @@ def downpour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     def started(*_: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr(environment, "start", started)
+    monkeypatch.setattr(ray_and_spark, "start", started)
     # An embedded Ray that other tests of this process share has put its own token there.
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 

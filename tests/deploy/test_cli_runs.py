@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy import environment
+from deploy import ray_and_spark
 from deploy import train as training
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
@@ -171,7 +171,7 @@ def test_ctrl_c_before_the_first_step(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(environment, "start", interrupted)
+    monkeypatch.setattr(ray_and_spark, "start", interrupted)
     for _ in range(2):
         assert downpour(*TRAIN.split()) == (130, "", "stopped\n")
         assert not (job / "run").exists()
@@ -187,7 +187,7 @@ def test_ctrl_c_while_it_trains(
     """The command to continue is only printed if there is something to continue from."""
     outcome = SimpleNamespace(interrupted=True, snapshot=snapshot)
     session = SimpleNamespace(createDataFrame=lambda rows: rows)
-    monkeypatch.setattr(environment, "start", lambda *_: session)
+    monkeypatch.setattr(ray_and_spark, "start", lambda *_: session)
     monkeypatch.setattr(training, "run_job", lambda *_, **__: outcome)
     monkeypatch.setattr(training, "finish", lambda *_: None)
     status, out, err = downpour(*TRAIN.split())

@@ -7,7 +7,7 @@ import pytest
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from deploy import environment
+from deploy import ray_and_spark
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
@@ -109,7 +109,7 @@ def test_more_steps_are_trained(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(environment, "start", interrupted)
+    monkeypatch.setattr(ray_and_spark, "start", interrupted)
     settings = (ended / "settings.json").read_bytes()
     status, out, err = downpour("train", "--resume", "run", "--max-iter", 20)
     assert (status, out, err.splitlines()[-1]) == (130, "", "stopped")

@@ -16,7 +16,7 @@ from deploy.plots import (
     running_mean,
 )
 from deploy.summary import Rows, RunTally, Summary
-from deploy.updates import UpdatesWriter
+from deploy.updates_parquet import UpdatesWriter
 from shards.errors import BadInput, GiveUp
 from tests.support.run_records import records, summary
 from worker.evaluation import Evaluation

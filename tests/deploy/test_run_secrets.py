@@ -16,7 +16,7 @@ from deploy.settings import TrainSettings
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
 from ps.job_spec import make_cluster, shard_specs
-from ps.wal.catalog import drop_logs, logs_of
+from ps.wal.job_logs import drop_logs, logs_of
 from ps.wal.writer import WriteAheadLog
 from shards.job_ids import digest_of, short_id
 from shards.shard import Shard

@@ -12,7 +12,7 @@ from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from ps.durability import Durability
 from ps.launch.launcher import Placement
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import BadInput
 from worker.strategies import BSP, Downpour
 

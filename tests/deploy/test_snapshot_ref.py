@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from deploy.snapshot_ref import newest
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import Manifest
-from ps.wal.catalog import load_logs
+from ps.wal.job_logs import load_logs
 from shards.errors import BadInput
 from tests.support.shard_with_wal import written
 from tests.support.snapshot_stores import JOB, states_of

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 
 import ps
-from ps.jobs import WorkerOptions
+from ps.job import WorkerOptions
 from ps.launch.launch_plan import LaunchOptions
-from ps.own_jobs import StartOptions
+from ps.start_job import StartOptions
 from shards import errors, messages, rules, schedules
 from tests.support.doc_pages import DOCS, PAGES, ROOT, prose, read, rows, section
 from worker.caffe.registry import LAYERS

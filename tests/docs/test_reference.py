@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deploy.updates import COLUMNS
+from deploy.updates_parquet import COLUMNS
 from shards.update_records import RECORD
 from tests.support.doc_pages import PAGES, read
 from tests.support.reference_generator import COMMANDS, PARTS, current, parts_of

@@ -24,7 +24,7 @@ from deploy.run_folder import write_whole
 from deploy.settings import TrainSettings
 from deploy.simulation.disk import DeferredTask
 from deploy.summary import Rows
-from deploy.updates import SCHEMA, UpdatesWriter, parts_of, read_updates
+from deploy.updates_parquet import SCHEMA, UpdatesWriter, parts_of, read_updates
 from ps.cluster import Access
 from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup
@@ -41,7 +41,6 @@ from ps.snapshots.worker_state import WorkerState, load_state, save_state
 from ps.wal.autosave import Autosaves
 from ps.wal.recovery import MARK, recovered
 from ps.wal.writer import LoggedShard, WriteAheadLog
-from shards.envelopes import Arrival
 from shards.errors import DownpourError
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Install
@@ -50,6 +49,7 @@ from shards.rules import Momentum
 from shards.shard import Shard
 from shards.shard_state import SavedProgress, ShardState
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
+from shards.transition_io import Arrival
 from shards.update_records import RECORD
 from tests.support import shard_dsl
 from worker.caffe.weight_files import read_blobs, write_blobs

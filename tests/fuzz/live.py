@@ -11,7 +11,7 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.processes import process_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from tests.fuzz.hostile import Crowd
 
 _BETWEEN = 50  # connections between two updates of the good client

@@ -39,8 +39,8 @@ from shards.messages import (
     Read,
     Renew,
 )
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
-from shards.wire_schema import SCHEMA
 
 Frames = list[bytes]
 

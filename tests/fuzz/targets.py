@@ -14,9 +14,9 @@ from ps.transport.striping import Gatherer
 from shards import wire_format
 from shards.errors import DownpourError
 from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
-from shards.wire_schema import SCHEMA
 from tests.fuzz.mutate import Frames, spoiled, valid
 from tests.support.shard_dsl import blank
 
@@ -62,7 +62,7 @@ def decoders(frames: Frames) -> None:
 
 
 class Reception:
-    """A shard's way from frames to answers, as in ps/server/endpoint.py but without sockets."""
+    """A shard's way from frames to answers, as in ps/server/frontend.py but without sockets."""
 
     def __init__(self) -> None:
         self.shard = a_shard()

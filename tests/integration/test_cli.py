@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from deploy import ray_cluster
-from deploy.evaluations import read_evaluations
+from deploy.evaluations_csv import read_evaluations
 from ps import load_snapshot
 from ps.launch import processes
 from ps.launch.launch_plan import LaunchPlan

@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
-from worker.dataframes import dealt, first_shape
+from worker.dataframe_checks import dealt, first_shape
 from worker.job import Job
 from worker.job_runner import run_job
 

@@ -8,9 +8,9 @@ import msgspec
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.session.membership import Membership
-from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import Join, Push, Welcome
+from shards.transition_io import Outgoing
 from shards.worker_requests import WorkerRequests
 from tests.mutants.patching import Mutants, Patch
 

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
+from shards.buffer_pool import Buffers
 from shards.gate import Gate
 from shards.ledger import Ledger, Verdict
 from shards.pull_replies import PullReplies
 from shards.updates import Applied, Updates
-from shards.versions import Buffers
 from tests.mutants.patching import Mutants, Patch
 
 Array = NDArray[np.float32]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ps
-from ps.own_jobs import OwnJob
 from ps.reader import Reader
+from ps.start_job import OwnJob
 
 WORKERS, FLOATS = 3, 512
 

@@ -21,7 +21,7 @@ from ps.launch.threads import local_shards
 from ps.security.keys import address_of, pinned
 from shards import wire_format
 from shards.messages import PROTOCOL, Refusal, Remedy
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.ports import free_port
 
 ROOT = Path(ps.__file__).parents[1]

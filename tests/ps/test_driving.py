@@ -26,8 +26,8 @@ from ps.session.payload_encoder import PayloadEncoder
 from ps.session.retransmit import RetransmitTable
 from ps.session.session import Session
 from ps.transport.cluster_connection import ClusterConnection, LeaseKeepAlive
-from ps.transport.links import Links
-from ps.transport.local_sockets import Transport
+from ps.transport.shard_sockets import Links
+from ps.transport.transports import Transport
 from shards.errors import BadInput
 from shards.shard import Shard
 from tests.support.eventually import eventually

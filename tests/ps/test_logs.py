@@ -20,8 +20,8 @@ from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
 from ps.launch.processes import process_shards
 from ps.logs import LogRelay, LogSettings
-from ps.transport.local_sockets import Transport
 from ps.transport.server_thread import ServerThread
+from ps.transport.transports import Transport
 from shards.job_ids import short_id
 from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path

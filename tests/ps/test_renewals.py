@@ -15,7 +15,7 @@ from ps.server.server import ShardServer
 from shards import wire_format
 from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
 from shards.schedules import Fixed
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))

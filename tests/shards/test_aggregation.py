@@ -21,7 +21,7 @@ from shards.aggregation import (
 from shards.errors import BadInput
 from shards.messages import Ack, Cut, Left, Quiesce, Refusal
 from shards.repartition import repartition
-from shards.resumption import resumed
+from shards.resumed_state import resumed
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
 from shards.tables import Layout, cut_evenly

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 import ps
 from ps.job_spec import shard_specs
 from shards import shard_state
-from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import PROTOCOL, Ack, Hello, Install, Join, Kind, Part, Push, Refusal, Remedy
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
-from shards.wire_schema import SCHEMA
+from shards.transition_io import Arrival
 from tests.support import shard_dsl
 from tests.support.shard_copies import Copies
 from tests.support.shard_dsl import SIZE

@@ -13,12 +13,12 @@ from cupy_kernels.backends import GPU, HOST, EmulatorBackend
 from cupy_kernels.emulator import Emulator
 from cupy_kernels.emulator.array import Emulated
 from shards.aggregation import EACH, ROUND, Merge
+from shards.buffer_pool import Buffers
 from shards.errors import BadInput
 from shards.messages import Ack, Export, Install, Read, Remedy
 from shards.rules import RULES, SGD, Adam, Decay, DecayKind, Rule
 from shards.shard import Shard
 from shards.update_records import RECORD
-from shards.versions import Buffers
 from tests.gpu import shards as shards_on_gpu
 from tests.support.shard_conversation import converse
 from tests.support.shard_dsl import SIZE, Talk, as_bytes, fresh, gradient, pull, push, refusal, spec

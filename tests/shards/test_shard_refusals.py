@@ -14,7 +14,7 @@ from shards.messages import (
     Refusal,
     Remedy,
 )
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")

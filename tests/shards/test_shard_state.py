@@ -26,8 +26,8 @@ from shards.messages import (
     Welcome,
 )
 from shards.rules import Adam, Momentum
+from shards.schema_digest import SCHEMA
 from shards.shard_state import SavedProgress
-from shards.wire_schema import SCHEMA
 from tests.support.shard_dsl import (
     SIZE,
     Talk,

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from cupy_kernels.backends import HOST
 from shards import shard_state, wire_format
 from shards.aggregation import ROUND, Buffer
-from shards.envelopes import Arrival
 from shards.gradient_guard import Guard
 from shards.messages import (
     Ack,
@@ -35,6 +34,7 @@ from shards.shard import Shard
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout, TensorSpec, cut_evenly
+from shards.transition_io import Arrival
 from tests.support import shard_dsl
 from tests.support.shard_dsl import Talk, as_bytes, blank, hello, join, refusal, spec
 

@@ -13,12 +13,12 @@ import pytest
 
 from shards import wal_format
 from shards.aggregation import ROUND, Buffer, Round
-from shards.envelopes import Arrival
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
 from shards.rules import SGD, AdaptiveDelayCompensation, Decay, DelayedNesterov, Momentum
 from shards.shard import Shard
+from shards.transition_io import Arrival
 from shards.wal_format import Damage, Entry, Expired, Frames, Opening, Replay, Turn
 from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, pull, push, renew, spec
 

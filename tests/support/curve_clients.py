@@ -3,7 +3,7 @@
 from ps.client import Client
 from ps.cluster import Cluster
 from ps.security.keys import KeyPair
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards.messages import Message, Reply
 from tests.support.eventually import eventually
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.snapshots.log_storage import LogFolder
+from ps.wal.log_folder import LogFolder
 from shards import wal_format
 from shards.wal_format import Damage, Expired, LogRecord, Mark
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ps.snapshots import catalog, manifest, object_store, shard_file
+from ps import storage
+from ps.snapshots import catalog, manifest, shard_file
 from ps.snapshots.catalog import Retention, SnapshotCatalog
 from tests.support.snapshot_stores import JOB, same, states_of
 
-FILES = {module.__file__ for module in (catalog, manifest, shard_file, object_store)}
+FILES = {module.__file__ for module in (catalog, manifest, shard_file, storage)}
 
 KEEP = Retention(count=2)
 

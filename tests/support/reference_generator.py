@@ -27,7 +27,7 @@ import worker.caffe.python_nets
 import worker.ml
 import worker.strategies
 import worker.torch
-from deploy import evaluations, run_folder, updates
+from deploy import evaluations_csv, run_folder, updates_parquet
 from deploy.cli import app
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
@@ -135,13 +135,13 @@ def files() -> str:
 def update_columns() -> str:
     rows = [
         (f"`{name}`", str(column.type), column.unit, column.meaning)
-        for name, column in updates.COLUMNS.items()
+        for name, column in updates_parquet.COLUMNS.items()
     ]
     return table(["column", "type", "unit", "meaning"], rows)
 
 
 def evaluation_columns() -> str:
-    rows = [(f"`{name}`", meaning) for name, meaning in evaluations.COLUMNS.items()]
+    rows = [(f"`{name}`", meaning) for name, meaning in evaluations_csv.COLUMNS.items()]
     outputs = ("`accuracy`, `loss`, ...", "One column for each output of the test nets.")
     return table(["column", "meaning"], [*rows, outputs])
 
@@ -408,7 +408,7 @@ def service_routes() -> str:
     from fastapi import FastAPI
 
     from deploy.service import api, maintenance_api, results_api
-    from deploy.service.rules import RULES
+    from deploy.service.route_roles import RULES
 
     rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
     absent: Any = None  # describing the routes calls none of them

@@ -29,8 +29,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deploy.runner import job_folder
 from deploy.runner.job_folder import End
 from deploy.runner.journal import JournalReader
+from deploy.service import database_tables
 from deploy.service import supervisor as supervisor_module
-from deploy.service import tables
 from deploy.service.alerts import DiskWatch
 from deploy.service.job_store import JobRow, JobStore, StateChanged, _row
 from deploy.service.launcher import Liveness, LocalLauncher
@@ -47,7 +47,7 @@ _PATIENCE = 300
 _UNINDEXED = {"head", "contact"}  # the next reading has them
 _FOLLOWED = {JobState.CHECKING, JobState.STARTING, JobState.RUNNING, JobState.DEGRADED}
 
-_ALL = sa.select(tables.job).order_by(tables.job.c.id)
+_ALL = sa.select(database_tables.job).order_by(database_tables.job.c.id)
 
 T = TypeVar("T")
 JOBS = st.integers(0, 3)
@@ -438,7 +438,7 @@ def memory_database() -> sa.Engine:
     engine = sa.create_engine(
         "sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
     )
-    tables.metadata.create_all(engine)
+    database_tables.metadata.create_all(engine)
     return engine
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from cupy_kernels.backends import Backend
 from shards import shard_state
 from shards.aggregation import ROUND, Merge
+from shards.buffer_pool import Buffers, staging
 from shards.messages import Export, Install, Read
 from shards.rules import Decay, Rule
 from shards.schedules import Inv
 from shards.shard import Shard
 from shards.tables import DenseTable, KeyRange, ShardMap, TensorSpec
-from shards.versions import Buffers, staging
 from tests.support.shard_dsl import Said, Talk, as_bytes, blank, pull, push, spec
 
 SEED = 6021

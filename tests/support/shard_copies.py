@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from shards.aggregation import EACH, Merge
-from shards.envelopes import Outgoing
 from shards.messages import (
     FromShard,
     Install,
@@ -15,6 +14,7 @@ from shards.messages import (
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Assignment, Configuration
 from shards.shard import Shard
+from shards.transition_io import Outgoing
 from shards.wire_format import Buffer
 from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 

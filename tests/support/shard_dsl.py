@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from cupy_kernels.backends import HOST, Backend
 from shards import shard_state
-from shards.envelopes import Outgoing
 from shards.ledger import Ledger
 from shards.messages import (
     PROTOCOL,
@@ -31,11 +30,12 @@ from shards.messages import (
     Weights,
 )
 from shards.schedules import Fixed
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, KeyRange, Layout, TensorSpec, cut_evenly
-from shards.wire_schema import SCHEMA
+from shards.transition_io import Outgoing
 
 TABLE = DenseTable(
     "net", (TensorSpec("a", (200,)), TensorSpec("b", (50,)), TensorSpec("c", (256,)))

@@ -12,10 +12,10 @@ import numpy as np
 from deploy.simulation.disk import SimulatedDisk
 from ps.durability import Durability
 from ps.wal.writer import LoggedShard, WriteAheadLog
-from shards.envelopes import Arrival, Outgoing
 from shards.messages import Ack, Install
 from shards.rules import Momentum
 from shards.shard import Shard
+from shards.transition_io import Arrival, Outgoing
 from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 
 

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 import ps
 from ps import ShardState
-from ps.snapshots.object_store import ArrowStore
+from ps.storage import ArrowStore
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Standing
 from shards.shard_state import SavedProgress

@@ -11,7 +11,7 @@ from ps.launch.child_main import make_shard
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import GiveUp
 from shards.spec import ShardSpec
 

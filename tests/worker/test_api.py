@@ -13,7 +13,7 @@ import worker
 from shards.errors import BadInput
 from tests.support import tiny_job
 from worker import api
-from worker.caffe import training
+from worker.caffe import caffe_kind
 from worker.caffe.model import CaffeModel
 from worker.caffe.weights import read_weights
 from worker.evaluation import Evaluation
@@ -208,8 +208,8 @@ def _job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
 
     monkeypatch.setattr(api, "run_job", run_job)
     monkeypatch.setattr(api, "check_frame", lambda *_: None)
-    monkeypatch.setattr(training, "check_columns", lambda _: None)
-    monkeypatch.setattr(training, "shapes_of", lambda *_: ((1, 8, 8), {}))
+    monkeypatch.setattr(caffe_kind, "check_columns", lambda _: None)
+    monkeypatch.setattr(caffe_kind, "shapes_of", lambda *_: ((1, 8, 8), {}))
     df: Any = SimpleNamespace(columns=["image", "label"])
     worker.train(df, model=worker.Caffe(options.pop("solver")), **({"workers": 2} | options))
     return jobs[0]

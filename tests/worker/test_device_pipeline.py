@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shards.versions import Buffers
+from shards.buffer_pool import Buffers
 from tests.support.fake_device import FakeDevice, Work
 from worker import device_pipeline
 from worker.device import Device

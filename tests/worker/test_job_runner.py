@@ -19,8 +19,8 @@ from ps.launch.launch_plan import LaunchPlan
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
-from ps.snapshots.object_store import open_store
-from ps.wal.catalog import load_logs, newest_logs
+from ps.storage import open_store
+from ps.wal.job_logs import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
 from shards.messages import ShardStatus
 from tests.support.eventually import eventually

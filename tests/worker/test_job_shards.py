@@ -21,7 +21,7 @@ from ps.job_spec import shard_specs
 from ps.launch.processes import replicated_shards
 from ps.launch.replica_supervisor import ReplicatedShards
 from ps.session import admin_plans
-from ps.wal.catalog import newest_logs
+from ps.wal.job_logs import newest_logs
 from shards.errors import DownpourError, GiveUp
 from shards.repartition import whole_weights
 from shards.schedules import Fixed

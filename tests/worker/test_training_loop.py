@@ -16,7 +16,7 @@ from ps import AdminClient, Cluster, DenseTable, TensorSpec
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards.errors import BadInput
 from shards.messages import Message, Renew
 from shards.schedules import Fixed, Schedule, Step

@@ -18,8 +18,8 @@ import worker
 from ps.client import Client
 from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.launch.threads import local_shards
-from ps.own_jobs import OwnJob
 from ps.resharding import reshard
+from ps.start_job import OwnJob
 from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 import worker
 from shards.errors import BadInput
 from worker import spark
+from worker.caffe.caffe_kind import Caffe, fitted_solver
 from worker.caffe.net_data import wanted_of
 from worker.caffe.solver import Solver
-from worker.caffe.training import Caffe, fitted_solver
 from worker.callbacks import Callback, check_callbacks
 from worker.evaluation import Evaluation
 from worker.function_run import Evaluate
@@ -28,7 +28,7 @@ from worker.ml.columns import (
     survey_rows,
 )
 from worker.ml.models import FittedNet, NetClassifierModel, NetModel, NetRegressorModel
-from worker.ml.net_test import NetTest
+from worker.ml.net_evaluation import NetTest
 from worker.ml.nets import (
     LABEL,
     FitSettings,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         source_rows,
         write_frame,
     )
-    from worker.spark.partitions import PartitionRows, check_python, survey
+    from worker.spark.preflight import PartitionRows, check_python, survey
     from worker.spark.session import start_session
     from worker.spark.streams import (
         await_query,
@@ -100,7 +100,7 @@ _HOMES = {
         "source_rows",
         "write_frame",
     ),
-    "worker.spark.partitions": ("PartitionRows", "check_python", "survey"),
+    "worker.spark.preflight": ("PartitionRows", "check_python", "survey"),
     "worker.spark.session": ("start_session",),
     "worker.spark.streams": (
         "await_query",

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from ps import Cluster, Compression
 from ps.client import Client
 from ps.transport.link_model import LinkModel
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import DownpourError, GiveUp
 from worker.batches import Batches
 from worker.code_archive import PACKAGES

@@ -1,6 +1,6 @@
 """TFRecord files in a folder: found, opened, read and written, on this machine or in a store.
 
-Places are paths or URIs, as for snapshots: ps/snapshots/object_store.py reaches them.
+Places are paths or URIs, as for snapshots: ps/storage.py reaches them.
 """
 
 import zlib
@@ -9,13 +9,13 @@ from fnmatch import fnmatch
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, RawIOBase
 from typing import Any, NamedTuple
 
-from ps.snapshots.object_store import OpenFile, open_store
+from ps.storage import OpenFile, open_store
 from shards.errors import BadInput
 from worker.tfrecord.columns import columns_of
 from worker.tfrecord.decode import decode
 from worker.tfrecord.encode import encode
 from worker.tfrecord.framing import Block, read_blocks
-from worker.tfrecord.infer import infer_schema
+from worker.tfrecord.infer_schema import infer_schema
 
 COMPRESSIONS = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
 """How a file may be compressed, and the end of its name."""

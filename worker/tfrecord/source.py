@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ps.snapshots.object_store import open_store
+from ps.storage import open_store
 from shards.errors import BadInput
 from worker.tfrecord.columns import columns_of
 from worker.tfrecord.files import (

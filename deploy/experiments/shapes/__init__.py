@@ -3,7 +3,15 @@
 A new one is a function from a `Bench` to checks, in a file here, and an entry in `SHAPES`.
 """
 
-from deploy.experiments.shapes import asynchrony, delays, momentum, rounds, speed, waiting, windows
+from deploy.experiments.shapes import (
+    asynchrony,
+    delays,
+    local_updates,
+    momentum,
+    speed,
+    waiting,
+    windows,
+)
 from deploy.experiments.shapes.base import Shape
 from shards.errors import BadInput
 
@@ -16,7 +24,7 @@ SHAPES: dict[int, Shape] = {
         windows.SPARKNET,
         windows.ELASTIC,
         asynchrony.COMPENSATION,
-        rounds.SHAPE,
+        local_updates.SHAPE,
         momentum.SHAPE,
         waiting.BACKUPS,
         speed.SHAPE,

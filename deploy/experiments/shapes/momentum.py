@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judged, listed
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
 

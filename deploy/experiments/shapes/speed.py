@@ -5,7 +5,7 @@ from msgspec import structs
 from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.shapes.base import Bench, Check, Shape, errors, judged, listed, positive
 from deploy.experiments.statistics import paired
-from deploy.experiments.timing import TimingSimulation
+from deploy.experiments.timing_simulation import TimingSimulation
 from deploy.experiments.trials import Trial
 
 WORKERS = 8

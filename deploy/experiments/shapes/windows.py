@@ -20,7 +20,7 @@ from deploy.experiments.shapes.base import (
     times_to,
 )
 from deploy.experiments.statistics import paired
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import Quad
 from shards.errors import BadInput

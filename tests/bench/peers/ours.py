@@ -10,7 +10,7 @@ from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.rules import SGD
 from shards.schedules import Fixed
 from shards.spec import ShardSpec

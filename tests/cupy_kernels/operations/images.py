@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from cupy_kernels import convolution, image_layout, lrn, pooling, reference
-from cupy_kernels.conv_shapes import Convolution, Lrn, Pooling
 from cupy_kernels.registry import KERNELS
 from cupy_kernels.rng_keys import RngKey
+from cupy_kernels.window_shapes import Convolution, Lrn, Pooling
 from tests.cupy_kernels.cases.pooling import pairs
 from tests.cupy_kernels.operations import (
     Operation,

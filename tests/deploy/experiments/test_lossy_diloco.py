@@ -5,7 +5,7 @@ import pytest
 
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.lossy_diloco import LossyDiLoCo
-from deploy.experiments.training import TrainingSimulation
+from deploy.experiments.training_simulation import TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from shards.errors import BadInput

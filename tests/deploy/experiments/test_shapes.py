@@ -21,7 +21,7 @@ from deploy.experiments.shapes import (
 )
 from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, play
 from deploy.experiments.statistics import Interval
-from deploy.experiments.timing import TimingSimulation
+from deploy.experiments.timing_simulation import TimingSimulation
 from deploy.experiments.trials import Trial, TrialResult
 from deploy.experiments.tuning import Tuned
 from shards.errors import BadInput

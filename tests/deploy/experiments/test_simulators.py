@@ -18,8 +18,8 @@ from deploy.experiments.cluster import ClusterModel, Law, LinkPartition, StepTim
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.real_runs import RealRun, replayed
-from deploy.experiments.timing import TimingSimulation
-from deploy.experiments.training import Course, TrainingSimulation
+from deploy.experiments.timing_simulation import TimingSimulation
+from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial, run_trial
 from deploy.experiments.workloads import workload_of
 from ps.transport.link_model import LinkStream

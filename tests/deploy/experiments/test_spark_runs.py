@@ -9,7 +9,7 @@ from msgspec import structs
 
 from deploy.experiments.agreement import Agreement
 from deploy.experiments.cluster import ClusterModel, StepTimes, WorkerKill
-from deploy.experiments.imports import import_run, imported
+from deploy.experiments.imported_runs import import_run, imported
 from deploy.experiments.real_runs import RealRun
 from deploy.experiments.shapes import SHAPES
 from deploy.experiments.shapes.real_trials import REAL_TRIALS, real_trial
@@ -19,7 +19,7 @@ from deploy.experiments.spark_runs import (
     run_with_spark,
     write_run,
 )
-from deploy.experiments.training import Course, Look
+from deploy.experiments.training_simulation import Course, Look
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.launch.launcher import Placement

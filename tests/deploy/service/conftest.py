@@ -16,8 +16,8 @@ import pytest
 from deploy.service import database
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database import VARIABLE
+from deploy.service.database_tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from deploy.service.launcher import LocalLauncher
-from deploy.service.tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from tests.support import tiny_job
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.service_in_process import STUB, Running, Start, TestClient

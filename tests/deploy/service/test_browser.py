@@ -13,7 +13,7 @@ import pytest
 from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
-from deploy.service.identities import TokenRole
+from deploy.service.credentials import TokenRole
 from tests.support.service_in_process import CutLine, Running, Start, listening
 
 sync_api = pytest.importorskip("playwright.sync_api")

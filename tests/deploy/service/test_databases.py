@@ -17,15 +17,15 @@ from alembic.migration import MigrationContext
 from alembic.operations import ops
 from alembic.script import ScriptDirectory
 
-from deploy.service import database, server, tables
+from deploy.service import database, database_tables, server
 from deploy.service import postgres as driver
 from deploy.service.access import exposure_of
 from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions
-from deploy.service.identities import TokenRole
+from deploy.service.credentials import TokenRole
+from deploy.service.database_tables import REVISION, DatabasePlace, open_database
 from deploy.service.launcher import LocalLauncher
 from deploy.service.server import Listen
-from deploy.service.tables import REVISION, DatabasePlace, open_database
 from shards.errors import BadInput
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -33,7 +33,7 @@ from tests.support.postgres_server import PASSWORD, PostgresServer
 from tests.support.service_in_process import Running, Start
 
 DATABASES = ("sqlite", "postgresql")
-MIGRATIONS = Path(tables.__file__).parent / "migrations"
+MIGRATIONS = Path(database_tables.__file__).parent / "migrations"
 REVISIONS = [
     each.revision for each in ScriptDirectory(str(MIGRATIONS)).walk_revisions() if each.revision
 ]
@@ -98,14 +98,14 @@ def test_every_earlier_schema_is_upgraded(empty: DatabasePlace, revision: str) -
     engine = open_database(empty)
     with engine.connect() as connection:
         for name, count in rows.items():
-            table = tables.metadata.tables[name]
+            table = database_tables.metadata.tables[name]
             assert (
                 connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() == count
             )
-        assert connection.execute(sa.select(tables.job.c.owner)).scalar() in {"local", "x"}
+        assert connection.execute(sa.select(database_tables.job.c.owner)).scalar() in {"local", "x"}
         found = MigrationContext.configure(connection).get_current_revision()
         context = MigrationContext.configure(connection)
-        changes = produce_migrations(context, tables.metadata).upgrade_ops
+        changes = produce_migrations(context, database_tables.metadata).upgrade_ops
     engine.dispose()
     assert found == REVISION == REVISIONS[0]
     assert changes is not None
@@ -227,7 +227,7 @@ def test_wrong_urls(tmp_path: Path, text: str, refusal: str) -> None:
 
 def test_which_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option wins over the variable, and that over what the home remembers: no password."""
-    assert database.database_of(tmp_path) == tmp_path / tables.DATABASE
+    assert database.database_of(tmp_path) == tmp_path / database_tables.DATABASE
     bare, full = "postgresql://u@h/one", "postgresql://u:sesame@h/one"
     monkeypatch.setenv(database.VARIABLE, full)
     place = database.database_of(tmp_path)
@@ -237,15 +237,15 @@ def test_which_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     other = database.database_of(tmp_path, "postgresql://u@h/two")
     assert isinstance(other, sa.URL)
     assert (other.database, other.password) == ("two", None)
-    assert database.database_of(tmp_path, "sqlite") == tmp_path / tables.DATABASE
+    assert database.database_of(tmp_path, "sqlite") == tmp_path / database_tables.DATABASE
     database.remember(tmp_path, place)
     monkeypatch.delenv(database.VARIABLE)
     kept = database.database_of(tmp_path)
     assert isinstance(kept, sa.URL)
     assert (kept.database, kept.password) == ("one", None)
     assert "sesame" not in (tmp_path / database.HOME).read_text()
-    database.remember(tmp_path, tmp_path / tables.DATABASE)
-    assert database.database_of(tmp_path) == tmp_path / tables.DATABASE
+    database.remember(tmp_path, tmp_path / database_tables.DATABASE)
+    assert database.database_of(tmp_path) == tmp_path / database_tables.DATABASE
 
 
 def test_a_job_does_not_inherit_the_database(
@@ -302,7 +302,7 @@ def test_a_password_is_shown_nowhere(
     files = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
     assert PASSWORD not in output
     assert PASSWORD.encode() not in files + command_line
-    assert not (home / tables.DATABASE).exists()
+    assert not (home / database_tables.DATABASE).exists()
 
 
 def test_a_second_service_with_one_database(

@@ -20,17 +20,17 @@ from deploy.run_folder import lock_folder
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity
 from deploy.runner.journal import Journal, JournalReader
-from deploy.service import database, server, tables
+from deploy.service import database, database_tables, server
 from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
 from deploy.service.clock import SteadyClock
-from deploy.service.identities import TokenRole
+from deploy.service.credentials import TokenRole
+from deploy.service.database_tables import DATABASE, DatabasePlace, open_database
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import Liveness, LocalLauncher, processes_with
 from deploy.service.retention import ServiceLimits
 from deploy.service.server import Listen
 from deploy.service.states import LONGEST_RETRY_S
-from deploy.service.tables import DATABASE, DatabasePlace, open_database
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -276,9 +276,9 @@ def test_a_clock_that_is_set_back_while_no_service_runs(start: Start, place: Dat
         now = supervisor._clock()
         row = store.get(job)
         for wait, due in ((-1.0, True), (LONGEST_RETRY_S, False), (HOUR_S, True)):
-            waiting = sa.update(tables.job).values(not_before=now + wait)
+            waiting = sa.update(database_tables.job).values(not_before=now + wait)
             with store._engine.begin() as connection:
-                connection.execute(waiting.where(tables.job.c.id == job))
+                connection.execute(waiting.where(database_tables.job.c.id == job))
             assert supervisor._is_due(store.get(job)) is due
         assert row.not_before == 0.0
         running.ask(job, "cancel")

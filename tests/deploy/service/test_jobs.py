@@ -11,10 +11,10 @@ import pytest
 
 from deploy.runner.job_folder import ORDERS
 from deploy.service.access_store import ProjectLimits
+from deploy.service.database_tables import DatabasePlace, open_database
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState
-from deploy.service.tables import DatabasePlace, open_database
 from tests.support.eventually import eventually
 from tests.support.service_in_process import Running, Start
 

@@ -13,9 +13,9 @@ from deploy.runner.readings import SeriesPoint, read_series
 from deploy.service.comparison import differences
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.settings import TrainSettings
-from deploy.updates import UpdatesWriter
+from deploy.updates_parquet import UpdatesWriter
 from ps.snapshots.manifest import save_snapshot
-from ps.snapshots.object_store import open_store
+from ps.storage import open_store
 from shards.errors import BadInput
 from tests.support.run_records import records
 from tests.support.service_in_process import Running, Start

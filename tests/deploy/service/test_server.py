@@ -11,11 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from deploy.run_folder import lock_folder
-from deploy.service import server, tables
+from deploy.service import database_tables, server
 from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
+from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.server import Listen
-from deploy.service.tables import DATABASE, open_database
 from shards.errors import BadInput
 from tests.support.service_in_process import Running, Start
 
@@ -89,7 +89,7 @@ def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) ->
     server.backup(home, target)
     engine = sa.create_engine(f"sqlite:///{target}")
     with engine.connect() as connection:
-        assert connection.execute(sa.select(tables.job.c.id)).scalar() == job
+        assert connection.execute(sa.select(database_tables.job.c.id)).scalar() == job
     engine.dispose()
     with pytest.raises(BadInput, match="expected a new file"):
         server.backup(home, target)

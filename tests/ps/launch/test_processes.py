@@ -20,7 +20,7 @@ from ps import AdminClient, ShardDevice
 from ps.launch import process_handle, processes, single_copies
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.processes import process_shards
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp, WrongBuild
 from tests.support.eventually import eventually
 from tests.support.ports import free_port

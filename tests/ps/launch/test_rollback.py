@@ -21,7 +21,7 @@ from ps.launch import launcher, restart
 from ps.launch.launch_plan import LaunchPlan
 from ps.launch.processes import process_shards
 from ps.launch.single_copies import SingleCopies
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of

@@ -12,7 +12,7 @@ from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice, recovery_s
 from ps.launch.process_handle import ExitReason, ProcessHandle
 from ps.launch.single_copies import Start, serving
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import BadInput
 from shards.rules import SGD, Momentum
 from tests.support.eventually import eventually

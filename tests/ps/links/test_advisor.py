@@ -15,7 +15,7 @@ from ps.links.advisor import CODECS, Advice, advise, remarks
 from ps.links.benchmark import LinkFigures
 from ps.session.compression import Compression
 from shards.messages import PROTOCOL
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 
 _MB = 1_000_000
 

@@ -13,12 +13,12 @@ from ps.launch.threads import local_shards
 from ps.links.benchmark import LinkFigures, measure_link
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel, parse_link
-from ps.transport.links import Links
+from ps.transport.shard_sockets import Links
 from shards import wire_format
 from shards.errors import BadMessage
 from shards.messages import MAX_PROBE_BYTES, PROTOCOL, Probe, Probed, Refusal
+from shards.schema_digest import SCHEMA
 from shards.shard import Shard
-from shards.wire_schema import SCHEMA
 from tests.support.eventually import eventually
 
 _TABLE = ps.DenseTable("far", (ps.TensorSpec("w", (1000,)),))

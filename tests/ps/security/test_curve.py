@@ -22,11 +22,11 @@ from ps.security.enrolment import Enrol, join
 from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect, pinned
 from ps.server.server import ShardServer
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards import wire_format
 from shards.errors import BadInput, Fenced, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.curve_clients import as_worker, say, text
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))

@@ -18,7 +18,7 @@ from ps.launch.processes import process_shards
 from ps.security.authorization import Admission, Enrolment, Enrolments, Invitation
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair, address_of, load_or_create_keys, pinned
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.curve_clients import as_worker
 from tests.support.eventually import eventually

@@ -33,7 +33,7 @@ from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, AskStatus, Hello
 from shards.replica import Post
 from shards.replication_messages import Beat, Replicated
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support import replicated_job
 from tests.support.curve_clients import say, text
 from tests.support.eventually import eventually

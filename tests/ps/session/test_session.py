@@ -21,7 +21,7 @@ from shards.messages import (
     Push,
     Remedy,
 )
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.session_replies import (
     Array,
     a_session,

@@ -10,7 +10,7 @@ import pytest
 from ps.session.events import Pulled, Pushed, Unreachable, Usurped
 from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, Ack, Hello, Join, Parked, Pull, Push, Remedy
-from shards.wire_schema import SCHEMA
+from shards.schema_digest import SCHEMA
 from tests.support.session_replies import (
     TABLE,
     a_session,

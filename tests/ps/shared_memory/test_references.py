@@ -25,8 +25,9 @@ from ps.shared_memory.handshake import Accept, Decline, Lent, Offer, SharedFrame
 from ps.shared_memory.references import Parts
 from ps.shared_memory.shard_side import LOANS, ShardSide
 from ps.shared_memory.worker_side import WorkerSide
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards import wire_format
+from shards.buffer_pool import Buffers
 from shards.errors import BadMessage, GiveUp
 from shards.messages import (
     PROTOCOL,
@@ -40,7 +41,6 @@ from shards.messages import (
     Welcome,
 )
 from shards.schedules import Fixed
-from shards.versions import Buffers
 from tests.support.eventually import eventually
 
 # The job's names in shared memory are nobody else's.

@@ -10,7 +10,7 @@ import pytest
 from ps.snapshots import catalog as shelves
 from ps.snapshots.catalog import Retention, SnapshotCatalog, SnapshotStatus
 from ps.snapshots.manifest import Manifest, save_snapshot
-from ps.snapshots.object_store import ArrowStore, LocalStore, Store
+from ps.storage import ArrowStore, LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from tests.support.snapshot_stores import JOB, full_disk, mocked, same, states_of
 

@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import ps
-from ps import AdminClient, ShardState
+from ps import AdminClient, ShardState, storage
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
-from ps.snapshots import checked_json, object_store
+from ps.snapshots import checked_json
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import (
     are_aligned,
@@ -29,7 +29,7 @@ from ps.snapshots.manifest import (
     save_snapshot,
     sweep,
 )
-from ps.snapshots.object_store import LocalStore, Store
+from ps.storage import LocalStore, Store
 from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
@@ -342,7 +342,7 @@ def test_a_failure_at_any_point_leaves_what_there_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "put", failing(LocalStore.put))
-        patch.setattr(object_store, "flush", failing(object_store.flush))
+        patch.setattr(storage, "flush", failing(storage.flush))
         patch.setattr(os, "fsync", failing(os.fsync))
         patch.setattr(Path, "replace", failing(Path.replace))
         try:

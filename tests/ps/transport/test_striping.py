@@ -16,7 +16,7 @@ import ps
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
-from ps.transport import links
+from ps.transport import shard_sockets
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import parse_link
 from ps.transport.striping import (
@@ -338,7 +338,7 @@ def test_a_client_over_several_connections_learns_the_same() -> None:
 
 def test_an_answer_larger_than_what_is_held_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit for unfinished answers follows the shard's part, so the largest ones arrive."""
-    monkeypatch.setattr(links, "_UNFINISHED_BYTES", 1000)
+    monkeypatch.setattr(shard_sockets, "_UNFINISHED_BYTES", 1000)
     with (
         local_shards(shard_specs(TABLE)) as cluster,
         Client(cluster, worker="w", transport="tcp", stripes=4, patience_s=20.0) as client,

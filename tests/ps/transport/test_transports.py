@@ -17,7 +17,7 @@ from ps.job_spec import make_cluster, shard_specs
 from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
 from ps.shared_memory import shm_files
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from shards.aggregation import EACH, ROUND, Merge
 from shards.errors import BadInput
 from shards.rules import SGD, Adam, Rule

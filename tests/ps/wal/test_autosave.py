@@ -22,14 +22,14 @@ from ps.job_spec import make_cluster, shard_specs
 from ps.launch.child_main import make_shard
 from ps.launch.child_protocol import ShardLaunch
 from ps.launch.launch_plan import ShardDevice
-from ps.transport.local_sockets import Transport
+from ps.transport.transports import Transport
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import BackgroundTask
-from shards.envelopes import Arrival, Outgoing
 from shards.errors import BadInput, GiveUp
 from shards.messages import Ack, Install, Quiesce
 from shards.rules import SGD, Momentum
 from shards.shard import Shard
+from shards.transition_io import Arrival, Outgoing
 from tests.support.eventually import eventually
 from tests.support.shard_dsl import SIZE, fresh, hello, join, push, spec
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from deploy.simulation.disk import DeferredTask, Died, SimulatedDisk
+from ps import storage
 from ps.durability import Durability
-from ps.snapshots import log_storage
-from ps.wal.catalog import load_logs
+from ps.wal import log_folder
+from ps.wal.job_logs import load_logs
 from ps.wal.recovery import MARK, logged_spec, recovered
 from ps.wal.writer import WriteAheadLog
 from shards import wal_format
@@ -409,7 +410,7 @@ def test_a_log_whose_records_had_another_layout(tmp_path: Path) -> None:
 
 def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process waits for the first to be gone, but not for ever."""
-    monkeypatch.setattr(log_storage, "_LOCK_S", 0.1)
+    monkeypatch.setattr(log_folder, "_LOCK_S", 0.1)
     folder = tmp_path / "shard-0"
     with life(folder), pytest.raises(GiveUp) as caught:
         WriteAheadLog(folder, Durability.PROCESS)
@@ -435,11 +436,11 @@ def test_what_is_written_in_slices_is_whole(
         return 0
 
     call = begin if system == "linux" else None
-    monkeypatch.setattr(log_storage, "_sync_file_range", lambda: call)
-    monkeypatch.setattr(log_storage, "_SLICE", 1 << 12)
+    monkeypatch.setattr(storage, "_sync_file_range", lambda: call)
+    monkeypatch.setattr(log_folder, "_SLICE", 1 << 12)
     rng = np.random.default_rng(7)
     pieces = [rng.bytes(size) for size in (10, 1 << 12, 0, 20_000, *[3] * 1200, (1 << 13) + 1)]
-    file = log_storage.LogFolder(tmp_path).create("name")
+    file = log_folder.LogFolder(tmp_path).create("name")
     sizes = [file.write(pieces, soon=soon), file.write([b"end"], soon=soon)]
     file.sync()
     file.close()

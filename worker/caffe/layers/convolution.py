@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cupy_kernels import channels, conv_shapes, convolution
+from cupy_kernels import channels, convolution, window_shapes
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
 from worker.caffe.layer import Arrays, Gradients, Layer, Shape, StepKey, Takes, Wanted
-from worker.caffe.layers.windows import Pair, image_of, misfit, pair
+from worker.caffe.layers.window_fields import Pair, image_of, misfit, pair
 
 
 class _Convolving(Layer):
@@ -32,7 +32,7 @@ class _Convolving(Layer):
                 f"expected num_output and {c} input channels to be multiples of group,"
                 f" got num_output {out}, group {group}"
             )
-        self.shape = conv_shapes.Convolution(
+        self.shape = window_shapes.Convolution(
             pair(self, param, "kernel", "kernel_size", None),
             pair(self, param, "stride", "stride", 1),
             pair(self, param, "pad", "pad", 0),

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cupy_kernels import backends, batch_norm, channels, eltwise, lrn, mvn
-from cupy_kernels.conv_shapes import Lrn
 from cupy_kernels.running_statistics import RunningStatistics
 from cupy_kernels.types import AnyArray, Array
+from cupy_kernels.window_shapes import Lrn
 from worker.caffe.caffe_pb2 import LRNParameter
 from worker.caffe.layer import (
     Arrays,
@@ -23,7 +23,7 @@ from worker.caffe.layer import (
     flat,
     from_channel,
 )
-from worker.caffe.layers.windows import image_of
+from worker.caffe.layers.window_fields import image_of
 
 
 class LRN(Unary):

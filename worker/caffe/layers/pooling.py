@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
 
-from cupy_kernels import channels, conv_shapes, eltwise, pooling
+from cupy_kernels import channels, eltwise, pooling, window_shapes
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import AnyArray, Array
 from cupy_kernels.workspace import Workspace
@@ -22,7 +22,7 @@ from worker.caffe.layer import (
     flat,
 )
 from worker.caffe.layers.dropout import number_of
-from worker.caffe.layers.windows import Pair, image_of, misfit, pair
+from worker.caffe.layers.window_fields import Pair, image_of, misfit, pair
 
 
 class Pooling(Unary):
@@ -44,7 +44,7 @@ class Pooling(Unary):
     def set_up(self) -> tuple[Shape, ...]:
         param, (n, c, h, w) = self.spec.pooling_param, image_of(self)
         self._kind = param.pool
-        self._shape = conv_shapes.Pooling(
+        self._shape = window_shapes.Pooling(
             self._kernel(h, w),
             pair(self, param, "stride", "stride", 1),
             pair(self, param, "pad", "pad", 0),
@@ -122,11 +122,11 @@ class SPP(Layer):
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 
-    def _level(self, bins: int, h: int, w: int) -> conv_shapes.Pooling:
+    def _level(self, bins: int, h: int, w: int) -> window_shapes.Pooling:
         """The pooling that makes bins x bins windows."""
         kernel = ceil(h / bins), ceil(w / bins)
         pad = (kernel[0] * bins - h + 1) // 2, (kernel[1] * bins - w + 1) // 2
-        shape = conv_shapes.Pooling(kernel, kernel, pad)
+        shape = window_shapes.Pooling(kernel, kernel, pad)
         if shape.output(h, w) != (bins, bins) or pad[0] >= kernel[0] or pad[1] >= kernel[1]:
             raise self.bad(
                 f"{bins} x {bins} windows do not fit a bottom of shape {self.described(0)}"

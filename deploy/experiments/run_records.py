@@ -1,0 +1,32 @@
+"""The record of a run that trained for real: read as columns, from a run folder or a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deploy.run_folder import UPDATES
+from deploy.updates_parquet import parts_of, read_updates
+from shards.errors import UNDECODABLE, BadInput
+
+
+def read_record(path: Path, columns: Sequence[str]) -> pa.Table:
+    """These columns of the record of a run folder, of its updates.parquet, or of one file.
+
+    Raises BadInput for anything else, and for a record without one of the columns.
+    """
+    place = path / UPDATES if (path / UPDATES).exists() else path
+    if place.is_dir() and parts_of(place):
+        return pa.Table.from_batches(read_updates(place, columns))
+    if not place.is_file():
+        raise BadInput(f"{path}: expected a run folder or its {UPDATES}, got neither")
+    try:
+        known = pq.read_schema(place).names
+        missing = [name for name in columns if name not in known]
+        if missing:
+            raise BadInput(f"{place}: expected a column {missing[0]}, got {', '.join(known)}")
+        return pq.read_table(place, columns=list(columns))
+    except (OSError, pa.ArrowException, *UNDECODABLE) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadInput(f"{place}: expected a record of updates, got: {reason}") from None

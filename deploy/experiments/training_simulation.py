@@ -1,0 +1,407 @@
+"""The training simulator: real workers and shards on a virtual clock, with real gradients.
+
+Each worker is a step machine with its strategy and a session; each shard is the real one, with its
+gate, ledger, aggregation and rule. Only time is simulated: a step takes a drawn time, and a message
+takes as long as the model of its link says. A gradient is computed when its step begins, because
+the weights that it is computed from do not change any more. The same job and seed give the same
+bytes.
+
+What it leaves out, because it costs no virtual time here: the processors' time of shards and
+encoding, the queue of a busy shard, retransmissions (a lost packet delays), and a client's limit of
+pushes in flight.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.experiments.cluster import HEADER_BYTES, Link, WorkerKill, worker_name
+from deploy.experiments.jobs import SimulatedJob
+from deploy.experiments.problem import Batch, Workload
+from deploy.virtual_clock import Clock
+from ps.session.events import Pulled, Ready, Send
+from ps.session.session import PushTimes, Session
+from shards.errors import BadInput
+from shards.ledger import Ledger
+from shards.shard import Shard
+from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.transition_io import Outgoing
+from worker import step_machine as machine
+from worker.step_machine import StepMachine
+from worker.strategies.base import Floats
+
+_COLLECTED = 1 << 16  # records that shard 0 keeps until they are collected; it holds twice as many
+
+
+class Look(NamedTuple):
+    """A measurement of the shards' weights, and what it took to get there.
+
+    `updates` counts the versions of shard 0, `gradients` those of all workers.
+    """
+
+    updates: int
+    gradients: int
+    seconds: float
+    loss: float
+    error: float
+
+
+class Course(NamedTuple):
+    """One run: its measurements and the records of shard 0's updates (shards/update_records.py).
+
+    `diverged_at` is the update at which a gradient or the weights were no longer finite, or None.
+    `compute_s` are the virtual seconds that all workers computed for.
+    """
+
+    looks: list[Look]
+    records: NDArray[np.void]
+    seconds: float
+    gradients: int
+    diverged_at: int | None
+    compute_s: float = 0.0
+
+    @property
+    def final(self) -> Look:
+        return self.looks[-1]
+
+    def first_below(self, error: float) -> Look | None:
+        """The first measurement with at most this error in percent; None if there is none."""
+        return next((look for look in self.looks if look.error <= error), None)
+
+
+class Deadlock(BadInput):
+    """Nothing will happen any more, and the gradients wanted are not computed."""
+
+
+class TrainingSimulation:
+    """A job under way; `run` takes it to a number of gradients."""
+
+    def __init__(self, job: SimulatedJob, workload: Workload) -> None:
+        self.job, self.workload = job, workload
+        self.table = workload.table
+        self.floats = self.table.size  # the table computes it at each call
+        self.clock = Clock(job.seed)
+        specs = job.specs(self.table)
+        self.map = specs[0].map
+        self.shards = [Shard(spec, boot=1) for spec in specs]
+        start = workload.start(job.seed)
+        for shard in self.shards:
+            part = self.map.cut(start, shard.spec.shard)
+            arrays = {array_name(self.table.name, WEIGHTS): part}
+            shard.restore(ShardState(SavedProgress(0, 0, 0, Ledger()), arrays))
+        self.gradients, self.compute_s = 0, 0.0
+        self._records: list[NDArray[np.void]] = []
+        self._collected = 0
+        self.workers = [SimulatedTrainee(self, number) for number in range(job.cluster.workers)]
+        self._routes = {worker.route: worker for worker in self.workers}
+        for worker in self.workers:
+            joins_s = job.cluster.joins.get(worker.name)
+            if joins_s is None:
+                worker.greet()
+            else:
+                self.clock.at(joins_s, worker.greet)
+        for kill in job.cluster.kill:
+            self.clock.at(kill.at_s, self._kill, kill)
+
+    def run(self, gradients: int, *, look_every: int = 0, until_error: float = -1.0) -> Course:
+        """Train until this number of gradients has been computed, and measure the weights.
+
+        Also measures every `look_every` gradients (0: only at the start and the end), and ends
+        early at an error of at most `until_error` percent. A run that diverges ends with the error
+        of a guess.
+        """
+        looks = [self._look()]
+        diverged_at = None
+        while self.gradients < gradients and looks[-1].error > until_error:
+            aim = min(gradients, self.gradients + (look_every or gradients))
+            try:
+                self.advance(aim)
+            except Deadlock:
+                raise
+            except BadInput:  # a shard refuses a gradient that is not finite
+                diverged_at = self.shards[0].version
+            looks.append(self._look())
+            if diverged_at is None and not math.isfinite(looks[-1].loss):
+                diverged_at = self.shards[0].version
+            if diverged_at is not None:
+                looks[-1] = looks[-1]._replace(loss=math.nan, error=self.workload.worst_error)
+                break
+        self._collect()
+        records = np.concatenate(self._records)
+        return Course(looks, records, self.clock.now, self.gradients, diverged_at, self.compute_s)
+
+    def weights(self) -> Floats:
+        """The shards' weights, in an array of its own."""
+        arena = self.table.empty()
+        for shard in self.shards:
+            self.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
+        return arena
+
+    def advance(self, gradients: int) -> None:
+        """Train until this number of gradients has been computed."""
+        goes = self.clock.run(lambda: self.gradients < gradients, math.inf)
+        if not goes:
+            raise Deadlock("every worker waits for another; check the staleness bound")
+        if self.shards[0].journal.pushes - self._collected > _COLLECTED:
+            self._collect()
+
+    def _collect(self) -> None:
+        first, rows = self.shards[0].journal.since(self._collected)
+        assert first == self._collected, "no record was dropped"
+        self._records.append(rows)
+        self._collected += len(rows)
+
+    def _look(self) -> Look:
+        measured = self.workload.measure(self.weights())
+        updates = self.shards[0].version
+        return Look(updates, self.gradients, self.clock.now, measured.loss, measured.error)
+
+    def carry(self, route: bytes, shard: int, sends: Sequence[Send], link: Link | None) -> None:
+        """Carry what a worker sends to a shard, over its link if there is one."""
+        if link is None:
+            self.arrive(route, shard, sends)
+        else:
+            at = link.up(_bytes(sends), self.clock.now)
+            self.clock.at(at, self.arrive, route, shard, sends)
+
+    def arrive(self, route: bytes, shard: int, sends: Sequence[Send]) -> None:
+        """Let a shard handle what a worker has sent, and send its answers on their way."""
+        now, host = self.clock.now, self.shards[shard]
+        outs: list[Outgoing] = []
+        for send in sends:
+            outs += host.handle(route, send.message, send.frames, now)  # type: ignore[arg-type]
+        self.answer(shard, outs)
+
+    def answer(self, shard: int, outs: Sequence[Outgoing]) -> None:
+        """Send a shard's answers on their way, those to one worker together."""
+        if len(outs) == 1 and outs[0].to in self._routes:  # the usual case, at no cost
+            self._routes[outs[0].to].answered(shard, outs)
+            return
+        answers: dict[bytes, list[Outgoing]] = defaultdict(list)
+        for out in outs:
+            answers[out.to].append(out)
+        for receiver, together in answers.items():
+            if receiver in self._routes:  # a worker that was killed hears nothing any more
+                self._routes[receiver].answered(shard, together)
+
+    # --- kills and returns ------------------------------------------------------------------------
+
+    def _kill(self, kill: WorkerKill) -> None:
+        worker = self.workers[kill.worker]
+        if self._routes.pop(worker.route, None) is None:
+            return  # it is dead already
+        worker.alive = False
+        incarnation = worker.session.incarnation
+        self.clock.after(self.job.cluster.lease_s, self._expire, kill.worker, incarnation)
+        if kill.back_s is not None:
+            self.clock.after(kill.back_s, self._return, kill.worker)
+
+    def _expire(self, number: int, incarnation: int) -> None:
+        """End the lease of a worker that has not returned."""
+        worker = self.workers[number]
+        if not worker.alive and worker.session.incarnation == incarnation:
+            for shard, host in enumerate(self.shards):
+                self.answer(shard, host.expire([worker.name], self.clock.now))
+
+    def _return(self, number: int) -> None:
+        worker = self.workers[number] = SimulatedTrainee(self, number, self.workers[number])
+        self._routes[worker.route] = worker
+        worker.greet()
+
+
+class Streams(NamedTuple):
+    """What a worker draws from, over all its incarnations; a link for each shard."""
+
+    times: Iterator[float]
+    ages: Iterator[int]
+    batches: Iterator[Batch]
+    links: list[Link | None]
+
+    @classmethod
+    def of(cls, world: TrainingSimulation, number: int) -> "Streams":
+        cluster, seed = world.job.cluster, world.job.seed
+        return cls(
+            cluster.step_times(seed, number),
+            cluster.ages(seed, number),
+            world.workload.batches(seed, number),
+            [cluster.link_between(seed, number, shard) for shard in range(len(world.shards))],
+        )
+
+
+class SimulatedTrainee:
+    """One worker: its step machine, its session, its link to each shard, and what it waits for.
+
+    A worker that returns continues with the batches and step times of its `former` incarnation.
+    """
+
+    def __init__(
+        self, world: TrainingSimulation, number: int, former: "SimulatedTrainee | None" = None
+    ) -> None:
+        job = world.job
+        self._world = world
+        spec = world.shards[0].spec
+        incarnation = 0 if former is None else former.session.incarnation + 1
+        self.name: str = worker_name(number)
+        self.route: bytes = route_of(number, incarnation)
+        self.alive = True
+        self.session: Session = Session(
+            job=spec.job,
+            worker=self.name,
+            incarnation=incarnation,
+            layout=spec.layout,
+            shard_map=spec.map,
+        )
+        self.machine = self._machine(0, 0)
+        self.streams: Streams = Streams.of(world, number) if former is None else former.streams
+        self._links = self.streams.links
+        self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
+        self._batch: Batch | None = None
+        self._wants = self.machine.wants()
+        self._asked: int | None = None  # the request whose weights the machine waits for
+        self._outbox: list[Send] = []
+        self._waited_s = 0.0  # at the gate, since the last push
+        self._ending = False
+
+    def _machine(self, clock: int, step: int) -> StepMachine:
+        job, table = self._world.job, self._world.table
+        return StepMachine(
+            job.plan(), table, worker=self.name, clock=clock, step=step, bound=job.real_bound
+        )
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def greet(self) -> None:
+        """Register with every shard; the first step follows."""
+        self._outbox += self.session.hello(self._world.clock.now)
+        self._send()
+
+    def _send(self) -> None:
+        """Send what has collected: all messages of one moment to a shard travel together."""
+        sends, self._outbox = self._outbox, []
+        if len(self._links) == 1:
+            self._world.carry(self.route, 0, sends, self._links[0])
+            return
+        by_shard: dict[int, list[Send]] = defaultdict(list)
+        for send in sends:
+            by_shard[send.shard].append(send)
+        for shard, together in by_shard.items():
+            self._world.carry(self.route, shard, together, self._links[shard])
+
+    def answered(self, shard: int, outs: Sequence[Outgoing]) -> None:
+        """Carry a shard's answers to this worker."""
+        link, clock = self._links[shard], self._world.clock
+        if link is None:
+            self._receive(shard, outs)
+        else:
+            clock.at(link.down(_bytes(outs), clock.now), self._receive, shard, outs)
+
+    def _receive(self, shard: int, outs: Sequence[Outgoing]) -> None:
+        if not self.alive:
+            return
+        now = self._world.clock.now
+        for out in outs:
+            message, frames = cast(Any, out.message), cast(Any, out.frames)
+            sends, events = self.session.receive(shard, message, frames, now)
+            self._outbox += sends
+            for event in events:
+                if isinstance(event, Pulled) and event.request == self._asked:
+                    self._asked = None
+                    self._waited_s += event.waited_s
+                    self._resume(self._pulled(event))
+                elif isinstance(event, Ready):
+                    if event.step:
+                        self.machine = self._machine(event.clock, event.step)
+                        self._wants = self.machine.wants()
+                    self._resume(None)
+        if self._ending and not self.session.unacknowledged:
+            self._ending = False
+            self._outbox += self.session.leave(
+                now
+            )  # as a client does, so that rounds go without it
+        if self._outbox:
+            self._send()
+
+    def _pulled(self, event: Pulled) -> machine.WeightsPulled:
+        arena = np.empty(self._world.floats, np.float32)
+        for shard, sent in enumerate(event.frames):
+            self._world.map.fill(arena, shard, sent)
+        self._kept.appendleft(machine.WeightsPulled(arena, event.versions))
+        if len(self._kept) == 1:
+            return self._kept[0]
+        return self._kept[min(next(self.streams.ages), len(self._kept) - 1)]
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _resume(self, answer: machine.Answer) -> None:
+        """Carry out wants until one takes time."""
+        send = self._wants.send
+        while True:
+            want = send(answer)
+            match want:
+                case machine.ReadBatches():
+                    self._batch = next(self.streams.batches)
+                    answer = machine.BatchesRead(len(self._batch))
+                case machine.PullWeights():
+                    now = self._world.clock.now
+                    self._asked, sends = self.session.pull(want.clock, now)
+                    self._outbox += sends
+                    return
+                case machine.ComputeGradient():
+                    self._compute(want)
+                    return
+                case machine.PushContribution():
+                    self._push(want)
+                    answer = None
+                case machine.FlushPushes():
+                    self._ending = True  # the end of the plan
+                    return
+                case _:
+                    raise AssertionError(f"the plan of an experiment does not want {want}")
+
+    def _compute(self, want: machine.ComputeGradient) -> None:
+        world = self._world
+        assert self._batch is not None
+        gradient = np.empty(world.floats, np.float32)
+        loss = world.workload.gradient(want.weights, self._batch, gradient)
+        computed = machine.GradientComputed(gradient, loss)
+        takes_s = next(self.streams.times)
+        world.clock.after(takes_s, self._computed, computed, takes_s)
+
+    def _computed(self, computed: machine.GradientComputed, took_s: float) -> None:
+        if not self.alive:
+            return
+        self._world.gradients += 1
+        self._world.compute_s += took_s
+        self._resume(computed)
+        if self._outbox:
+            self._send()
+
+    def _push(self, want: machine.PushContribution) -> None:
+        _, sends = self.session.push(
+            want.contribution,
+            want.versions,
+            clock=self.machine.clock + want.ticks,
+            step=self.machine.step + want.steps,
+            steps=want.steps,
+            samples=want.samples,
+            loss=want.loss,
+            times=PushTimes(self.session.rtt_s, self._waited_s),
+            now=self._world.clock.now,
+        )
+        self._waited_s = 0.0
+        self._outbox += sends
+
+
+def route_of(number: int, incarnation: int = 0) -> bytes:
+    """Where the shards send a worker's answers."""
+    return b"%d.%d" % (number, incarnation)
+
+
+def _bytes(messages: Sequence[Send | Outgoing]) -> int:
+    """The bytes of messages that travel together."""
+    frames: list[Any] = [frame for one in messages for frame in one.frames]
+    return HEADER_BYTES * len(messages) + sum(memoryview(frame).nbytes for frame in frames)

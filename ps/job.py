@@ -1,0 +1,223 @@
+"""A running job, as workers, readers and operators use it; and how other processes find it.
+
+    job = ps.connect("tcp://host:7400", token=...)
+    with job.worker("w0") as me:
+        ...
+    params = job.read()
+
+A job that this process has started (start_job.py) is one, too.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.admin_client import AdminClient
+from ps.client import Client
+from ps.cluster import Cluster, cluster_of
+from ps.discovery import describe, is_address
+from ps.reader import Reader
+from ps.session.compression import Compression
+from ps.storage import Place
+from ps.table_views import TableViews
+from ps.tables import Dense, Tables, tables_of
+from ps.transport.link_model import LinkModel
+from ps.worker import Worker
+from shards import arguments
+from shards.buffer_pool import Allocator
+from shards.errors import BadInput
+from shards.messages import ShardStatus
+from shards.tables import DenseTable, Layout
+
+Floats = NDArray[np.float32]
+
+MOST_PREFETCHED = 64
+
+
+class WorkerOptions(TypedDict, total=False):
+    """How a worker speaks with the shards; see `Job.worker`."""
+
+    retry_s: float
+    in_flight: int | None
+    compression: Compression | str | Mapping[str, Compression | str] | None
+    keep: Place | None
+    link: LinkModel | str | None
+    allocate: Allocator
+    transport: str
+    stripes: int | None
+
+
+class Job:
+    """A job's shards, as workers, readers and operators use them. Make one with `start`,
+    `local` or `connect`.
+    """
+
+    def __init__(self, cluster: Cluster, tables: Tables) -> None:
+        """`tables` describes those of the cluster; it was checked that they are."""
+        self._cluster = cluster
+        self.tables = tables
+        self.views = views_of(tables)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The description of the shards that hold the job now; `save` writes it for others."""
+        return self._cluster
+
+    def worker(
+        self,
+        name: str,
+        *,
+        incarnation: int = 0,
+        prefetch: int = 0,
+        patience_s: float = 30.0,
+        **options: Unpack[WorkerOptions],
+    ) -> Worker:
+        """Register a worker, for which others wait at the staleness bound; a context manager.
+
+        A restarted worker takes a higher `incarnation` and continues after its last applied push.
+        `prefetch` requests the weights of that many steps ahead, which hides the link and adds
+        as much staleness. `patience_s` is the longest silence of a shard before
+        `ps.errors.Unreachable`. Further options:
+
+        - `compression`: how pushes and pulls travel, for all tables or by name; by default what
+          the tables describe.
+        - `transport`: `auto`, `shm`, `ipc` or `tcp`, for shards on this host.
+        - `in_flight`: the most pushes that are unacknowledged when another is sent; `stripes`: the
+          TCP connections to each shard. By default, what the link needs.
+        - `retry_s`: seconds after which an unanswered message is sent again; 1.
+        - `link`: a modelled slow link to put all traffic behind, such as `"rtt=100ms"`.
+        - `keep`: where the job's snapshots go, with each of which the residual is written.
+        - `allocate`: a function from a number of floats to an array, such as a page-locked one.
+
+        Raises BadInput naming the option, `ps.errors.Mismatch` where the shards speak another
+        protocol, and `ps.errors.Fenced` where a later incarnation has the name.
+        """
+        ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
+        arguments.known("worker: options", options, WorkerOptions.__annotations__)
+        given: WorkerOptions = {"compression": compressions(self.tables), **options}
+        client = Client(
+            self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **given
+        )
+        return Worker(client, self.views, ahead)
+
+    def reader(self, *, patience_s: float = 30.0) -> Reader:
+        """A reader of the weights, which registers no worker; a context manager."""
+        return Reader(self.cluster, self.views, patience_s=patience_s)
+
+    def read(self, *, consistent: bool = False) -> Any:
+        """The present weights: the only table's value, or a dict of all tables'.
+
+        With `consistent` all shards have applied the same pushes; see `Reader.pull`.
+        """
+        with self.reader() as reader:
+            return reader.pull(consistent=consistent)
+
+    def status(self) -> list[ShardStatus]:
+        """Each shard's counters since the start (pushes, pulls, samples, payload bytes, refusals)
+        and its workers, with their clocks and whether they wait.
+
+        Needs the key of the job's operator. Raises `ps.errors.Unreachable` when a shard does not
+        answer for 30 s.
+        """
+        with AdminClient(self.cluster) as admin:
+            return admin.status()
+
+    def save(self, path: str | Path) -> None:
+        """Write the description of the job, with which `connect` finds it, to a file that only this
+        user can read, because it holds the job's keys. Raises BadInput if it cannot be written.
+        """
+        self.cluster.save(path)
+
+    @property
+    def address(self) -> str:
+        """The addresses of up to three shards, with which and the `token` others `connect`."""
+        return self.cluster.address
+
+    @property
+    def token(self) -> str:
+        """The secret that admits workers and readers to the job."""
+        return self.cluster.token
+
+
+def connect(
+    where: Cluster | str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    tables: object | None = None,
+    patience_s: float = 10.0,
+) -> Job:
+    """The job of another process: by the address of one of its shards, or by a file.
+
+    An address, `tcp://HOST:PORT` or `curve://KEY@HOST:PORT`, is `Job.address` of that process; it
+    needs the job's `token`, and the shard describes the job. Of several addresses, separated by
+    commas, the first shard that answers does. A file is one that `Job.save` wrote,
+    and needs none. Values have the structure that the job was started with, of dicts, lists, tuples
+    and arrays of NumPy. `tables` are the same in structures of this process's own, such as PyTorch
+    tensors. `patience_s` is the longest wait for the shard's answer.
+
+    Raises `ps.errors.Denied` for another job's token, `Mismatch` for a shard of another protocol or
+    schema, `Unreachable` if nothing answers there, BadInput if `tables` are not the job's.
+    """
+    found = _found(where, token, arguments.seconds("patience_s", patience_s))
+    if tables is None:
+        layout, forms = found.layout, found.forms
+        plain = {one.name: Dense.described(one, forms.get(one.name)) for one in layout.tables}
+        return Job(found, Tables(plain))
+    described = tables_of(tables)
+    mine = Layout(tuple(dense.table(name) for name, dense in described.items()))
+    if mine != found.layout:
+        raise BadInput(
+            f"tables: expected those of job {found.name}, {in_words(found.layout)};"
+            f" got {in_words(mine)}"
+        )
+    return Job(found, described)
+
+
+def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:
+    """A reader of a job's weights, which registers no worker; a context manager.
+
+    `job` is a job, a cluster, or what `connect` takes without a token. `patience_s` is the longest
+    silence of a shard, in seconds, before `ps.errors.Unreachable`. Raises BadInput naming the
+    argument.
+    """
+    return (job if isinstance(job, Job) else connect(job)).reader(patience_s=patience_s)
+
+
+def _found(where: object, token: str | None, patience_s: float) -> Cluster:
+    """The cluster at an address or in a file."""
+    if isinstance(where, str) and is_address(where):
+        return describe(where, token, patience_s=patience_s)
+    if token is not None:
+        raise BadInput("token: expected none with a cluster file, which has its own, got one")
+    if not isinstance(where, Cluster | str | os.PathLike):
+        expected = "the address of a shard, the path of a cluster file, or a Cluster"
+        raise arguments.wrong("connect", expected, where)
+    return cluster_of(where)
+
+
+def views_of(tables: Tables) -> TableViews:
+    """Where each table's arrays are in the job's arena."""
+    return TableViews(
+        {name: (dense.table(name), dense.structure) for name, dense in tables.items()}
+    )
+
+
+def compressions(tables: Tables) -> dict[str, Compression | str]:
+    """Each table's compression, by name."""
+    return {name: dense.compression for name, dense in tables.items()}
+
+
+def in_words(layout: Layout) -> str:
+    """Tables and arrays with their shapes in one line, for errors."""
+    return "; ".join(map(_shown, layout.tables))
+
+
+def _shown(table: DenseTable) -> str:
+    """A table in one line, for errors."""
+    tensors = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in table.tensors[:4])
+    more = len(table.tensors) - 4
+    return f"{table.name}({tensors}{f' and {more} more' if more > 0 else ''})"

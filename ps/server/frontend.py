@@ -1,0 +1,236 @@
+"""A shard's endpoint for clients: everything between the sockets and the shard.
+
+It decodes bytes into messages and encodes answers as bytes; the shard decides what to answer, and
+the caller owns the shard. Payloads are wrapped and sent without a copy. A peer that has gone or
+reads too slowly loses answers, and will ask for them again.
+"""
+
+import time
+from collections.abc import Sequence
+from secrets import token_bytes
+
+import zmq
+
+from ps.security.authorization import Admission
+from ps.security.enrolment import EnrolmentStore
+from ps.security.keys import KeyPair
+from ps.server.sockets import ShardSockets
+from ps.shared_memory.shard_side import ShardSide
+from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
+from ps.transport.send_tracker import SendTracker
+from ps.transport.socket_options import NOTICE_THE_DEAD
+from ps.transport.striping import TOKEN_BYTES, Cutter, Gatherer
+from ps.transport.transports import Transport
+from shards import wire_format
+from shards.buffer_pool import Allocator
+from shards.errors import BadMessage, DownpourError
+from shards.messages import Message, Probe
+from shards.shard import Shard
+from shards.spec import ShardSpec
+from shards.transition_io import Arrival, Outgoing
+from shards.wire_format import Buffer, Frames
+
+HANDSHAKE_MS = 2000
+_QUEUE = 16  # most messages queued to one peer, or from it
+_LEAST_QUEUE = 4  # messages, however large
+_QUEUE_BYTES = 128 << 20
+
+
+class ShardFrontend:
+    """The clients' side of one shard. Not for use by two threads."""
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        bind: str,
+        transport: Transport,
+        otherwise: Allocator,
+        admission: Admission | None = None,
+        *,
+        plaintext: bool = False,
+        keys: KeyPair | None = None,
+        store: EnrolmentStore | None = None,
+    ) -> None:
+        """Bind at once, so that `endpoint` is known; raises BadInput as `ShardSockets` does, which
+        takes `admission`, `plaintext`, `keys` and `store`.
+
+        Workers on this host are offered `transport` as well as TCP (transports.py). Weights to
+        be sent must be allocated from `sharing.buffers`, which falls back to `otherwise` if no
+        memory is shared.
+        """
+        tune_malloc()
+        floats = len(spec.keys)
+        self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
+        self._cutter = Cutter(token_bytes(TOKEN_BYTES))
+        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
+        try:
+            self._sockets = ShardSockets(
+                spec,
+                context,
+                bind,
+                transport,
+                router_options(floats),
+                admission,
+                plaintext,
+                keys,
+                store,
+            )
+        except BaseException:
+            self.sharing.close()
+            raise
+        self.endpoint = self._sockets.endpoint
+        self._surplus = HeapTrimmer()
+        self._leaving = SendTracker()
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """The sockets to poll; when one can be read, call `arrivals`."""
+        return self._sockets.sockets
+
+    @property
+    def owned(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        return self._sockets.owned
+
+    def arrivals(self, shard: Shard) -> list[Arrival]:
+        """The messages that have come so far, but only a few, so that the loop can tick in time.
+
+        Malformed messages are refused in the name of `shard`; probes of the link are answered here.
+        """
+        arrivals: list[Arrival] = []
+        seen: set[tuple[bytes, int]] = set()
+        for sender, key, came in self._sockets.received(_QUEUE):
+            self._surplus.received(sum(map(len, came)))
+            try:
+                self._read(shard, sender, key, came, arrivals, seen)
+            except DownpourError as error:
+                self.send([shard.refuse(sender, 0, error)])
+        return arrivals
+
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Send answers, those for one client together."""
+        to_each: dict[bytes, list[tuple[Message, Frames]]] = {}
+        for answer in outgoing:
+            to_each.setdefault(answer.to, []).append((answer.message, answer.frames))
+        for to, messages in to_each.items():
+            stripes = self._gatherer.addresses(to)
+            if not stripes:
+                continue
+            for start in range(0, len(messages), wire_format.MAX_TOGETHER):
+                together = messages[start : start + wire_format.MAX_TOGETHER]
+                parts, loan = self.sharing.seal(to, together)
+                # Gone (EHOSTUNREACH) or stuck (EAGAIN): a live peer will ask again.
+                cut = [parts] if len(stripes) == 1 else self._cutter.cut(parts, len(stripes))
+                each = []
+                for address, part in zip(stripes, cut, strict=True):
+                    socket, name = self._sockets.to(address)
+                    each.append((socket, [name, *part]))
+                try:
+                    self._hand_over(each, to, [message.request for message, _ in together])
+                except zmq.ZMQError:
+                    self.sharing.withdraw(to, loan)
+
+    def hear_operator(self) -> None:
+        """Note that the operator is alive, so that workers may still join."""
+        self._sockets.hear_operator()
+
+    @property
+    def events(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Further sockets to poll; when one can be read, call `look`."""
+        return self._sockets.events
+
+    def look(self) -> float:
+        """Reset connections whose unfinished messages cost too much.
+
+        Returns the longest time, in seconds, until the next call.
+        """
+        return self._sockets.look()
+
+    def tick(self) -> None:
+        """Release what dead peers have left; call it periodically."""
+        self.sharing.tick()
+        self._gatherer.tick()
+
+    def close(self) -> None:
+        """Release what is not released with the sockets."""
+        self.sharing.close()
+        self._sockets.close()
+
+    def _hand_over(
+        self,
+        each: Sequence[tuple[zmq.Socket[bytes], Sequence[Buffer]]],
+        to: bytes,
+        requests: Sequence[int],
+    ) -> None:
+        """Send the parts of an envelope; raises what the socket raises."""
+        try:
+            self._leaving.send(each, to, requests)
+        except zmq.Again:
+            # ZeroMQ checks only now and then whether its own thread has made room; reading the
+            # events of a socket makes it check at once.
+            for socket, _ in each:
+                socket.getsockopt(zmq.EVENTS)
+            self._leaving.send(each, to, requests)
+
+    def _read(
+        self,
+        shard: Shard,
+        address: bytes,
+        key: str,
+        came: list[Buffer],
+        arrivals: list[Arrival],
+        seen: set[tuple[bytes, int]],
+    ) -> None:
+        """Append the messages that `address` has sent to `arrivals`, without those `seen` before.
+
+        Raises BadMessage at a malformed one. A message that the holder of `key` may not send is
+        refused.
+        """
+        whole = self._gatherer.take(address, came)
+        if whole is None:
+            return
+        sender, parts = whole[0], self.sharing.open(*whole)
+        if parts is None:
+            return
+        if not parts:
+            raise BadMessage("expected a header, got an empty message")
+        leaving, vouched = self._leaving.sent, False
+        for header, own in wire_format.disclose(parts[0], parts[1:]):
+            message = wire_format.decode_asked(header)
+            if not vouched and message.job == shard.spec.job:
+                vouched = True
+                self._sockets.vouch()
+            if key:
+                try:
+                    self._sockets.check(key, message)
+                except DownpourError as error:
+                    self.send([shard.refuse(sender, message.request, error)])
+                    continue
+            if isinstance(message, Probe):
+                clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
+                self.send([shard.probed(sender, message, own, **clocks)])
+            elif (sender, message.request) not in leaving or not self._leaving.in_progress(
+                sender, message.request
+            ):
+                # Otherwise the answer is being sent, and this request is a repetition. Copies of
+                # one request that were delayed together need one answer.
+                asked = address, message.request
+                if message.request == 0 or asked not in seen:
+                    seen.add(asked)
+                    arrivals.append(Arrival(sender, message, own))
+
+
+def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
+    """Socket options that limit what a peer can cost, and detect dead links."""
+    largest_frame = 4 * shard_floats + wire_format.MAX_HEADER_BYTES
+    queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
+    return (
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.MAXMSGSIZE, max(4 * largest_frame, wire_format.MAX_STATE_BYTES)),
+        (zmq.SNDHWM, queue),
+        (zmq.RCVHWM, queue),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+        *NOTICE_THE_DEAD,
+        (zmq.LINGER, 1000),
+    )

@@ -1,0 +1,279 @@
+"""Starts a job's shards in threads, processes or Ray, and gives the job that owns them.
+
+    with ps.start(tables, on="processes", shards=2, staleness=4) as job:
+        with job.worker("w0") as me:
+            ...
+        params = job.read()
+
+The shards end with the block. A job can move to other shards, and begin with the state of another.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import path_checks
+from ps.admin_client import AdminClient
+from ps.cluster import Cluster
+from ps.job import Job, compressions, in_words, views_of
+from ps.job_spec import expect_compression, resharded_specs, shard_specs
+from ps.launch.launch_plan import LaunchOptions, plan_of
+from ps.launch.launcher import LaunchedShards, Placement, start_shards
+from ps.launch.threads import local_shards
+from ps.resharding import reshard
+from ps.tables import Tables, tables_of
+from ps.wal.job_logs import load_state, logs_of
+from shards import arguments
+from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
+from shards.errors import BadInput
+from shards.resumed_state import resumed
+from shards.shard_state import ShardState
+from shards.spec import ShardSpec, TableSpec
+from shards.tables import Layout
+
+Floats = NDArray[np.float32]
+
+_PORT_DIGITS = 5
+_ON_THREADS = ("transport", "device", "secure")
+
+
+class On(StrEnum):
+    """Where a job's shards run: threads or processes of this machine, or actors of Ray."""
+
+    THREADS = "threads"
+    PROCESSES = "processes"
+    RAY = "ray"
+
+
+class StartOptions(LaunchOptions, total=False):
+    """How a job's shards run, and how long they wait for its workers; see `start`."""
+
+    lease_s: float
+    warm_steps: int
+    on_stale: str | StaleLimit | None
+
+
+class OwnJob(Job):
+    """A job whose shards this process has started."""
+
+    def __init__(
+        self,
+        specs: Sequence[ShardSpec],
+        tables: Tables,
+        strategy: str,
+        launch: Callable[
+            [Sequence[ShardSpec], int], AbstractContextManager[LaunchedShards | Cluster]
+        ],
+        stack: ExitStack,
+    ) -> None:
+        self._specs = specs
+        self._launch = launch
+        self._stack = stack
+        self._ports = 0
+        self._hosts: list[LaunchedShards] = []
+        self._forms = {name: dense.form for name, dense in tables.items()}
+        self._strategy = strategy
+        super().__init__(self._started(specs), tables)
+
+    def check(self) -> None:
+        """Raise `ps.errors.GiveUp` naming a shard that has died for good."""
+        for hosts in self._hosts[-1:]:
+            hosts.check()
+
+    @property
+    def degraded_reason(self) -> str:
+        """Why the job might not survive a death that it should survive, in words; else empty."""
+        return self._hosts[-1].degraded_reason if self._hosts else ""
+
+    def lost_updates(self) -> list[str]:
+        """The updates that deaths of shards have cost since the last call, in words."""
+        return [loss for hosts in self._hosts for loss in hosts.lost_updates()]
+
+    def reshard(self, shards: int) -> None:
+        """Move the job to another number of shards while its workers train; nothing is lost.
+
+        Workers wait while the state travels twice. Raises BadInput for the present number or more
+        shards than the tables can have, `ps.errors.Retry` while another operator quiesces the
+        shards, and what stops a move half-way; the job then stays where it is, unless the error is
+        `ps.UnconfirmedHandOver`.
+        """
+        shards = arguments.whole("reshard: shards", shards, 1)
+        if shards == len(self._specs):
+            raise BadInput(f"reshard: the job already has {shards} shards")
+        specs = resharded_specs(self._specs, shards)
+        cluster = self._started(specs)
+        with AdminClient(self.cluster) as old, AdminClient(cluster) as new:
+            reshard(old, new)
+        self._cluster, self._specs = cluster, specs
+
+    def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
+        hosts = self._stack.enter_context(self._launch(specs, self._ports))
+        self._ports += len(specs)
+        if not isinstance(hosts, Cluster):
+            self._hosts.append(hosts)
+            hosts = hosts.cluster
+        return msgspec.structs.replace(hosts, forms=self._forms, strategy=self._strategy)
+
+
+@contextmanager
+def start(
+    tables: object,
+    *,
+    on: On | str = On.PROCESSES,
+    shards: int = 1,
+    staleness: float | None = None,
+    workers: int = 1,
+    start: Mapping[str, object] | None = None,
+    resume: str | Path | None = None,
+    server: ServerHalf | None = None,
+    strategy: str = "",
+    name: str = "job",
+    **options: Unpack[StartOptions],
+) -> Iterator[OwnJob]:
+    """Start shards that hold `tables`, and end them on leaving the block.
+
+    `tables` is a `ps.Tables`, one `ps.Dense`, or parameters for one table. `on` is where the shards
+    run: `threads` of this process, `processes` of this machine, or actors of the `ray` that this
+    process is connected to. `staleness` is the bound in steps; None is none, or 0 where the
+    `server` merges pushes in rounds. `workers` is the expected number of workers, by which
+    schedules count iterations. `start` gives tables, by name, other first values than those they
+    were described with; `resume` is a snapshot, or the folder of a killed job's logs, from which
+    everything continues, workers' pushes included. `server` is a strategy's half at the shards and
+    `strategy` its name (`worker.start` gives both).
+
+    Options of the launch:
+
+    - `host`: where the shards listen, 127.0.0.1 by default, at free ports; with `HOST:PORT`, at
+      that port + the shard's number. `0.0.0.0` is every address of this machine.
+    - `secure`: whether clients need keys; None: wherever other hosts can reach the shards. They
+      then use CURVE and admit only holders of the job's `token` or saved description.
+    - `transport`: what workers on the same host may use: `auto`, `shm`, `ipc` or `tcp`.
+    - `device`: what holds the weights, `cpu` or `gpu`.
+    - `durability`, `logs`: what survives a death. At `process` and `logged` each shard keeps a
+      write-ahead log below `logs`, and is restarted; `replicated` keeps two copies of each shard.
+      With `logs_apart` each node of Ray has a folder of its own at that path.
+    - `rollback_s`: at `memory`, the seconds between a shard's autosaves, from which it is restarted
+      without the updates since; 0, the default: a death ends the job.
+    - `silence_s`: the seconds of silence after which a copy counts as dead, at `replicated`.
+    - `lease_s`: how long a worker may be silent before others stop waiting for it; 10.
+    - `warm_steps`: the steps that one worker takes alone at first; 0.
+    - `on_stale`: what a shard does with a push from weights that are more than N updates old:
+      `scale:N` multiplies its rate by N / staleness, `drop:N` drops it and counts it as dropped.
+      `wait`, the default, applies it: only the bound holds.
+
+    Raises BadInput naming the argument.
+    """
+    described = tables_of(tables)
+    place = arguments.choice("on", on, On)
+    arguments.known("start: options", options, StartOptions.__annotations__)
+    half = ServerHalf() if server is None else server
+    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    stale = stale_limit_of("on_stale", options.pop("on_stale", None))
+    half = msgspec.structs.replace(half, stale=stale)
+    arguments.text("strategy", strategy, "a strategy's name")
+    if staleness is None and isinstance(half.merge, Round):
+        staleness = 0  # the only bound of rounds
+    specs = expect_compression(
+        shard_specs(
+            [
+                TableSpec(
+                    dense.table(table),
+                    *half.settings(dense.rule, dense.rate, dense.decay),
+                    dense.guard,
+                )
+                for table, dense in described.items()
+            ],
+            shards=shards,
+            bound=arguments.bound("staleness", staleness),
+            workers=workers,
+            merge=half,
+            lease_s=options.pop("lease_s", 10.0),
+            warm_steps=options.pop("warm_steps", 0),
+            name=name,
+        ),
+        compressions(described),
+    )
+    if place is On.THREADS:
+        arguments.known("start: options on threads", options, _ON_THREADS)
+    begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
+    with ExitStack() as stack:
+        launch = partial(_launched, place, cast(LaunchOptions, options))
+        job = OwnJob(specs, described, strategy, launch, stack)
+        with AdminClient(job.cluster) as admin:
+            if isinstance(begin, np.ndarray):
+                admin.install(begin)
+            else:
+                for shard, state in enumerate(begin):
+                    admin.restore(shard, state)
+        yield job
+
+
+def local(tables: object, **options: Any) -> AbstractContextManager[OwnJob]:
+    """Start shards in threads of this process, for notebooks and tests.
+
+    The options are those of `start`, but of its options of the launch only `transport`, `device`,
+    `secure`, `lease_s`, `warm_steps` and `on_stale`: such shards end with this process. Raises
+    BadInput naming another one.
+    """
+    return start(tables, on=On.THREADS, **options)
+
+
+def _launched(
+    place: On, options: LaunchOptions, specs: Sequence[ShardSpec], ports: int
+) -> AbstractContextManager[LaunchedShards | Cluster]:
+    """Start these shards; those in processes and Ray listen above `ports` earlier ones."""
+    if place is On.THREADS:
+        return local_shards(specs, **cast(dict[str, Any], options))
+    host, port = _address(options.get("host", "127.0.0.1"), options.get("port", 0))
+    own: LaunchOptions = {**options, "host": host, "port": port + ports if port else 0}
+    if (logs := own.get("logs")) is not None:
+        own["logs"] = logs_of(path_checks.path("logs", logs), specs)
+    return start_shards(Placement(place), plan_of(specs, own))
+
+
+def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:
+    """The state of each shard in a snapshot or in logs, cut as these shards are."""
+    if start is not None:
+        raise BadInput("start: expected none with `resume`, got both")
+    found, (first, *_) = load_state(path_checks.place("resume", resume)), specs
+    rules = tuple(str(table.rule.__struct_config__.tag) for table in first.tables)
+    for what, expected, got in (
+        ("tables", in_words(first.layout), in_words(found.manifest.layout)),
+        ("rules", ", ".join(rules), ", ".join(found.manifest.rules)),
+    ):
+        if expected != got:
+            raise BadInput(f"resume {found.place}: expected {what} {expected}, got {got}")
+    return resumed(found.states, found.manifest.map, first)
+
+
+def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
+    """The first values of all tables: those in `start`, or those that they were described with."""
+    if not isinstance(start, Mapping | None):
+        raise arguments.wrong("start", "a dict of values by table", start)
+    given = dict(start or {})
+    for other in given.keys() - described.keys():
+        raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
+    arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
+    views = views_of(described)
+    for name, dense in described.items():
+        views.write(name, given.get(name, dense.start), arena)
+        views.check_finite(name, arena)
+    return arena
+
+
+def _address(host: str, port: int) -> tuple[str, int]:
+    """The host and port of HOST or HOST:PORT; port 0 is any free one."""
+    text, port = arguments.text("host", host, "HOST or HOST:PORT"), arguments.whole("port", port)
+    name, colon, own = text.rpartition(":")
+    if not colon:
+        return text, port
+    if not own.isdecimal() or len(own) > _PORT_DIGITS:
+        raise arguments.wrong("host", "HOST or HOST:PORT", host)
+    return name, int(own)

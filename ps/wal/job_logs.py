@@ -1,0 +1,133 @@
+"""Finds the WALs of a whole job, one folder a shard, to resume the job from.
+
+    logs/JOB/shard-0, shard-1, ...
+    logs/JOB.2/shard-0, ...            the shards after resharding, under map epoch 2
+
+JOB is the public short id of the job (job_ids.py), since any user may be able to list `logs`.
+
+A job that has ended cleanly has a snapshot and no longer needs its WALs. If a job was killed with
+all of its shards, the WALs hold every push that it had acknowledged.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ps.snapshots.catalog import LoadedSnapshot
+from ps.snapshots.manifest import Manifest, load_snapshot
+from ps.storage import LocalStore, Place, open_store
+from ps.wal.recovery import has_begun, recovered
+from shards.errors import BadInput, Retry
+from shards.job_ids import short_id
+from shards.shard_state import ShardState
+from shards.spec import ShardSpec
+
+
+def logs_of(folder: Path, specs: Sequence[ShardSpec]) -> Path:
+    """The folder below `folder` in which these shards of a job keep their WALs."""
+    job, epoch = short_id(specs[0].job), specs[0].map.epoch
+    return folder / (job if epoch == 1 else f"{job}.{epoch}")
+
+
+def load_logs(folder: Path) -> LoadedSnapshot:
+    """Read the state of a job's shards from their WALs, in the form of a snapshot.
+
+    At least one shard must have begun its WAL. Raises BadInput naming what is missing or damaged,
+    Retry if no shard had weights yet, or if a job was killed while it was resharded and not all of
+    its new shards had weights.
+    """
+    held: dict[str, tuple[ShardSpec, ShardState]] = {}
+    empty: dict[str, Retry] = {}
+    for path in _begun(folder):
+        try:
+            held[path.name] = recovered(path)
+        except Retry as error:
+            empty[path.name] = error
+    if not held:
+        raise next(iter(empty.values()))
+    spec, _ = next(iter(held.values()))
+    if empty and spec.map.epoch > 1:
+        raise next(iter(empty.values()))
+    if empty:
+        raise BadInput(
+            f"logs {folder}: expected weights of every shard or of none, got those of"
+            f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
+            f" remove {folder} to continue without"
+        )
+    names = [f"shard-{shard}" for shard in range(spec.map.shards)]
+    if missing := [name for name in names if name not in held]:
+        one = len(missing) == 1
+        raise BadInput(
+            f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
+            f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
+            f" on {'another machine' if one else 'other machines'}: copy"
+            f" {'it' if one else 'them'} here to resume from the logs, or remove {folder} to"
+            " continue without"
+        )
+    states = [held[name][1] for name in names]
+    manifest = Manifest(
+        layout=spec.layout,
+        map=spec.map,
+        rules=tuple(str(table.rule.__struct_config__.tag) for table in spec.tables),
+        workers=spec.workers,
+        steps=states[0].saved.steps,
+        taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
+        aligned=False,
+        parts=(),
+    )
+    return LoadedSnapshot(LocalStore(folder), folder.name, manifest, states)
+
+
+def load_state(place: Place) -> LoadedSnapshot:
+    """Read a snapshot, or the WALs of a job: of one, or in a folder of jobs the furthest one's.
+
+    Raises BadInput naming the place if neither is there.
+    """
+    if "://" not in str(place):
+        folder = Path(place)
+        if is_job(folder):
+            return load_logs(folder)
+        if (found := newest_logs(folder)) is not None:
+            return found
+    store = open_store(place)
+    return LoadedSnapshot(store, Path(store.place).name, *load_snapshot(store))
+
+
+def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | None:
+    """The state of the job in `folder` with the most steps; None if no job has begun its WALs.
+
+    All WALs of each job are read; the folder `but` is left out. If a job was killed while it was
+    resharded, the state is that of the old shards: the new ones know no more.
+    """
+    found = []
+    left_out = None if but is None else but.absolute()
+    for job in (path for path in folder.glob("*") if path.absolute() != left_out and is_job(path)):
+        try:
+            found.append(load_logs(job))
+        except Retry:
+            continue  # the job was killed before it had weights
+    return max(found, key=lambda logs: logs.manifest.steps, default=None)
+
+
+def is_job(folder: Path) -> bool:
+    """Whether a job's shards have begun their WALs in `folder`."""
+    return bool(_begun(folder))
+
+
+def _begun(job: Path) -> list[Path]:
+    return [path for path in sorted(job.glob("shard-*")) if has_begun(path)]
+
+
+def drop_logs(folder: Path, *, but: str | None = None) -> None:
+    """Remove the WALs of every job in `folder` but the one with the id `but`.
+
+    Call it when their content is stored elsewhere.
+    """
+    kept = None if but is None else short_id(but)
+    for job in folder.glob("*"):
+        if job.name != kept and any(job.glob("shard-*")):
+            shutil.rmtree(job, ignore_errors=True)
+    if but is None:
+        with suppress(OSError):  # it holds other files, which are not ours
+            folder.rmdir()
