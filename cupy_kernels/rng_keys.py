@@ -1,4 +1,4 @@
-"""The key of a random draw, and the limit below which its words are dropped."""
+"""The key of a random mask, and the limit below which a random word drops its element."""
 
 from typing import NamedTuple
 

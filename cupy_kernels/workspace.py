@@ -20,8 +20,8 @@ from cupy_kernels.types import AnyArray, Array
 class Workspace:
     """Arrays by role; those of kernels grow to the largest size requested and never shrink.
 
-    Arrays are on the backend of `like`, any array of that backend, or without it on the host, in
-    `pool`. A role that moves to another backend gets new memory there.
+    Arrays are on the backend of the array `like`; without it, on the host, from `pool`. A role that
+    moves to another backend gets new memory there.
     """
 
     def __init__(self, pool: HostPool | None = None) -> None:

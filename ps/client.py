@@ -275,8 +275,8 @@ class Client:
         must not change until it is acknowledged: take it from `new_gradient()`, then drop it. Waits
         only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array
         does not fit, or when a shard refused the content of an earlier push: that shard then
-        applies nothing of it; the next push may follow. `prefetch` requests in the same message
-        what `pull(prefetch)` will return, including this push: one round trip.
+        applies nothing of it; the next push may follow. `prefetch` is a clock: the
+        same message requests its pull, which includes this push, so both cost one round trip.
         """
         if read_versions is not None:
             read_versions = _read_versions(read_versions)
@@ -416,8 +416,8 @@ class Client:
     def save(self, path: str | Path) -> None:
         """Wait until every push is acknowledged, then write the residual to a file.
 
-        A later incarnation of this worker can `restore` it, at this same push, so that nothing of
-        any gradient is lost in between. Raises BadInput where pushes are not compressed.
+        A later incarnation of this worker can `restore` it if the shards' last push is still this
+        one; then no part of a gradient is lost. Raises BadInput where pushes are not compressed.
         """
         target = path_checks.path("save: path", path)
         feedback = residuals.feedback_of(self._current.session, "save")

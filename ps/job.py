@@ -57,7 +57,7 @@ class Job:
     """
 
     def __init__(self, cluster: Cluster, tables: Tables) -> None:
-        """`tables` describes those of the cluster; it was checked that they are."""
+        """`tables` describes the cluster's tables; the caller has checked that they match."""
         self._cluster = cluster
         self.tables = tables
         self.views = views_of(tables)
@@ -90,7 +90,7 @@ class Job:
           TCP connections to each shard. By default, what the link needs.
         - `retry_s`: seconds after which an unanswered message is sent again; 1.
         - `link`: a modelled slow link to put all traffic behind, such as `"rtt=100ms"`.
-        - `keep`: where the job's snapshots go, with each of which the residual is written.
+        - `keep`: where the job's snapshots go; the residual is written with each of them.
         - `allocate`: a function from a number of floats to an array, such as a page-locked one.
 
         Raises BadInput naming the option, `ps.errors.Mismatch` where the shards speak another

@@ -73,9 +73,10 @@ class Store(Protocol):
         ...
 
     def take(self, name: str, source: str) -> None:
-        """Add the file `source`, FOLDER/NAME below this folder's parent, to this folder as `name`.
+        """Add a file to this folder as `name`.
 
-        The content is not copied if the store can do without. Another user may have written the
+        `source` is its path, FOLDER/NAME, relative to this folder's parent. The store avoids
+        copying the content if it can. Another user may have written the
         source, so on this machine it must be a regular file and not a link.
         """
         ...

@@ -66,7 +66,7 @@ Figures = dict[str, float]
 _LOG = logger("worker", worker="driver")
 
 _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
-"""The ends of the names of files that Spark reads, and the format."""
+"""The file name suffixes that Spark reads, each with its format."""
 
 
 class Evaluate(msgspec.Struct, frozen=True):

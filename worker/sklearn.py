@@ -177,7 +177,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Floats:
-        """Each class's score, (rows, classes); of two classes, that of the second, (rows,)."""
+        """Each class's score, (rows, classes); for two, the second's minus the first's, (rows,)."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 

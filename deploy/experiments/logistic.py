@@ -25,10 +25,10 @@ _DARK = 128  # the brightness from which a pixel counts
 
 
 class Logistic:
-    """The mean log loss of `batch` rows; the penalty is the rule's part.
+    """The mean log loss of `batch` rows; the update rule applies the penalty.
 
-    The measured loss includes PENALTY times the sum of absolute weights. `tested` rows are
-    measured, the first of the test set.
+    The measured loss includes PENALTY times the sum of absolute weights. It is measured on the
+    first `tested` rows of the test set.
     """
 
     worst_error = 50.0

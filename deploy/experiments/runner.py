@@ -2,8 +2,8 @@
 
 A trial's result is one Parquet file, called by the trial's id. It is written under another name and
 renamed when it is whole, so a file with the right name is the mark that the trial is done. A file
-that cannot be read is redone. What a trial cost is kept apart: the files of an unbroken run and of
-one that was killed are the same to the byte.
+that cannot be read is redone. Costs are stored separately, so that interrupted and
+uninterrupted sweeps write identical result files.
 
     sweep.toml          the sweep, as it was first run
     trials/ID.parquet   the measurements of a trial, and the rest of its result as metadata
@@ -225,7 +225,7 @@ def run_in_folder(
 
 
 def run_and_save(path: Path, limits: Limits, trial: Trial) -> tuple[str, str, float]:
-    """Run a trial and write its result; one that fails is run once more, then its reason is."""
+    """Run a trial and write its result; the reason, if it has failed twice."""
     folder, began = Folder(path), time.process_time()
     reason = ""
     for _ in range(2):

@@ -1,9 +1,10 @@
 """The timing simulator: who applies what when, for thousands of workers, without gradients.
 
 It answers what a cluster would do: staleness, waits, updates a second. The gate, the strategy's
-questions and the models of step times and links are the real ones. The rest is the order of
-messages as sessions and shards make it, written out for one shard and for speed; a test holds every
-record of it against the training simulator's, which runs the real session, ledger and aggregation.
+questions and the models of step times and links are the real ones. The rest
+reproduces, for one shard and for speed, the order in which sessions and shards exchange messages; a
+test compares every record with the training simulator's, which runs the real session, ledger and
+aggregation.
 
 All that happens between two messages of a worker is known beforehand, so an update costs one event:
 the messages that the worker sends at the end of a window, a push and the next pull, travel
@@ -100,7 +101,7 @@ class TimingSimulation:
         if not cluster.steady:
             raise BadInput("timing: expected a cluster without joins and kills, got some")
         if job.stale is not None:
-            raise BadInput("timing: expected on_stale wait, got a limit")
+            raise BadInput("timing: on_stale: expected wait, got scale or drop")
         if strategy.warm_up:
             raise BadInput("timing: expected a strategy without a warm start")
         if cancel and (

@@ -63,7 +63,7 @@ class Feed:
             return self._recent
 
     async def wait(self, seen: int) -> bool:
-        """Return once the version is not `seen`, or after a while; whether there was a change."""
+        """Wait for a version other than `seen`, for a while; returns whether there was a change."""
         if self.version != seen:
             return True
         try:
@@ -176,7 +176,7 @@ class RecentMessages:
         if job not in self._projects:
             try:
                 self._projects[job] = self._store.standing(job)[0]
-            except KeyError:  # it has been deleted since: only those that see all see this
+            except KeyError:  # deleted: only viewers of all projects see its events
                 return ""
         return self._projects[job]
 
@@ -191,7 +191,7 @@ async def messages(
 ) -> AsyncGenerator[bytes, None]:
     """The stream of some jobs, or of all: events with an id above `after`, then new ones.
 
-    It shows `projects`, None: all, and ends once `is_valid` says that the viewer may not look.
+    It is limited to `projects` (None: all), and ends once `is_valid()` is false.
     """
     last = after if after is not None else await asyncio.to_thread(store.last_event)
     recent = await asyncio.to_thread(feed.recent, store)

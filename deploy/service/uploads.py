@@ -65,7 +65,7 @@ class UploadStatus(msgspec.Struct, frozen=True):
 
 
 class UploadUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What an upload counts for: in each of these projects, as one in progress until `complete`."""
+    """The projects whose limits an upload counts towards; in progress until `complete`."""
 
     projects: list[str]
     bytes: int

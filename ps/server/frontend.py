@@ -90,7 +90,7 @@ class ShardFrontend:
 
     @property
     def owned(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        """All sockets, including those that are not polled; `drop_with` needs them."""
         return self._sockets.owned
 
     def arrivals(self, shard: Shard) -> list[Arrival]:
@@ -182,7 +182,7 @@ class ShardFrontend:
         arrivals: list[Arrival],
         seen: set[tuple[bytes, int]],
     ) -> None:
-        """Append the messages that `address` has sent to `arrivals`, without those `seen` before.
+        """Append to `arrivals` the messages from `address`, except those already in `seen`.
 
         Raises BadMessage at a malformed one. A message that the holder of `key` may not send is
         refused.
@@ -213,8 +213,8 @@ class ShardFrontend:
             elif (sender, message.request) not in leaving or not self._leaving.in_progress(
                 sender, message.request
             ):
-                # Otherwise the answer is being sent, and this request is a repetition. Copies of
-                # one request that were delayed together need one answer.
+                # If the answer is still being sent, the request is a repetition and is ignored.
+                # Copies of one request that were delayed together need one answer.
                 asked = address, message.request
                 if message.request == 0 or asked not in seen:
                     seen.add(asked)

@@ -1,8 +1,8 @@
 """A shard's side of shared memory (references.py): lends versions, and reads workers' pushes.
 
-A worker that has shown both random numbers is a tenant: the shard lends it versions, a few at a
-time. Offers wait until the shard has welcomed the worker. What a tenant holds is taken back when
-the tenant returns it or has died.
+A worker that has quoted the random numbers of both segments, and so sees the same memory, is a
+tenant: the shard lends it versions, a few at a time. Offers wait until the shard has welcomed the
+worker. What a tenant holds is taken back when the tenant returns it or has died.
 """
 
 import hmac
@@ -80,7 +80,8 @@ class ShardSide:
             return parts[1:]
         tenant = self._identify(sender, note)
         if tenant is None:
-            # For an earlier process of this shard, as the header will show: the frames are lost.
+            # The message was for an earlier process of this shard, as its header will show. Its
+            # shared frames cannot be read; empty ones replace them.
             if not note.referred:
                 return parts[1:]
             return [parts[1], *(b"" for _ in references.separated(parts[1:])[1:])]

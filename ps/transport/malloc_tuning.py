@@ -10,7 +10,7 @@ process would grow slowly without limit. So the receiving loop regularly checks 
 free, and gives pages back when that is more than the next messages need: two of them, or as many as
 were in use at once recently, because what eight peers send at once comes again.
 
-If the user has set one of glibc's own variables, nothing is changed, nor with another C library.
+Nothing is changed if the user has set one of glibc's own variables, or with another C library.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _LOOK_BYTES = 16 << 20  # and the bytes of messages: a check takes some 30 us
 _NEXT = 2  # messages for which room is kept
 _RECENT = 64  # checks over which the highest use counts
 # Free bytes that are not worth a call. Some 4 MB are free between a process's own small blocks when
-# it has compiled its modules, and a call does not make them fewer: with less here, every message
+# it has compiled its modules, and malloc_trim cannot return those: with less here, every message
 # would be followed by a call that takes the next one's pages.
 _LITTLE = 8 << 20
 _STATM = Path("/proc/self/statm")

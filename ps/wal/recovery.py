@@ -113,7 +113,7 @@ def find_chain(disk: LogStorage) -> LogChain:
     wanted = range(start, last + 1)
     if missing := [number for number in wanted if number not in logs]:
         path = disk.where / log_name(missing[0])
-        gone = f"log {path}: expected it, for there are others, got none"
+        gone = f"log {path}: expected this log, because others of its sequence exist, got none"
         raise damage or BadInput(gone)
     _check_newest(disk, last)
     return LogChain(base, [logs[number] for number in wanted])
@@ -173,7 +173,7 @@ def _check_newest(disk: LogStorage, last: int) -> None:
     if mark is not None and mark.number > last:
         path = disk.where / log_name(mark.number)
         found = "got none, or one without an opening"
-        raise BadInput(f"log {path}: expected it, {found}; {_remedy(disk)}")
+        raise BadInput(f"log {path}: expected this log, {found}; {_remedy(disk)}")
 
 
 def _remedy(disk: LogStorage) -> str:
@@ -218,8 +218,8 @@ def check_spec(theirs: ShardSpec, spec: ShardSpec, what: str) -> None:
     for field in ("job", "shard", "build"):
         expected, got = getattr(spec, field), getattr(theirs, field)
         if expected != got:
-            raise BadInput(f"{what}: expected {field} {expected}, got {got}'s")
-    raise BadInput(f"{what}: its shard was configured otherwise than this one (rule, map, ...)")
+            raise BadInput(f"{what}: expected {field} {expected}, got {got}")
+    raise BadInput(f"{what}: expected the same configuration, got another rule, map or setting")
 
 
 def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:

@@ -55,7 +55,7 @@ class ZippedSource(ColumnSource):
 
     @property
     def shape(self) -> Shape:
-        """That of the first images, or else of the first source."""
+        """The shape of the first source of images; without one, of the first source."""
         sources = [member.source for member in self._members]
         return next((each for each in sources if not each.row_shapes), sources[0]).shape
 

@@ -204,5 +204,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         more = self.getOrDefault(self.options)
         own = {"callbacks", "evaluate", "model", "params", "weights"}
         if twice := sorted(more.keys() & (options.keys() | own)):
-            raise BadInput(f"options: {twice[0]}: expected it as a parameter of its own")
+            raise BadInput(
+                f"options: {twice[0]}: not allowed here: use its own parameter or setter"
+            )
         return options | more

@@ -144,7 +144,9 @@ def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
     started()
     newest = max(folder.glob("log-*"))
     newest.unlink()
-    with pytest.raises(BadInput, match=rf"^log {newest}: expected it, got none, or one without"):
+    with pytest.raises(
+        BadInput, match=rf"^log {newest}: expected this log, got none, or one without"
+    ):
         started()
 
 

@@ -282,9 +282,9 @@ def test_what_is_no_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        ({"job": "another"}, "expected job another, got job's"),
-        ({"build": "newer"}, "expected build newer, got build's"),
-        ({"rule": SGD()}, "its shard was configured otherwise than this one (rule, map, ...)"),
+        ({"job": "another"}, "expected job another, got job"),
+        ({"build": "newer"}, "expected build newer, got build"),
+        ({"rule": SGD()}, "expected the same configuration, got another rule, map or setting"),
     ],
 )
 def test_anothers_save(other: dict[str, Any], line: str, tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_a_newest_log_that_ends_too_early_is_named(
                 look()
             assert str(caught.value).startswith(f"log {path}: expected ")
             if left in ("nothing", "no bytes"):
-                assert "expected it, got none, or one without an opening" in str(caught.value)
+                assert "expected this log, got none, or one without an opening" in str(caught.value)
             else:
                 assert f"expected records up to byte {len(content)}, got them" in str(caught.value)
             assert str(caught.value).endswith(
@@ -359,7 +359,10 @@ def test_a_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         Life(folder)
     gone = folder / "log-00000000"
-    assert str(caught.value) == f"log {gone}: expected it, for there are others, got none"
+    assert (
+        str(caught.value)
+        == f"log {gone}: expected this log, because others of its sequence exist, got none"
+    )
 
 
 def test_another_jobs_log(tmp_path: Path) -> None:
@@ -369,9 +372,9 @@ def test_another_jobs_log(tmp_path: Path) -> None:
     assert logged_spec(folder).job == "job"
     path = folder / "log-00000000"
     for changes, text in (
-        ({"job": "other"}, "expected job other, got job's"),
-        ({"build": "b2"}, "expected build b2, got build's"),
-        ({"bound": 3}, "its shard was configured otherwise than this one (rule, map, ...)"),
+        ({"job": "other"}, "expected job other, got job"),
+        ({"build": "b2"}, "expected build b2, got build"),
+        ({"bound": 3}, "expected the same configuration, got another rule, map or setting"),
     ):
         files = WriteAheadLog(folder, Durability.PROCESS)
         shard = Shard(spec(**{"rule": Momentum(0.5), "bound": None} | changes), boot=3)

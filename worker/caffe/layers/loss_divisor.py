@@ -14,7 +14,7 @@ def mode_of(param: LossParameter, default: int) -> tuple[int, int | None]:
 
 
 def divisor(mode: int, whole: int, batch: int) -> int | None:
-    """The divisor for the numbers of all terms and of rows; None for that of terms that count."""
+    """The divisor, from the numbers of terms and rows; None: the number of terms not ignored."""
     sizes: dict[int, int | None] = {
         LossParameter.FULL: whole,
         LossParameter.VALID: None,

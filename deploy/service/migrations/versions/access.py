@@ -10,7 +10,7 @@ _REFUSAL = "the audit is append-only"
 
 
 def upgrade() -> None:
-    """Create the tables. Jobs of before have the owner of a service that asks for no token."""
+    """Create the tables. Existing jobs get the owner `local`, as without tokens."""
     op.add_column("job", sa.Column("owner", sa.String, nullable=False, server_default="local"))
     op.create_table(
         "token",
