@@ -59,8 +59,6 @@ from shards.wire_format import Buffer
 LOOK_S = 0.02
 BUSY_S = 0.2  # the pause before asking shards again that another operator quiesces
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
-QUICK_S = 0.1  # in which a round of an export's pieces should come
-MOST_AHEAD = 16  # pieces of one round
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 _TRIES = 8  # how often a shard may lose an export or an install before the plan gives up
 
@@ -243,8 +241,7 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
     """
     whole: dict[int, ShardState] = {}
     partial: dict[int, tuple[int, GatheredState]] = {}
-    tries, ahead = _TRIES, AHEAD
-    since: float | None = None
+    tries = _TRIES
     while len(whole) < len(side.shards):
         queries = []
         for shard in side.shards:
@@ -252,7 +249,7 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 boot, gathered = partial[shard]
                 asked = (
                     AskPiece(0, side.job, boot, gathered.of, number)
-                    for number in gathered.missing[:ahead]
+                    for number in gathered.missing[:AHEAD]
                 )
                 queries += [Query(shard, _numbered(one)) for one in asked]
             elif shard not in whole:
@@ -266,9 +263,6 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 raise
             del partial[error.shard]
             continue
-        if since is not None:
-            ahead = _next_ahead(ahead, heard.now - since)
-        since = heard.now
         for query, (reply, frames) in zip(queries, heard.answers, strict=True):
             assert isinstance(reply, State)
             if reply.piece is None:
@@ -282,17 +276,6 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
                 whole[query.shard] = shard_state.decode(gathered.frames())[0]
                 del partial[query.shard]
     return [whole[shard] for shard in side.shards]
-
-
-def _next_ahead(ahead: int, took_s: float) -> int:
-    """The number of pieces to ask for at once, after `ahead` of them took `took_s` seconds.
-
-    A shard answers between its workers' requests, so each round waits for its turn; but what else
-    uses the link waits for the pieces.
-    """
-    if took_s < QUICK_S:
-        return min(2 * ahead, MOST_AHEAD)
-    return max(ahead // 2, AHEAD) if took_s > 2 * QUICK_S else ahead
 
 
 def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:

@@ -163,28 +163,6 @@ def test_an_operator_waits_for_another_one() -> None:
     assert shard.move.standstill.is_owned(2, times[-1])
 
 
-@pytest.mark.parametrize(
-    ("took_s", "rounds"), [(0.05, [1, 4, 8, 16, 16]), (0.15, [1, 4, 4, 4]), (0.5, [1, 4, 4, 4])]
-)
-def test_a_quick_export_asks_for_more_at_once(took_s: float, rounds: list[int]) -> None:
-    """As many pieces as a shard sends in a tenth of a second, from four up to sixteen."""
-    cut = CutState([np.zeros(100 * PIECE, np.uint8)], PIECE)
-    plan = admin_plans.export(Side("job", SHAPE.layout, SHAPE.map, 1, 1.0, b"", PIECE))
-    step, now, asked = next(plan), 0.0, list[int]()
-    while len(asked) < len(rounds):
-        assert isinstance(step, Ask)
-        asked.append(len(step.queries))
-        now += took_s
-        answers = list[Any]()
-        for query in step.queries:
-            question = query.question(0)
-            number = question.number if isinstance(question, AskPiece) else 0
-            piece, frames = cut.piece(number, OF)
-            answers.append((State(0, 0, 1, 0, piece), wire_format.wrap(frames)))
-        step = plan.send(Answers(now, answers))
-    assert asked == rounds
-
-
 def test_an_export_begins_again_at_a_shard_that_has_restarted() -> None:
     """Pieces of the two states are never mixed."""
     first, second = trained(1, 3), trained(2, 5)
