@@ -13,6 +13,7 @@ from ps.snapshots.manifest import Manifest
 from ps.storage import without_secrets
 from ps.wal.job_logs import is_job, newest_logs
 from shards.errors import BadInput
+from shards.schedules import Poly
 from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
@@ -133,6 +134,12 @@ class Inputs:
             found.append(
                 f"{self.settings.solver}: test_interval has no effect: {self.place} has no test"
                 " part, and no --test-data was given"
+            )
+        schedule, steps = self.solver.schedule, self.settings.max_iter
+        if isinstance(schedule, Poly) and steps is not None and steps > schedule.max_iteration:
+            found.append(
+                f"{self.settings.solver}: lr_policy poly reaches 0 at the file's max_iter,"
+                f" {schedule.max_iteration}: nothing is learned from there to --max-iter {steps}"
             )
         return found
 

@@ -81,9 +81,14 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def listed(origin: SnapshotRef) -> list[Row]:
-    """The snapshots in a place, the newest last, with the figures of their manifests."""
-    entries = origin.open().entries()
-    return [_row(one) for one in entries if origin.name in (None, one.name)]
+    """The snapshots in a place, the newest last, with the figures of their manifests.
+
+    Raises BadInput for a name that none of them has.
+    """
+    catalog = origin.open()
+    if origin.name is not None:
+        catalog.check_name(origin.name)
+    return [_row(one) for one in catalog.entries() if origin.name in (None, one.name)]
 
 
 def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
@@ -91,8 +96,7 @@ def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
     shelf = origin.open()
     rows = listed(origin)
     if not rows:
-        named = "" if origin.name is None else f" {origin.name}"
-        raise BadInput(f"no snapshot{named} in {origin.place}")
+        raise BadInput(f"no snapshot in {origin.place}")
     for row in rows:
         if row.state is SnapshotStatus.INCOMPLETE:
             yield SnapshotVerdict(row.number, (row.complaint,))

@@ -192,7 +192,10 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
     if isinstance(where, str) and is_address(where):
         return describe(where, token, patience_s=patience_s)
     if token is not None:
-        raise BadInput("token: expected none with a cluster file, which has its own, got one")
+        raise BadInput(
+            "token: expected none with a cluster file, which has its own, got one; the address of a"
+            " shard begins with tcp://"
+        )
     if not isinstance(where, Cluster | str | os.PathLike):
         expected = "the address of a shard, the path of a cluster file, or a Cluster"
         raise arguments.wrong("connect", expected, where)

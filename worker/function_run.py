@@ -175,12 +175,14 @@ def run(
     arguments.function("run: train", train, "a function of args and ctx")
     if "observer" in options:
         raise BadInput("run: observer is now callbacks=[...], of subclasses of worker.Callback")
-    chosen = RunOptions(**options)
+    chosen = RunOptions.of("run", options)
     tables = tables_of(chosen.params)
     evaluate = _evaluate(chosen.evaluate)
     spark.check_sendable(train, args)
     df, source = read("run: data", data, chosen.workers, chosen.skip_images)
     workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
+    if workers == 0:
+        raise BadInput("run: data: expected at least one row, got none")
     views = views_of(tables)
 
     start = first_values(tables)

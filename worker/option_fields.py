@@ -178,6 +178,19 @@ class Options:
             object.__setattr__(self, name, value)
         self.check()
 
+    @classmethod
+    def of(cls, what: str, given: Mapping[str, Any]) -> Self:
+        """The options from keyword arguments of the function `what`.
+
+        Raises BadInput for one that it does not have, and for a required one that is missing.
+        """
+        known = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
+        arguments.known(what, given, known)
+        for name in known.keys() - given.keys():
+            if known[name] is MISSING:
+                raise BadInput(f"{what}: {name}: expected this argument, got none")
+        return cls(**given)
+
     def check(self) -> None:
         """Raise BadInput for options that contradict each other."""
 

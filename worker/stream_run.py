@@ -152,7 +152,7 @@ def stream(
     if not spark.runs_queries(sdf):
         raise BadInput("stream: expected a classic Spark session, got Spark Connect")
     arguments.function("stream: train", train, "a function of args and ctx")
-    chosen = StreamOptions(**options)
+    chosen = StreamOptions.of("stream", options)
     spark.check_sendable(train, args)
     tables = tables_of(chosen.params)
     described = function_job(train, args, tables, chosen, chosen.workers)

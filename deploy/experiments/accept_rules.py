@@ -165,7 +165,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         match self.kind:
             case ExpectationKind.ORDERING:
                 apart = paired(self._by_seed(chosen), self._by_seed(others))
-                return _inside(apart, -np.inf, 0.0), f"difference {apart}"
+                return _inside(apart, -np.inf, -np.finfo(np.float64).tiny), f"difference {apart}"
             case ExpectationKind.WITHIN:
                 assert self.by is not None
                 apart = paired(self._by_seed(chosen), self._by_seed(others), level=0.9)

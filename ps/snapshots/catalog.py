@@ -132,12 +132,16 @@ class SnapshotCatalog:
             raise BadInput(f"no snapshot in {self.store.place}")
         return whole[-1]
 
-    def load(self, name: str) -> LoadedSnapshot:
-        """The snapshot `name`; raises BadInput naming the file that is missing or damaged."""
-        store = self.store.below(name)
+    def check_name(self, name: str) -> None:
+        """Raise BadInput that lists the snapshots that are here, unless `name` is one of them."""
         if name not in self:
             known = " ".join(entry.name for entry in self.entries()) or "none"
             raise BadInput(f"no snapshot {name} in {self.store.place}; it has {known}")
+
+    def load(self, name: str) -> LoadedSnapshot:
+        """The snapshot `name`; raises BadInput naming the file that is missing or damaged."""
+        store = self.store.below(name)
+        self.check_name(name)
         return LoadedSnapshot(store, name, *load_snapshot(store))
 
     def newest_good(

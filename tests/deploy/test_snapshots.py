@@ -95,7 +95,8 @@ def test_a_bad_file_is_named_with_its_chunk(place: Path) -> None:
     assert good == "40  good"
     assert bad.startswith(f"80  bad: snapshot {path}: chunk 0 of 1, bytes [0, ")
     assert run("verify", f"{place}@40").exit_code == 0
-    assert error("verify", f"{place}@7") == f"no snapshot 7 in {place}"
+    for command in ("verify", "ls"):
+        assert error(command, f"{place}@7") == f"no snapshot 7 in {place}; it has 40 80"
 
 
 def test_weights_come_out_of_any_of_them(place: Path, tmp_path: Path) -> None:

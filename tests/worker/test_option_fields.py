@@ -133,3 +133,12 @@ def test_a_function_takes_options_as_keywords() -> None:
     assert paint.__doc__ == "Paint it."
     with pytest.raises(TypeError, match="coat"):
         paint("b", place=Path("/"), coat=3)  # type: ignore[call-arg]
+
+
+def test_keywords_are_checked_by_name() -> None:
+    """An unknown argument is named with those there are, a missing one as missing."""
+    assert Painting.of("paint", {"place": Path("/")}) == Painting(place=Path("/"))
+    with pytest.raises(BadInput, match=r"^paint: expected .*coats.*; got 'coat'$"):
+        Painting.of("paint", {"place": Path("/"), "coat": 3})
+    with pytest.raises(BadInput, match=r"^paint: place: expected this argument, got none$"):
+        Painting.of("paint", {})

@@ -353,6 +353,7 @@ FAST, SLOW = '{ "cluster.link" = "" }', '{ "cluster.link" = "rtt=2s" }'
     [
         ("ordering", FAST, f"of = {SLOW}", "held"),
         ("ordering", SLOW, f"of = {FAST}", "not held"),
+        ("ordering", FAST, f"of = {FAST}", "not held"),
         ("within", FAST, f"of = {FAST}\nby = 0.1", "held"),
         ("within", FAST, f"of = {SLOW}\nby = 0.1", "not held"),
         ("ratio_in", SLOW, f"of = {FAST}\nrange = [2, 5]", "held"),

@@ -154,7 +154,7 @@ def test_the_tutorial(call: Call, service: Running, solver: Path) -> None:
     blocks = [fence.text for fence in fences(page) if fence.language == "bash"]
     lines = [words for text in blocks for words in commands(text)]
     assert [words[1] for words in lines] == ["submit", "list"]
-    paths = {"deploy/demo/lenet_solver.prototxt": solver, "deploy/demo/mnist": solver.parent}
+    paths = {"deploy/demo/lenet_long_solver.prototxt": solver, "deploy/demo/mnist": solver.parent}
     for words in lines:
         call(*(paths.get(word, word) for word in words[1:]))
     (job,) = service.http.get("/api/v1/jobs").json()["jobs"]
