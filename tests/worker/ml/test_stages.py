@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.errors import PythonException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
@@ -212,6 +213,24 @@ def test_a_module_of_pytorch(clouds: Any) -> None:
     found = model.transform(assembled)
     assert right(found, "prediction") > 0.95
     assert len(found.first().inner) == 8
+
+
+@pytest.mark.slow
+def test_a_module_of_flax(clouds: Any) -> None:
+    """It is trained by its import path, if its state is parameters alone; it shows no layers."""
+    pytest.importorskip("flax", reason="needs flax and the extra `jax`")
+    assembled = VectorAssembler(inputCols=INPUTS, outputCol="features").transform(clouds)
+    flax = "tests.support.ml_flax"
+    model = classifier(model=f"{flax}:Perceptron").fit(assembled)
+    assert right(model.transform(assembled), "prediction") > 0.95
+    assert set(model.weights) == {
+        f"{layer}.{part}.value" for layer in ("hidden", "last") for part in ("kernel", "bias")
+    }
+    layers = model.copy({model.outputMapping: {"hidden": "inner"}})
+    with pytest.raises(PythonException, match="expected no layers of a flax module as columns"):
+        layers.transform(assembled).collect()
+    with pytest.raises(BadInput, match=r"Normalised: expected a module whose .* got norm\.mean"):
+        classifier(model=f"{flax}:Normalised").fit(assembled)
 
 
 @pytest.mark.parametrize(
