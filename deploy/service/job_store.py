@@ -448,18 +448,19 @@ class JobStore:
 
     def rebuild(self) -> int:
         """Index every job folder; returns the number of jobs. What is no index stays."""
-        with self._lock, self._engine.begin() as connection:
-            for table in (
-                database_tables.job,
-                database_tables.attempt,
-                database_tables.event,
-                database_tables.idempotency,
-            ):
-                connection.execute(sa.delete(table))
-        found = sum(self._index(folder) for folder in self._folders())
-        newest = self.last_event()  # no webhook gets the past again, under new ids
-        with self._lock, self._engine.begin() as connection:
-            connection.execute(sa.update(database_tables.webhook).values(sent=newest))
+        with self._lock:
+            with self._engine.begin() as connection:
+                for table in (
+                    database_tables.job,
+                    database_tables.attempt,
+                    database_tables.event,
+                    database_tables.idempotency,
+                ):
+                    connection.execute(sa.delete(table))
+            found = sum(self._index(folder) for folder in self._folders())
+            newest = self.last_event()  # no webhook gets the past again, under new ids
+            with self._engine.begin() as connection:
+                connection.execute(sa.update(database_tables.webhook).values(sent=newest))
         return found
 
     def _folders(self) -> list[Path]:

@@ -157,7 +157,8 @@ def test_a_job_outlives_the_service_and_its_own_runner(served: Served) -> None:
     # A worker that was ahead of the other at the snapshot has more than its share already.
     assert summary["updates"] >= 2 * end
     kept = [int(path.name) for path in (run / "snapshots").iterdir() if path.name.isdecimal()]
-    assert min(kept) > int(paused["snapshot"]), "it began with the checkpoint"
+    # On a busy machine the first snapshot is due before the first step.
+    assert min(kept) >= int(paused["snapshot"]), "it began with the checkpoint"
     assert summary["test_accuracy"] > 0.9
     assert served.ask(job, "cancel")["state"] == "CANCELLED"
 
