@@ -155,7 +155,8 @@ def test_test_data_without_a_test_net(downpour: Run, job: Path) -> None:
 def test_a_wrong_test_net(downpour: Run, job: Path) -> None:
     """The test net is built before the training."""
     swap(job / "net.prototxt", '"Accuracy"', '"Accurate"')
-    refuses(downpour, job, TRAIN, r"net\.prototxt: layer accuracy \(Accurate\): type not supported")
+    line = r"test on \S+/data: \S+/net\.prototxt: layer accuracy \(Accurate\): type not supported"
+    refuses(downpour, job, TRAIN, line)
 
 
 def test_test_data_of_another_shape(downpour: Run, job: Path) -> None:

@@ -33,7 +33,17 @@ function duration(seconds) {
 }
 
 // The answer to a GET; one that is not ok while the service cannot be reached: the next look has it.
-const got = (path) => fetch(path).catch(() => ({ ok: false }));
+// A connection may break within the body, so an answer counts once that is there.
+const got = (path) => fetch(path)
+  .then(async (answer) => new Response(await answer.blob(), answer)).catch(() => ({ ok: false }));
+// What the page cannot do without is requested until it is there, also while the service is away.
+const awaited = async (path) => {
+  for (;;) {
+    const content = await fetch(path).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+    if (content) return content;
+    await new Promise((again) => setTimeout(again, 1000));
+  }
+};
 
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
@@ -396,7 +406,7 @@ async function openJob() {
   addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
     chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
   const [{ events }, reading] = await Promise.all(
-    [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(async (path) => (await fetch(path)).json()));
+    [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(awaited));
   // The stream has those after the page was made, and may have brought some of them already.
   $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
   if (reading.readings) showReading({ reading });
