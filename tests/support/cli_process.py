@@ -164,7 +164,8 @@ def check_folder(
         np.testing.assert_array_equal(tensor, blobs[name])
     figures = evaluate(model, weights, open_source(run.parent / "data", "test").batches(), 7)
     assert summary["test_accuracy"] == pytest.approx(figures["accuracy"])
-    assert summary["test_loss"] == pytest.approx(figures["loss"], rel=1e-5)
+    # The longer a run, the smaller its loss, until float32 has few digits of it.
+    assert summary["test_loss"] == pytest.approx(figures["loss"], rel=1e-5, abs=1e-6)
     assert summary["test_accuracy"] > 0.9
     for picture in ("loss.png", "staleness.png"):
         assert (run / picture).read_bytes().startswith(b"\x89PNG")

@@ -287,7 +287,7 @@ def test_a_module_of_flax(clouds: Any) -> None:
             "array(a, b, c) AS features, label",
             "expected layers among hidden, output; got inner$",
         ),
-        ({"options": {"shards": 2}}, "a AS features, label", "options: shards: expected it as a"),
+        ({"options": {"shards": 2}}, "a AS features, label", "options: shards: not allowed here"),
         ({}, "a AS features, label FROM clouds WHERE id < 0", "expected rows, got none$"),
     ],
     ids=str,
