@@ -372,7 +372,8 @@ def test_workers_of_asyncio(job: Any) -> None:
                 stale.append((await step.ack).staleness)
                 assert step.ack.done()
             assert (await me.pull())["w"].shape == PARAMS["w"].shape
-            assert (me.name, me.seq, me.clock) == (f"w{number}", 20, 20)
+            assert (me.name, me.seq) == (f"w{number}", 20)
+            assert me.clock >= 20  # one that joins late starts at the slowest worker's clock
         return stale
 
     async def all_of_them() -> list[list[int]]:
