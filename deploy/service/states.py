@@ -102,8 +102,6 @@ _ON_VERB = {
 MOST_FRUITLESS = 5
 """Attempts in a row without a newer snapshot after which a job has failed."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
-MOST_DELAY_S = 1.25 * LONGEST_RETRY_S
-"""No delay before an attempt is longer, jitter included."""
 
 
 class Ending(NamedTuple):

@@ -39,8 +39,8 @@ const got = (path) => fetch(path)
 // What the page cannot do without is requested until it is there, also while the service is away.
 const awaited = async (path) => {
   for (;;) {
-    const content = await fetch(path).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
-    if (content) return content;
+    const answer = await got(path);
+    if (answer.ok) return answer.json();
     await new Promise((again) => setTimeout(again, 1000));
   }
 };
