@@ -76,8 +76,8 @@ def test_features_by_url(spark_master: str, tmp_path: Path) -> None:
     expected = pa.Table.from_batches(features(model, arena, rows, ["ip2"], 50))
     assert found["label"].to_pylist() == expected["label"].to_pylist()
     # Values near 0 differ in their last bits, as sums of other batches do.
-    near = {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(found["ip2"].to_pylist(), expected["ip2"].to_pylist(), **near)
+    values = np.array(found["ip2"].to_pylist()), np.array(expected["ip2"].to_pylist())
+    np.testing.assert_allclose(*values, rtol=1e-5, atol=1e-6)
 
 
 def test_over_connect(running_ray: "RunningRay", connect_url: str, tmp_path: Path) -> None:
