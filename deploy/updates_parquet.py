@@ -130,6 +130,12 @@ COLUMNS = {
         "",
         "Repetitions of this worker's pushes that the shard has recognised since its previous row.",
     ),
+    "pass_pushes": UpdateColumn(
+        pa.int64(),
+        "",
+        "How many pushes the shard applied in the same pass over the weights, this one included. "
+        "The sum of several gradients rounds differently from one update after another.",
+    ),
     "gradient_norm": UpdateColumn(
         pa.float64(), "", "Euclidean norm of the gradient that this shard got."
     ),

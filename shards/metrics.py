@@ -105,11 +105,13 @@ class Metrics:
         dropped: bool,
         norm: float,
         payload_bytes: int,
+        pass_pushes: int,
         now: float,
     ) -> None:
         """Write the record of a push that is part of `version`, or was dropped.
 
         `norm` is that of all its tables, `rate` that of the first one, or 0 if it has none.
+        `pass_pushes` is the number of pushes that one pass over the weights applied.
         """
         self.pushes += 1
         self.dropped += dropped
@@ -149,6 +151,7 @@ class Metrics:
                 scale,
                 dropped,
                 self._repeated.pop(push.worker, 0) if self._repeated else 0,
+                pass_pushes,
                 norm,
                 push.loss,
             )

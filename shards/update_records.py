@@ -33,6 +33,7 @@ RECORD = np.dtype(
         ("scale", "<f8"),
         ("dropped", "<i8"),
         ("deduplicated", "<i8"),
+        ("pass_pushes", "<i8"),
         ("gradient_norm", "<f8"),
         ("loss", "<f8"),
     ]

@@ -108,7 +108,7 @@ class Updates:
             squares = self._held.apply(gradients, rates, scale=scale, read_version=read)
             if squares is not None:
                 return [
-                    self._note(one, square**0.5, before + number, rates, scale, now)
+                    self._note(one, square**0.5, before + number, rates, scale, now, len(run))
                     for number, (one, square) in enumerate(zip(run, squares, strict=True))
                 ]
             if len(run) > 1:
@@ -268,12 +268,14 @@ class Updates:
         rates: dict[str, float],
         scale: float,
         now: float,
+        pass_pushes: int = 1,
         *,
         dropped: bool = False,
     ) -> Applied:
         """Record a push that was applied to version `before`, with `scale` times `rates`.
 
-        A dropped one made no version.
+        A dropped one made no version. `pass_pushes` counts the pushes that were applied in one
+        pass over the weights and have a version each.
         """
         message = one.message
         clock_gap = self._ledger.record(
@@ -298,6 +300,7 @@ class Updates:
             dropped=dropped,
             norm=norm,
             payload_bytes=one.payload_bytes,
+            pass_pushes=pass_pushes,
             now=now,
         )
         return Applied(one, version, staleness, scale, dropped)

@@ -36,7 +36,6 @@ from ps.client import Client
 from ps.cluster import Cluster
 from ps.launch.threads import local_shards
 from ps.session.events import Send
-from shards.aggregation import EACH
 from shards.errors import BadInput
 from shards.messages import Pull, Push
 from shards.transition_io import Arrival
@@ -226,7 +225,6 @@ class _Replay(TrainingSimulation):
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
         self._held: dict[bytes, deque[Send]] = defaultdict(deque)
-        self._merge = job.strategy.server(job.cluster.workers).merge
         super().__init__(job, workload)
         self.looks = [self._look()]
 
@@ -250,23 +248,16 @@ class _Replay(TrainingSimulation):
         numbers = [names[name.decode()] for name in records["worker"]]
         reads = self._reads(numbers, records["read_version"].tolist())
         times, place = records["time"].tolist(), 0
+        passes = records["pass_pushes"].tolist()
+        if passes and min(passes) < 1:
+            raise BadInput(f"replay: pass_pushes: expected 1 or more, got {min(passes)}")
         while place < len(numbers):
             self._answer_pulls(reads)
-            end = place + 1
-            while times[end : end + 1] == [times[place]] and self._unread(reads, end - place):
-                end += 1
+            end = place + passes[place]
             self._push(numbers[place:end])
             place = end
             if look_every and self.shards[0].version >= self.looks[-1].updates + look_every:
                 self.looks.append(self._look()._replace(seconds=times[place - 1] - times[0]))
-
-    def _unread(self, reads: dict[int, deque[int]], pushes: int) -> bool:
-        """Whether these pushes and the next one of the same moment may have shared a pass over the
-        weights, which rounds differently: no pull was answered with the version in between."""
-        if self._merge != EACH:
-            return False
-        between = self.shards[0].version + pushes
-        return not any(versions and versions[0] == between for versions in reads.values())
 
     def _reads(self, numbers: list[int], versions: list[int]) -> dict[int, deque[int]]:
         """The version that each worker's pulls were answered at, in order."""
@@ -302,7 +293,7 @@ class _Replay(TrainingSimulation):
                     answered = True
 
     def _push(self, numbers: list[int]) -> None:
-        """Let a shard handle the pushes that it handled at one moment."""
+        """Let a shard apply the pushes that it applied in one pass: their sum rounds otherwise."""
         arrivals = []
         for number in numbers:
             held = self._held[route_of(number)]

@@ -51,8 +51,11 @@ def test_every_push_of_a_run_counts_by_itself() -> None:
     _, rows = talk.shard.journal.since(0)
     assert rows.dtype == RECORD
     assert rows["apply_version"].tolist() == [1, 2, 3]
+    assert rows["pass_pushes"].tolist() == [3, 3, 3]
+    talk.say(push("d", 1), gradient(1))
+    assert talk.shard.journal.since(3)[1]["pass_pushes"].tolist() == [1]
     np.testing.assert_allclose(rows["gradient_norm"], np.array([1, 2, 4]) * REAL.size**0.5)
-    assert (talk.shard.updates.steps, talk.shard.journal.bytes_in) == (3, 12 * SIZE)
+    assert (talk.shard.updates.steps, talk.shard.journal.bytes_in) == (4, 16 * SIZE)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from deploy.experiments import real_runs
-from deploy.experiments.cluster import ClusterModel, StepTimes
+from deploy.experiments.cluster import ClusterModel, Law, StepTimes
 from deploy.experiments.real_runs import RealRun, replayed, run_real
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
@@ -22,6 +22,8 @@ TRIAL = Trial(
     seed=3,
     cluster=ClusterModel(workers=4, times=StepTimes(mean_s=0.002, cv=0.3)),
 )
+
+FIXED = StepTimes(mean_s=0.002, law=Law.FIXED)
 
 
 def real(strategy: str, bound: int | None, rule: str = "sgd") -> RealRun:
@@ -45,6 +47,17 @@ def test_a_replay_gives_the_same_weights(strategy: str, bound: int | None, rule:
     run = real(strategy, bound, rule)
     assert len(run.records) * max(1, run.job.strategy.push_period) == 128
     assert replayed(run, workload_of("quad")).tobytes() == run.weights.tobytes()
+
+
+def test_passes_of_several_pushes_are_replayed() -> None:
+    """Steps of one fixed duration make pushes arrive together, and their sum rounds otherwise."""
+    equal = structs.replace(TRIAL, cluster=structs.replace(TRIAL.cluster, times=FIXED))
+    run = run_real(equal, workload_of("quad"))
+    assert replayed(run, workload_of("quad")).tobytes() == run.weights.tobytes()
+    alone = run.records.copy()
+    alone["pass_pushes"] = 0
+    with pytest.raises(BadInput, match="pass_pushes: expected 1 or more, got 0"):
+        replayed(run._replace(records=alone), workload_of("quad"))
 
 
 def test_other_turns_give_other_weights() -> None:

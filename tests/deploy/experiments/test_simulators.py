@@ -127,7 +127,7 @@ def test_a_limit_of_staleness_is_the_shards(on_stale: str, dropped: bool) -> Non
     assert (rows["scale"][late] < rows["scale"][~late].min()).all()
     with pytest.raises(BadInput, match="on_stale: expected wait for a strategy in rounds"):
         structs.replace(trial, strategy="bsp").check()
-    with pytest.raises(BadInput, match="timing: expected on_stale wait, got a limit"):
+    with pytest.raises(BadInput, match="timing: on_stale: expected wait, got scale or drop"):
         TimingSimulation(trial.job())
 
 
