@@ -192,7 +192,7 @@ fuzz-service: install ## generated requests for every operation of the service; 
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured
 	$(PYTHON) -m tests.gpu.run $(if $(CIFAR),--cifar $(CIFAR))
 
-lock: install ## resolve the dependencies anew into constraints*.txt
+lock: install ## resolve the dependencies again into constraints*.txt
 	$(LOCK) pyproject.toml --extra all --extra test --extra lint --extra docs --output-file constraints.txt
 	$(LOCK) --group build --constraint constraints.txt --output-file constraints-build.txt
 
