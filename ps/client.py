@@ -105,7 +105,8 @@ class Client:
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
     `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
     when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
-    None to be called again later.
+    None to be called again later. `check` is called when an answer is late: it may raise the reason
+    why none will come.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Client:
         self._leaving = self._departed = self._closed = False
         self.on_pushed: Callable[[events.Pushed], None] | None = None
         self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
+        self.check: Callable[[], None] = lambda: None
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -667,3 +669,5 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
+            case events.AnswerLate():
+                self.check()
