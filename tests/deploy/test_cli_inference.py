@@ -249,6 +249,9 @@ def test_each_test_net_reads_its_own_source(downpour: Run, trained: Path) -> Non
     inputs = prepare(settings, None).inputs
     assert inputs.test is not None
     assert inputs.weights is not None
-    figures = inputs.test.whole(inputs.weights)
+    read: list[int] = []
+    figures = inputs.test.whole(inputs.weights, read.append)
+    assert read == sorted(read)
+    assert read[-1] == inputs.test_rows, "of both nets"
     found = [f"{100 * figures[name]:.2f}%" for name in ("accuracy", "accuracy#1")]
     assert found == means
