@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from worker.arrow_columns import read_columns
-from worker.caffe.layers.softmax import Accuracy
+from worker.caffe.layers.accuracy import Accuracy
 from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
