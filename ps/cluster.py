@@ -67,7 +67,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
             raise BadInput(
-                f"cluster {self.name}: expected {self.map.shards} endpoints, one a shard,"
+                f"cluster {self.name}: expected {self.map.shards} endpoints, one per shard,"
                 f" got {len(self.endpoints)}"
             )
 

@@ -145,7 +145,7 @@ REFUSED = [
     (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
-    (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),
+    (f"{FEATURES} --blobs loss", r"blob loss: expected a value per row, got shape \(\)"),
     (f"{FEATURES} --output data", r"--output data: expected a folder to create, got one that"),
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
     (
