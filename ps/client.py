@@ -455,7 +455,7 @@ class Client:
         residuals.restore(self._current.session, state, arrays)
 
     def keep_wanted_state(self) -> None:
-        """Write this worker's state if a snapshot wants it; pulls, pushes and flushes do so, too."""
+        """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
         if self._keeper is not None and self._keeper.wanted:
             self._keep()
 
