@@ -85,6 +85,7 @@ class OwnJob(Job):
         self._saved: list[Path] = []
         stack.callback(self._note_end)  # the first one, so it is called after the shards have ended
         super().__init__(self._started(specs), tables)
+        self._present = self._hosts[-1:]  # the hosts of the shards that hold the job; none: threads
 
     def check(self) -> None:
         """Raise `ps.errors.GiveUp` naming a shard that has died for good, or `ps.errors.JobEnded`.
@@ -93,7 +94,7 @@ class OwnJob(Job):
         """
         if self._ended:
             raise JobEnded(f"job {self._cluster.name} has ended with the block that started it")
-        for hosts in self._hosts[-1:]:
+        for hosts in self._present:
             hosts.check()
 
     def save(self, path: str | Path) -> None:
@@ -104,7 +105,7 @@ class OwnJob(Job):
     @property
     def degraded_reason(self) -> str:
         """Why the job might not survive a death that it should survive, in words; else empty."""
-        return self._hosts[-1].degraded_reason if self._hosts else ""
+        return self._present[0].degraded_reason if self._present else ""
 
     def lost_updates(self) -> list[str]:
         """The updates that deaths of shards have cost since the last call, in words."""
@@ -121,11 +122,12 @@ class OwnJob(Job):
         shards = arguments.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {shards} shards")
-        specs, former = resharded_specs(self._specs, shards), self._hosts[-1:]
+        specs = resharded_specs(self._specs, shards)
         cluster = self._started(specs)
+        fresh = self._hosts[-1:]
 
         def check() -> None:
-            for hosts in (*former, *self._hosts[-1:]):
+            for hosts in (*self._present, *fresh):
                 hosts.check()
 
         with (
@@ -133,7 +135,7 @@ class OwnJob(Job):
             AdminClient(cluster, check=check) as new,
         ):
             reshard(old, new)
-        self._cluster, self._specs = cluster, specs
+        self._cluster, self._specs, self._present = cluster, specs, fresh
 
     def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
         hosts = self._stack.enter_context(self._launch(specs, self._ports))

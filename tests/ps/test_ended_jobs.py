@@ -1,7 +1,9 @@
-"""Jobs that have ended, or cannot continue: whoever waits for their shards learns the reason."""
+"""Jobs that have ended or cannot continue: their clients and operators learn the reason at once."""
 
 import asyncio
+import os
 import re
+import signal
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -140,3 +142,35 @@ def test_a_full_disk_is_named_at_the_start(tmp_path: Path, durability: str) -> N
             rf" \(the disk of {disk}/logs/.*/shard-0 has 0\.\d of 0\.3 MB free\)",
             text,
         )
+
+
+def test_shards_that_a_failed_reshard_leaves_behind_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job stays on its own shards, so a later death of the others is no error of the job."""
+
+    def fail(_old: ps.AdminClient, new: ps.AdminClient) -> None:
+        started.append(new.cluster)
+        raise errors.Retry("another operator has quiesced the shards")
+
+    started: list[ps.Cluster] = []
+    monkeypatch.setattr("ps.start_job.reshard", fail)
+    with ps.start(PARAMS, on="processes") as job:
+        with pytest.raises(errors.Retry):
+            job.reshard(2)
+        hosts = job._hosts[-1]
+        assert hosts.cluster.endpoints == started[0].endpoints
+        os.kill(hosts.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]  # of SingleCopies
+
+        def dead() -> bool:
+            try:
+                hosts.check()
+            except errors.GiveUp:
+                return True
+            return False
+
+        eventually(dead, because="the death of a new shard is noticed")
+        job.check()
+        with job.worker("w0") as me, me.step() as step:
+            step.push({"w": np.ones(5)})
+        np.testing.assert_allclose(job.read()["w"], 0.99)
