@@ -408,9 +408,7 @@ class Session:
         return sends + (self._readdressed(shard, now) if returning else []), []
 
     def _catch_up(self, behind: int, now: float) -> list[Send]:
-        """A shard's clock for this worker is higher by `behind`: raise that of all messages in
-        flight.
-        """
+        """A shard's clock for this worker is higher by `behind`: adjust the messages in flight."""
         for shard, pending in self._outstanding:
             message = pending.message
             if isinstance(message, Push):

@@ -1,9 +1,9 @@
 """How many trials a shape runs and what they cost, found without running it: `--dry-run`.
 
-The shape's own code asks a `PlanningBench` for its trials. The bench counts them and returns a made
-result for each, which is good for nothing but to lead that code to its end: errors that fall and
-rise with the rate as they usually do, so that the search for rates takes a usual number of trials.
-The cost is measured on two short trials for each workload.
+The shape's own code asks a `PlanningBench` for its trials. The bench counts them, and returns a
+made-up result for each, so that this code continues to its end. Its errors fall and rise with the
+rate as real ones usually do, so that the search for rates takes a usual number of trials. Nothing
+else is done with these results. The cost is measured on short trials of each workload.
 """
 
 import math
