@@ -174,3 +174,23 @@ def test_shards_that_a_failed_reshard_leaves_behind_do_not_count(
         with job.worker("w0") as me, me.step() as step:
             step.push({"w": np.ones(5)})
         np.testing.assert_allclose(job.read()["w"], 0.99)
+
+
+def test_a_full_disk_is_named_to_a_worker(tmp_path: Path) -> None:
+    """A worker of this process learns from its first late answer why a shard no longer answers."""
+    weights = {"w": np.zeros(20_000, np.float32)}
+
+    def train(worker: ps.Worker) -> None:
+        for _ in range(100):  # of 80 KB each
+            with worker.step() as step:
+                step.push({"w": np.ones(20_000)})
+        worker.flush()
+
+    with (
+        small_disk(tmp_path / "small", "1m") as disk,
+        ps.start(weights, on="processes", durability="process", logs=disk / "logs") as job,
+    ):
+        me = job.worker("w0", patience_s=float("inf"))
+        with pytest.raises(errors.GiveUp, match=rf"shard 0 has failed: log {disk}/.*No space left"):
+            train(me)
+        me.abort()
