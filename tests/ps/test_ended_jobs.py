@@ -50,14 +50,14 @@ def test_a_reader_and_a_worker_that_wait_learn_that_the_job_has_ended(on: str) -
     def read() -> None:
         with job.reader(patience_s=float("inf")) as reader:
             reader.pull()
-            both.append(1)
+            answered.append(1)
             over.wait()
             reader.pull()
 
     def train() -> None:
         me = job.worker("w0", patience_s=float("inf"))
         me.pull()
-        both.append(1)
+        answered.append(1)
         over.wait()
         try:
             with me.step():
@@ -69,18 +69,20 @@ def test_a_reader_and_a_worker_that_wait_learn_that_the_job_has_ended(on: str) -
     async def read_asynchronously() -> None:
         async with ps.aio.reader(job, patience_s=float("inf")) as reader:
             await reader.pull()
-            both.append(1)
+            answered.append(1)
             await asyncio.to_thread(over.wait)
             await reader.pull()
 
-    both: list[int] = []
+    answered: list[int] = []
     uses = {"reader": read, "worker": train, "aio": lambda: asyncio.run(read_asynchronously())}
-    with ps.start(PARAMS, on=on) as job:
-        threads = [Thread(target=keep, args=pair, daemon=True) for pair in uses.items()]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: len(both) == len(uses), because="each has had an answer")
-    over.set()
+    threads = [Thread(target=keep, args=pair, daemon=True) for pair in uses.items()]
+    try:
+        with ps.start(PARAMS, on=on) as job:
+            for thread in threads:
+                thread.start()
+            eventually(lambda: len(answered) == len(uses), because="each has had an answer")
+    finally:
+        over.set()
     for thread in threads:
         thread.join()
     assert {name: type(error) for name, error in found.items()} == dict.fromkeys(
