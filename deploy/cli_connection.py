@@ -13,6 +13,7 @@ import typer
 from deploy.cli_train import declare
 from ps.snapshots.secure_files import check_private
 from shards.errors import BadInput
+from shards.extras import missing
 
 if TYPE_CHECKING:
     from deploy.service.client import ServiceClient
@@ -52,9 +53,7 @@ def installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{error.name}: not installed; the service needs: pip install 'downpour-sgd[service]'"
-        ) from None
+        raise missing("the service", str(error.name), "service") from None
 
 
 def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:

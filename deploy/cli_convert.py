@@ -16,6 +16,7 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Convert weights, a solver state or a net into the format of the target's suffix.
 
@@ -24,7 +25,7 @@ def convert(
     """
     from worker.caffe.convert import convert as converted
 
-    done = converted(source, target, net)
+    done = converted(source, target, net, force=force)
     width = max((len(name) for name, _ in done.parts), default=0)
     for name, what in done.parts:
         typer.echo(f"{name:{width}}  {what}")

@@ -28,6 +28,9 @@ class Size(StrEnum):
 
 
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="Processes that run trials.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the number of trials and minutes, and end.")
+]
 
 
 @app.command()
@@ -45,6 +48,7 @@ def shape(
         Path | None,
         typer.Option(help="A folder to keep the outcome in, for `exp report`.", show_default=False),
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a shape of the literature; the last line is its verdict and the published figure.
 
@@ -52,10 +56,16 @@ def shape(
     """
     from deploy.experiments.shapes import shape_numbered
     from deploy.experiments.shapes.base import Preset, ShapeVerdict, keep, play
+    from deploy.experiments.shapes.plan import plan_of
 
-    outcome = play(
-        shape_numbered(number), Preset(preset), control=control, jobs=jobs, note=typer.echo
-    )
+    wanted = shape_numbered(number)
+    if dry_run:
+        plan = plan_of(wanted, Preset(preset), control=control)
+        more = f", about {plan.tuning} more to choose rates" if plan.tuning else ""
+        minutes = plan.cpu_s / 60 / jobs
+        typer.echo(f"shape {number}: {plan.trials} trials{more}, about {minutes:.1f} minutes")
+        return
+    outcome = play(wanted, Preset(preset), control=control, jobs=jobs, note=typer.echo)
     for line in outcome.lines():
         typer.echo(line)
     if out is not None:
@@ -131,9 +141,7 @@ def run(
         typer.Option(help="The folder of its results.", show_default="runs/experiments/NAME"),
     ] = None,
     jobs: Jobs = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the number of trials and minutes, and end.")
-    ] = False,
+    dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Allow more than 10,000 trials.")] = False,
 ) -> None:
     """Run a sweep; one that was killed continues with the trials that are not done.

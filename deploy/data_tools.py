@@ -30,6 +30,7 @@ Images = NDArray[Any]
 _SHEET_ROWS, _SHEET_COLUMNS = 20, 10
 _CELL = 64  # the side of an image in a contact sheet, in pixels
 _BYTES = 255
+MEAN_SUFFIX = ".binaryproto"
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -126,7 +127,15 @@ def convert(data: Path, out: Path, kind: str, wanted: Wanted) -> int:
 
 
 def mean_of(data: Path, out: Path | None, wanted: Wanted) -> list[float]:
-    """The mean of each channel; with `out` the mean image is written there, as Caffe reads it."""
+    """The mean of each channel; with `out` the mean image is written there, as Caffe reads it.
+
+    Raises BadInput for a file of another suffix than .binaryproto.
+    """
+    if out is not None and out.suffix != MEAN_SUFFIX:
+        raise BadInput(
+            f"--out {out}: expected a {MEAN_SUFFIX} file, Caffe's format of a mean image; got"
+            f" {out.suffix or 'no suffix'}"
+        )
     source = open_wanted(data, wanted)
     total, rows = np.zeros(()), 0
     for images, _ in arrays(source, wanted):

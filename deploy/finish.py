@@ -1,7 +1,7 @@
 """Finishes a training run: writes its results into the run folder, tests and draws them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from deploy.evaluations_csv import EvaluationsFile
 from deploy.plots import plot_loss, plot_staleness
 from deploy.prepare import Inputs
+from deploy.progress import Progress
 from deploy.run_folder import CAFFEMODEL, SETTINGS, SUMMARY, WEIGHTS, RunFolder, writer_of
 from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
@@ -59,6 +60,7 @@ def finish(
             folder,
             observer.evaluations,
             partial(observer.evaluated, weights=outcome.weights),
+            observer.tested,
             test=not outcome.interrupted,
             draw=not observer.updates.lost,
         )
@@ -72,19 +74,21 @@ def _conclude(
     folder: RunFolder,
     evaluations: EvaluationsFile,
     report: Callable[[Evaluation], None],
+    tested: Callable[[int, int], None],
     *,
     test: bool,
     draw: bool,
 ) -> Summary:
     """Write the weights, test them, and draw the plots even if Ctrl-C ends the test.
 
-    Returns the summary with the figures of the test, after writing it.
+    `tested` is called with the rows that are tested so far, and the rows to test. Returns the
+    summary with the figures of the test, after writing it.
     """
     for path in (folder.weights, folder.caffemodel):
         write_weights(path, inputs.model.net, weights)
     try:
         if test and inputs.test is not None:
-            figures = inputs.test.whole(weights)
+            figures = inputs.test.whole(weights, lambda rows: tested(rows, inputs.test_rows))
             steps = inputs.job.plan.steps
             report(Evaluation(steps, summary.samples, summary.seconds, figures))
             summary = replace(
@@ -127,7 +131,12 @@ def summary_of_end(run: Path, found: LoadedSnapshot) -> Summary | None:
     return summary if summary.updates == updates and writer_of(run) is None else None
 
 
-def complete(inputs: Inputs, found: LoadedSnapshot, summary: Summary) -> Summary:
+def complete(
+    inputs: Inputs,
+    found: LoadedSnapshot,
+    summary: Summary,
+    display: Callable[[], AbstractContextManager[Progress]],
+) -> Summary:
     """Write what is missing after a full disk or Ctrl-C; raises AlreadyFinished if none."""
     out = inputs.settings.out
     written = all((out / name).is_file() for name in (WEIGHTS, CAFFEMODEL))
@@ -137,10 +146,22 @@ def complete(inputs: Inputs, found: LoadedSnapshot, summary: Summary) -> Summary
             f"{out} is finished: each worker has taken its {inputs.job.plan.steps} steps;"
             " to train further, give a larger --max-iter"
         )
-    with RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder:
+    with (
+        RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder,
+        display() as progress,
+    ):
+        progress.starting("the test")
         weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_dir()
         return _conclude(
-            inputs, weights, summary, folder, tests, tests.add, test=True, draw=drawable
+            inputs,
+            weights,
+            summary,
+            folder,
+            tests,
+            tests.add,
+            progress.tested,
+            test=True,
+            draw=drawable,
         )

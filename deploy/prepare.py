@@ -98,6 +98,7 @@ class Inputs:
         self.classes = classes_of(self.model.net)
         self.train = self._train(self.classes)
         self.weights, self.copied = starting_weights(self.model, self._files(), self.job.plan.seed)
+        self.test_rows = 0  # of all test nets
         self.test = self._test()
 
     @property
@@ -183,6 +184,7 @@ class Inputs:
         sources = self._test_sources()
         if not sources:
             return None
+        self.test_rows = sum(source.rows for source in sources)
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
             for test, source in zip(self.solver.tests, sources, strict=True)

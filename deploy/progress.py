@@ -2,8 +2,8 @@
 
 On a terminal: what is being started and for how long, then a display that is redrawn in place. In a
 pipe or a log file: plain lines without escape codes, one for each thing that is started, one for
-each test, and one every few seconds or iterations. All numbers come from deploy/progress_model.py;
-this module only formats them.
+each test, and one every few seconds or iterations, of the training and of the final test. All
+numbers of the training come from deploy/progress_model.py; this module only formats them.
 """
 
 import sys
@@ -71,6 +71,7 @@ class Progress:
         self._readings: Readings | None = None
         self._activity: str | None = None
         self._activity_since = self._started
+        self._tested: tuple[int, int] | None = None
         self._spinner = Spinner("dots" if not self._console.options.ascii_only else "line")
         self._line_at = self._started
         self._unsaid, self._said = False, 0
@@ -104,6 +105,16 @@ class Progress:
             return
         if self._live is None and self._line_is_due(self._readings.steps, now):
             self._say_readings()
+            self._line_at = now + LINE_EVERY_S
+
+    def tested(self, rows: int, of: int) -> None:
+        """Show how many rows of the final test are done, until the next call of `starting`."""
+        now = self._clock()
+        if self._tested is None:
+            self._line_at = now + LINE_EVERY_S  # a short test needs no lines
+        self._tested = rows, of
+        if self._live is None and now >= self._line_at:
+            self._say(f"{clock_text(now - self._started)}  tested {rows} of {of} rows")
             self._line_at = now + LINE_EVERY_S
 
     def evaluated(self, result: Evaluation) -> None:
@@ -150,7 +161,7 @@ class Progress:
         return self._milestones.reached(steps // self._workers)
 
     def _end_activity(self, how: str) -> None:
-        what, self._activity = self._activity, None
+        what, self._activity, self._tested = self._activity, None, None
         if what is not None and self._live is not None:
             took = self._clock() - self._activity_since
             self._console.print(
@@ -174,8 +185,11 @@ class Progress:
             parts.append(picture(self._readings, self._last_test))
         if self._activity is not None:
             took = self._clock() - self._activity_since
-            self._spinner.update(text=f"starting {self._activity}  {took:.0f} s")
-            parts.append(self._spinner)
+            if self._tested is None:
+                self._spinner.update(text=f"starting {self._activity}  {took:.0f} s")
+                parts.append(self._spinner)
+            else:
+                parts.append(_test_bar(*self._tested, took))
         elif self._trains:
             parts.append(Text(_HINT, style="dim"))
         return Group(*parts)
@@ -232,18 +246,33 @@ def picture(readings: Readings, last_test: Evaluation | None = None) -> Group:
     return Group(_bar(readings), *numbers, "", _workers(readings), "", _shards(readings), "")
 
 
+def _test_bar(rows: int, of: int, took_s: float) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(
+        _progress_bar(rows, of),
+        Text(f"{rows / of if of else 1.0:4.0%}", style="bold"),
+        f"tested {rows} of {of} rows",
+        f"{took_s:.0f} s",
+    )
+    return grid
+
+
+def _progress_bar(done: int, of: int) -> ProgressBar:
+    return ProgressBar(
+        total=max(1, of),
+        completed=done,
+        width=32,
+        complete_style="cyan",
+        finished_style="green",
+    )
+
+
 def _bar(readings: Readings) -> RenderableType:
     done = readings.steps / readings.planned if readings.planned else 1.0
     left = "" if not readings.remaining_s else f"{clock_text(readings.remaining_s)} left"
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_row(
-        ProgressBar(
-            total=max(1, readings.planned),
-            completed=readings.steps,
-            width=32,
-            complete_style="cyan",
-            finished_style="green",
-        ),
+        _progress_bar(readings.steps, readings.planned),
         Text(f"{done:4.0%}", style="bold"),
         f"{readings.steps:,} of {readings.planned:,} steps",
         f"{clock_text(readings.elapsed_s)} elapsed",

@@ -49,8 +49,8 @@ FILES = {
     SNAPSHOTS: "A folder of complete states to resume from, each a folder named by its iteration.",
     LOGS: "A folder of the shards' logs with `--durability` `process` or `logged`: during the run,"
     " and after it was killed.",
-    CLUSTER: "The addresses of the shards while the run trains, for `downpour doctor`. Only its"
-    " owner can read it.",
+    CLUSTER: "The addresses of the shards while the run trains, for `downpour doctor`; later that"
+    " the run has ended. Only its owner can read it.",
     SETTINGS: "The run's options, including any key in a URI. `--resume` reads it. Only its owner"
     " can read it.",
 }

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,8 @@ from deploy.progress import Progress
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
 from deploy.updates_parquet import UpdatesWriter
-from ps import Cluster
+from ps.closing_context import ClosingContext
+from ps.cluster import Cluster, mark_ended
 from shards.errors import GiveUp
 from shards.job_ids import short_id
 from shards.messages import ShardStatus
@@ -21,7 +21,7 @@ from worker.job_shards import in_words
 from worker.options import DEFAULT_SEED
 
 
-class RunObserver:
+class RunObserver(ClosingContext):
     """Records and displays what `run_job` reports; a context manager.
 
     `begins_at` is the iteration from which a resumed run continues.
@@ -42,8 +42,10 @@ class RunObserver:
         self._seed = seed
         self.evaluations = EvaluationsFile(folder.evaluations, upto=begins_at)
         self.updates: UpdatesWriter | None = None
+        self._cluster: Cluster | None = None
 
     def started(self, cluster: Cluster, restored: list[int] | None) -> None:
+        self._cluster = cluster
         cluster.save(self._folder.cluster)
         self.updates = self._folder.open_updates(
             job=short_id(cluster.job),
@@ -65,9 +67,13 @@ class RunObserver:
         with self._survives_loss():
             self.evaluations.add(result)
 
+    def tested(self, rows: int, of: int) -> None:
+        self._progress.tested(rows, of)
+
     def resharded(self, cluster: Cluster) -> None:
         assert self.updates is not None, "started comes first"
         self.updates.moved()
+        self._cluster = cluster
         settings = self._settings.replace(shards=cluster.map.shards)
         self._folder.resettle(settings.plain(), cluster)
         self._progress.note(f"moved to {in_words(cluster.map.shards)}")
@@ -76,6 +82,10 @@ class RunObserver:
         self._progress.note(text)
 
     def close(self) -> None:
+        """End the records, after the shards; `cluster.json` says from now on that they are gone."""
+        if self._cluster is not None:
+            mark_ended(self._folder.cluster, self._cluster)
+            self._cluster = None
         if self.updates is not None:
             with self._survives_loss():
                 self.updates.close()
@@ -87,14 +97,3 @@ class RunObserver:
             yield
         except GiveUp as error:
             self.notice(f"{error}; the run continues without it")
-
-    def __enter__(self) -> "RunObserver":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -15,7 +15,8 @@ import msgspec
 TARGET = 8.0
 """The error in percent that seconds are counted to."""
 
-_FILE = "strategy_table.json"
+FIGURES = Path(str(files("deploy") / "strategy_table.json"))
+"""Where the figures are shipped; `keep` writes the file that `kept` reads."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +86,11 @@ def quote(exchange_s: float, compute_s: float) -> str:
 @cache
 def kept() -> list[Choice]:
     """The figures that are shipped."""
-    return msgspec.json.decode((files("deploy") / _FILE).read_bytes(), type=list[Choice])
+    return msgspec.json.decode(FIGURES.read_bytes(), type=list[Choice])
 
 
-def keep(choices: Sequence[Choice], folder: Path) -> None:
+def keep(choices: Sequence[Choice]) -> None:
     """Write the figures where they are shipped from."""
     text = msgspec.json.format(msgspec.json.encode(choices), indent=1)
-    (folder / _FILE).write_bytes(text + b"\n")
+    FIGURES.write_bytes(text + b"\n")
+    kept.cache_clear()

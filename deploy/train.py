@@ -8,6 +8,7 @@ started. Everything that was started is stopped when the run ends, however it en
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 
@@ -51,7 +52,7 @@ def run(
     if found is not None and prepared.is_over:
         summary = summary_of_end(settings.out, found)
         if summary is not None:
-            return complete(inputs, found, summary)
+            return complete(inputs, found, summary, partial(_progress, inputs, found, display))
     snapshots = shelf_of(settings, settings.out)
     ray_and_spark.check(inputs, snapshots)
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from deploy.summary import Rows, RunTally
+from ps.closing_context import ClosingContext
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.update_records import RECORD
 
@@ -162,7 +162,7 @@ _ROWS = "downpour.rows"  # a second row count in the footer, which no page check
 _ZERO_IS_UNKNOWN = frozenset({"rtt_s", "wall_age_s", "compute_s", "data_s"})
 
 
-class UpdatesWriter:
+class UpdatesWriter(ClosingContext):
     """The open `updates.parquet` of a run; a context manager.
 
     `fresh` tallies the new rows, `kept` those of the resumed run; `fresh_samples` is the number of
@@ -233,17 +233,6 @@ class UpdatesWriter:
         """Close the open part; closing twice does nothing. A run without rows leaves one part."""
         if self._begun_at is not None or not (self.lost or parts_of(self.path)):
             self._close_part()
-
-    def __enter__(self) -> "UpdatesWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self, restored: Sequence[int]) -> None:
         """Remove the rows of updates that the restored versions do not contain.

@@ -9,13 +9,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeGuard
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, cluster_of
 from ps.security.enrolment import operator_key
 from ps.session import admin_plans
@@ -58,7 +58,7 @@ _RETRY_S = 2.0
 _CHECK_S = 0.5
 
 
-class AdminClient:
+class AdminClient(ClosingContext):
     """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
     answer. A large state travels in many answers (shards/state_pieces.py).
 
@@ -197,17 +197,6 @@ class AdminClient:
     def close(self) -> None:
         """Drop the connections."""
         self._links.close()
-
-    def __enter__(self) -> "AdminClient":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ask(self, shard: int, question: Question) -> Answer:
         return self._ask_each((Query(shard, question),))[0]

@@ -69,8 +69,16 @@ class AsyncReader:
     one.
     """
 
-    def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
-        self._cluster, self._views = cluster, views
+    def __init__(
+        self,
+        cluster: Cluster,
+        views: TableViews,
+        *,
+        patience_s: float = 30.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` is called when an answer is late: it may raise the reason why none will come."""
+        self._cluster, self._views, self._check = cluster, views, check
         self._patience_s = arguments.seconds("patience_s", patience_s, endless=True)
         self._reads = ReadRequests(cluster, self._patience_s)
         self._connection: Connection | None = None
@@ -103,7 +111,9 @@ class AsyncReader:
         return self._views.build(table, arena)
 
     def _pull_consistent(self, table: str | None) -> Any:
-        with Reader(self._cluster, self._views, patience_s=self._patience_s) as reader:
+        with Reader(
+            self._cluster, self._views, patience_s=self._patience_s, check=self._check
+        ) as reader:
             return reader.pull(table, consistent=True)
 
     def _begin(self, connection: Connection) -> None:
@@ -133,6 +143,8 @@ class AsyncReader:
                     if done is not None:
                         self._resolve(connection, done)
                 again, ended = self._reads.due(time.monotonic())
+                if again or ended:
+                    self._check()
                 connection.send(again)
                 for done in ended:
                     self._resolve(connection, done)
@@ -364,4 +376,5 @@ def worker(job: Job | Cluster | str | os.PathLike[str], name: str, **options: An
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> AsyncReader:
     """A reader of a job's weights; use it with `async with`. See `ps.reader`."""
     found = job if isinstance(job, Job) else connect(job)
-    return AsyncReader(found.cluster, found.views, patience_s=patience_s)
+    found.check()
+    return AsyncReader(found.cluster, found.views, patience_s=patience_s, check=found.check)

@@ -76,7 +76,7 @@ def _by_one_thread(
 
 def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(versions, tuple | list | np.ndarray):
-        raise arguments.wrong("push: read_versions", "a list of numbers, one a shard", versions)
+        raise arguments.wrong("push: read_versions", "a list of numbers, one per shard", versions)
     for version in versions:
         if type(version) is not int or version < 0:
             break
@@ -92,12 +92,12 @@ class Client:
     `incarnation` orders the processes of one worker name: give a restarted worker a higher one,
     and it continues after the last applied push (`seq`, `step`). `patience_s` is the longest
     silence of a shard before `Unreachable` is raised. `in_flight` bounds the pushes that may be
-    unacknowledged when another is sent; by default as many as the link needs, within memory
+    unacknowledged when another is sent; by default as many as fill the link and fit into memory
     (ps/session/flow_control.py). `compression` is the encoding of pushes and pulls, of all tables
     or by table. `keep` is the path or URI of the job's snapshots: for each snapshot, the residual
     and the result of `own_state` are written there (ps/snapshots/residual_writer.py). `link` puts
     all traffic behind a modelled slow link. `stripes` is the number of TCP connections over which a
-    shard's messages are spread; by default as many as the round trip needs
+    shard's messages are spread; by default it depends on the round trip
     (ps/transport/striping.py). `allocate` creates the arrays that `pull` and `new_gradient` return:
     page-locked ones, where they go to a GPU.
 
@@ -105,7 +105,8 @@ class Client:
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
     `on_pushed` is called with each push that every shard has acknowledged. `own_state` is called
     when a snapshot wants this worker's state: it returns what the caller keeps between pushes, or
-    None to be called again later.
+    None to be called again later. `check` is called when an answer is late: it may raise the reason
+    why none will come.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Client:
         self._leaving = self._departed = self._closed = False
         self.on_pushed: Callable[[events.Pushed], None] | None = None
         self.own_state: Callable[[], OwnState | None] = lambda: NO_STATE
+        self.check: Callable[[], None] = lambda: None
         self._connect = partial(
             ClusterConnection,
             worker=worker,
@@ -263,20 +265,22 @@ class Client:
         loss: float = 0.0,
         prefetch: int | None = None,
     ) -> None:
-        """Send a gradient over `steps` steps and do not wait.
+        """Send the gradient of `steps` steps. Waits only while `in_flight` earlier pushes are
+        unacknowledged.
 
-        It is one float32 array of all tables, of shape (layout.size,), or a mapping from table
-        names to arrays of shape (table.size,). Tables that it omits do not change. All are applied
-        as one. The worker's clock rises by `ticks` (default: by `steps`), which is 1 for a clock
-        that counts windows of steps.
+        The gradient is one float32 array of all tables, of shape (layout.size,), or a mapping from
+        table names to arrays of shape (table.size,). Tables that it omits do not change. All are
+        applied as one. A list of the same length is accepted in place of an array. The array must
+        not change until the push is acknowledged: take it from `new_gradient()`, then drop it.
 
-        A list of the same length is accepted in place of an array. `read_versions`, one per shard,
-        are those of the weights that it was computed from (default: the last pull's). The array
-        must not change until it is acknowledged: take it from `new_gradient()`, then drop it. Waits
-        only while `in_flight` earlier pushes are unacknowledged. Raises BadInput when the array
-        does not fit, or when a shard refused the content of an earlier push: that shard then
-        applies nothing of it; the next push may follow. `prefetch` is a clock: the
-        same message requests its pull, which includes this push, so both cost one round trip.
+        `read_versions`, one per shard, are the versions of the weights that the gradient was
+        computed from (default: the last pull's). The worker's clock rises by `ticks` (default: by
+        `steps`), which is 1 for a clock that counts windows of steps. `prefetch` is a clock: the
+        weights for it, which include this push, are requested in the same message, so both cost one
+        round trip.
+
+        Raises BadInput when the array does not fit, or when a shard has refused the content of an
+        earlier push. That shard applies nothing of the earlier push; the next push may follow.
         """
         if read_versions is not None:
             read_versions = _read_versions(read_versions)
@@ -451,7 +455,7 @@ class Client:
         residuals.restore(self._current.session, state, arrays)
 
     def keep_wanted_state(self) -> None:
-        """Write this worker's state if a snapshot wants it; every other call does that, too."""
+        """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
         if self._keeper is not None and self._keeper.wanted:
             self._keep()
 
@@ -608,9 +612,9 @@ class Client:
             self._turn()
 
     def _enter(self, kind: type[Pull | Push] | None) -> float:
-        """A call begins: record how long the caller was busy, and process what came meanwhile.
+        """A call begins: record how long the caller was busy, and process what arrived meanwhile.
 
-        After a brief absence, arrivals are left to be processed with later ones. Returns the time.
+        After a brief absence, arrivals wait and are processed with later ones. Returns the time.
         """
         if self._closed:  # tested here, because a function call costs time at each push
             self._check_open()
@@ -667,3 +671,5 @@ class Client:
                 raise Fenced(event.text)
             case events.Departed():
                 self._departed = True
+            case events.AnswerLate():
+                self.check()

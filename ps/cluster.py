@@ -6,17 +6,19 @@ hides them, and workers are given one without the operator's key.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ps import path_checks
 from ps.security.keys import address_of
+from ps.session.events import JobEnded
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import check_private, write_private
+from ps.snapshots.secure_files import check_private, replace_private, write_private
 from ps.tables import TableForm
 from shards import arguments
-from shards.errors import UNDECODABLE, BadInput
+from shards.errors import UNDECODABLE, BadInput, DownpourError
 from shards.tables import Layout, ShardMap
 
 _ADDRESSES = 3
@@ -32,6 +34,12 @@ class Access(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return "Access(...)"
+
+
+class EndedCluster(msgspec.Struct, frozen=True):
+    """The content of a job's cluster file after the job has ended; `ended` is the job's name."""
+
+    ended: str
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +67,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
             raise BadInput(
-                f"cluster {self.name}: expected {self.map.shards} endpoints, one a shard,"
+                f"cluster {self.name}: expected {self.map.shards} endpoints, one per shard,"
                 f" got {len(self.endpoints)}"
             )
 
@@ -120,23 +128,60 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def load(path: str | Path) -> "Cluster":
-        """Read a file that `save` wrote; raises BadInput naming it, also if others may read its
-        secrets.
+        """Read a file that `save` wrote.
+
+        Raises JobEnded if `mark_ended` has replaced its content, and BadInput, naming the file, if
+        it cannot be read or if others may read its secrets.
         """
         file = path_checks.path("path", path)
+        content = b""
         try:
-            cluster = Cluster.decode(file.read_bytes())
+            content = file.read_bytes()
+            cluster = Cluster.decode(content)
         except OSError as error:
             raise BadInput(f"cluster file {file}: {error.strerror}") from None
         except BadInput as error:
+            if (ended := _ended(content)) is not None:
+                raise JobEnded(f"cluster file {file}: job {ended} has ended") from None
             raise BadInput(f"cluster file {file}: {error}") from None
         if cluster.access is not None:
             check_private(file, "cluster file")
         return cluster
 
 
+def mark_ended(path: Path, cluster: Cluster) -> None:
+    """Note in a job's cluster file that the job has ended, so that nobody waits for its shards.
+
+    A file that is gone, cannot be written, or describes another job stays as it is.
+    """
+    with suppress(DownpourError, OSError):
+        if Cluster.load(path).job == cluster.job:
+            replace_private(path, checked_json.encode(EndedCluster(cluster.name)))
+
+
+def check_running(path: Path) -> None:
+    """Raise JobEnded if `mark_ended` has noted in this cluster file that the job has ended."""
+    try:
+        Cluster.load(path)
+    except JobEnded:
+        raise
+    except DownpourError:
+        pass  # a file that was moved or damaged says nothing about the job
+
+
+def _ended(content: bytes) -> str | None:
+    """The job's name in the content of a cluster file that `mark_ended` wrote; else None."""
+    try:
+        return checked_json.decode(content, EndedCluster, required=True).ended
+    except (BadInput, *UNDECODABLE):
+        return None
+
+
 def cluster_of(value: object) -> Cluster:
-    """The Cluster for `value`: itself, or the content of the file at this path; raises BadInput."""
+    """The Cluster for `value`: itself, or the content of the file at this path.
+
+    Raises BadInput, and JobEnded for the file of a job that has ended.
+    """
     if isinstance(value, Cluster):
         return value
     if isinstance(value, str | os.PathLike):

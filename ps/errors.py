@@ -11,6 +11,7 @@
         ├── Denied        the token is not the job's
         ├── Mismatch      the two sides speak different protocols, or their messages differ
         ├── WrongBuild    two processes of one job run different code
+        ├── JobEnded      the job has ended, and its shards with it
         ├── Unreachable   a shard has been silent for too long; retryable
         └── NotReady      a shard has no weights yet, or no copy of it serves yet; retryable
 
@@ -18,7 +19,7 @@ Every error has `retryable`, and says which `table`, `shard` and `worker` it is 
 that is known. Its text is one line: the thing, what was expected, what was found.
 """
 
-from ps.session.events import ClockTimeout, NotReady, Unreachable
+from ps.session.events import ClockTimeout, JobEnded, NotReady, Unreachable
 from shards.errors import (
     BadInput,
     BadMessage,
@@ -40,6 +41,7 @@ __all__ = [
     "DownpourError",
     "Fenced",
     "GiveUp",
+    "JobEnded",
     "Mismatch",
     "NotReady",
     "Resynchronise",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ps.admin_client import AdminClient
 from ps.client import Client
-from ps.cluster import Cluster, cluster_of
+from ps.cluster import Cluster, check_running, cluster_of
 from ps.discovery import describe, is_address
 from ps.reader import Reader
 from ps.session.compression import Compression
@@ -56,9 +56,13 @@ class Job:
     `local` or `connect`.
     """
 
-    def __init__(self, cluster: Cluster, tables: Tables) -> None:
-        """`tables` describes the cluster's tables; the caller has checked that they match."""
+    def __init__(self, cluster: Cluster, tables: Tables, file: Path | None = None) -> None:
+        """`tables` describes the cluster's tables; the caller has checked that they match.
+
+        `file` is the cluster file in which the job was found, if there is one.
+        """
         self._cluster = cluster
+        self._file = file
         self.tables = tables
         self.views = views_of(tables)
 
@@ -66,6 +70,14 @@ class Job:
     def cluster(self) -> Cluster:
         """The description of the shards that hold the job now; `save` writes it for others."""
         return self._cluster
+
+    def check(self) -> None:
+        """Raise `ps.errors.JobEnded` if the job is known to have ended: its cluster file says so.
+
+        Workers and readers call it when a shard's answer is late.
+        """
+        if self._file is not None:
+            check_running(self._file)
 
     def worker(
         self,
@@ -93,20 +105,27 @@ class Job:
         - `keep`: where the job's snapshots go; the residual is written with each of them.
         - `allocate`: a function from a number of floats to an array, such as a page-locked one.
 
-        Raises BadInput naming the option, `ps.errors.Mismatch` where the shards speak another
-        protocol, and `ps.errors.Fenced` where a later incarnation has the name.
+        Raises BadInput naming the option, `ps.errors.JobEnded` if the job has ended,
+        `ps.errors.Mismatch` where the shards speak another protocol, and `ps.errors.Fenced` where a
+        later incarnation has the name.
         """
         ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
         arguments.known("worker: options", options, WorkerOptions.__annotations__)
         given: WorkerOptions = {"compression": compressions(self.tables), **options}
+        self.check()
         client = Client(
             self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **given
         )
+        client.check = self.check
         return Worker(client, self.views, ahead)
 
     def reader(self, *, patience_s: float = 30.0) -> Reader:
-        """A reader of the weights, which registers no worker; a context manager."""
-        return Reader(self.cluster, self.views, patience_s=patience_s)
+        """A reader of the weights, which registers no worker; a context manager.
+
+        Raises `ps.errors.JobEnded` if the job has ended.
+        """
+        self.check()
+        return Reader(self.cluster, self.views, patience_s=patience_s, check=self.check)
 
     def read(self, *, consistent: bool = False) -> Any:
         """The present weights: the only table's value, or a dict of all tables'.
@@ -121,9 +140,10 @@ class Job:
         and its workers, with their clocks and whether they wait.
 
         Needs the key of the job's operator. Raises `ps.errors.Unreachable` when a shard does not
-        answer for 30 s.
+        answer for 30 s, and `ps.errors.JobEnded` if the job has ended.
         """
-        with AdminClient(self.cluster) as admin:
+        self.check()
+        with AdminClient(self.cluster, check=self.check) as admin:
             return admin.status()
 
     def save(self, path: str | Path) -> None:
@@ -160,13 +180,15 @@ def connect(
     tensors. `patience_s` is the longest wait for the shard's answer.
 
     Raises `ps.errors.Denied` for another job's token, `Mismatch` for a shard of another protocol or
-    schema, `Unreachable` if nothing answers there, BadInput if `tables` are not the job's.
+    schema, `JobEnded` for the file of a job that has ended, `Unreachable` if nothing answers there,
+    BadInput if `tables` are not the job's.
     """
     found = _found(where, token, arguments.seconds("patience_s", patience_s))
+    file = None if isinstance(where, Cluster) or is_address(str(where)) else Path(where)
     if tables is None:
         layout, forms = found.layout, found.forms
         plain = {one.name: Dense.described(one, forms.get(one.name)) for one in layout.tables}
-        return Job(found, Tables(plain))
+        return Job(found, Tables(plain), file)
     described = tables_of(tables)
     mine = Layout(tuple(dense.table(name) for name, dense in described.items()))
     if mine != found.layout:
@@ -174,7 +196,7 @@ def connect(
             f"tables: expected those of job {found.name}, {in_words(found.layout)};"
             f" got {in_words(mine)}"
         )
-    return Job(found, described)
+    return Job(found, described, file)
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> Reader:

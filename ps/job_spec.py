@@ -124,7 +124,7 @@ def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
 
 
 def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
-    expected = "a list of addresses, one a shard"
+    expected = "a list of addresses, one per shard"
     if not isinstance(endpoints, list | tuple):
         raise arguments.wrong("endpoints", expected, endpoints)
     return tuple(arguments.text("endpoints", endpoint, expected) for endpoint in endpoints)

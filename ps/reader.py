@@ -9,8 +9,7 @@ here and the one in ps/aio.py drive it.
 
 import secrets
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.admin_client import AdminClient
+from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
 from ps.session.events import Unreachable
 from ps.table_views import TableViews
@@ -161,7 +161,7 @@ class Connection:
         self._connections.close()
 
 
-class Reader:
+class Reader(ClosingContext):
     """A blocking reader of the weights; a context manager. Not for use by two threads.
 
     It registers no worker, does not wait at the staleness bound, and follows the job to other
@@ -169,8 +169,17 @@ class Reader:
     `ps.reader` or `Job.reader`.
     """
 
-    def __init__(self, cluster: Cluster, views: TableViews, *, patience_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        views: TableViews,
+        *,
+        patience_s: float = 30.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` is called when an answer is late: it may raise the reason why none will come."""
         patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        self._check = check
         self.versions: tuple[int, ...] = ()
         self._views, self._patience_s = views, patience_s
         self._connection: Connection | None = None
@@ -218,7 +227,7 @@ class Reader:
                     raise
 
     def _read_quiesced(self, connection: Connection) -> Done:
-        with AdminClient(self._cluster, patience_s=self._patience_s) as admin:
+        with AdminClient(self._cluster, patience_s=self._patience_s, check=self._check) as admin:
             admin.quiesce(_QUIESCE_S)
             began = time.monotonic()
             try:
@@ -248,6 +257,8 @@ class Reader:
                 if done is not None and done.request == request:
                     return done
             again, ended = self._reads.due(time.monotonic())
+            if again or ended:
+                self._check()
             connection.send(again)
             for done in ended:
                 connection.arena(done)  # raises its error
@@ -262,14 +273,3 @@ class Reader:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ps.admin_client import AdminClient
+from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
 from ps.logs import logger
 from ps.session.events import Unreachable
@@ -27,7 +28,7 @@ _STATES_S = 30.0  # a worker looks every few seconds whether its state is wanted
 _QUIESCE_S = 5.0  # after which quiesced shards resume by themselves
 
 
-class SnapshotScheduler:
+class SnapshotScheduler(ClosingContext):
     """Takes snapshots of one job into a `catalog`; a context manager.
 
     One is due every `every` iterations and every `every_s` seconds (0 disables either), and at each
@@ -123,12 +124,6 @@ class SnapshotScheduler:
         self._finish()
         self._pool.shutdown()
         self._sweep()
-
-    def __enter__(self) -> "SnapshotScheduler":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _take(self) -> None:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S) as admin:

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.admin_client import AdminClient
-from ps.cluster import Cluster
+from ps.cluster import Cluster, mark_ended
 from ps.job import Job, compressions, in_words, views_of
 from ps.job_spec import expect_compression, resharded_specs, shard_specs
 from ps.launch.launch_plan import LaunchOptions, plan_of
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
+from ps.session.events import JobEnded
 from ps.tables import Tables, tables_of
 from ps.wal.job_logs import load_state, logs_of
 from shards import arguments
@@ -80,17 +81,31 @@ class OwnJob(Job):
         self._hosts: list[LaunchedShards] = []
         self._forms = {name: dense.form for name, dense in tables.items()}
         self._strategy = strategy
+        self._ended = False
+        self._saved: list[Path] = []
+        stack.callback(self._note_end)  # the first one, so it is called after the shards have ended
         super().__init__(self._started(specs), tables)
+        self._present = self._hosts[-1:]  # the hosts of the shards that hold the job; none: threads
 
     def check(self) -> None:
-        """Raise `ps.errors.GiveUp` naming a shard that has died for good."""
-        for hosts in self._hosts[-1:]:
+        """Raise `ps.errors.GiveUp` naming a shard that has died for good, or `ps.errors.JobEnded`.
+
+        Workers and readers call it when a shard's answer is late.
+        """
+        if self._ended:
+            raise JobEnded(f"job {self._cluster.name} has ended with the block that started it")
+        for hosts in self._present:
             hosts.check()
+
+    def save(self, path: str | Path) -> None:
+        """Write the description of the job, as `Job.save`. When the job ends, the file says so."""
+        super().save(path)
+        self._saved.append(path_checks.path("path", path))
 
     @property
     def degraded_reason(self) -> str:
         """Why the job might not survive a death that it should survive, in words; else empty."""
-        return self._hosts[-1].degraded_reason if self._hosts else ""
+        return self._present[0].degraded_reason if self._present else ""
 
     def lost_updates(self) -> list[str]:
         """The updates that deaths of shards have cost since the last call, in words."""
@@ -109,9 +124,18 @@ class OwnJob(Job):
             raise BadInput(f"reshard: the job already has {shards} shards")
         specs = resharded_specs(self._specs, shards)
         cluster = self._started(specs)
-        with AdminClient(self.cluster) as old, AdminClient(cluster) as new:
+        fresh = self._hosts[-1:]
+
+        def check() -> None:
+            for hosts in (*self._present, *fresh):
+                hosts.check()
+
+        with (
+            AdminClient(self.cluster, check=check) as old,
+            AdminClient(cluster, check=check) as new,
+        ):
             reshard(old, new)
-        self._cluster, self._specs = cluster, specs
+        self._cluster, self._specs, self._present = cluster, specs, fresh
 
     def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
         hosts = self._stack.enter_context(self._launch(specs, self._ports))
@@ -120,6 +144,12 @@ class OwnJob(Job):
             self._hosts.append(hosts)
             hosts = hosts.cluster
         return msgspec.structs.replace(hosts, forms=self._forms, strategy=self._strategy)
+
+    def _note_end(self) -> None:
+        """The shards have ended: from now on `check` says so, and so do the saved files."""
+        self._ended = True
+        for path in self._saved:
+            mark_ended(path, self._cluster)
 
 
 @contextmanager
@@ -206,7 +236,7 @@ def start(
     with ExitStack() as stack:
         launch = partial(_launched, place, cast(LaunchOptions, options))
         job = OwnJob(specs, described, strategy, launch, stack)
-        with AdminClient(job.cluster) as admin:
+        with AdminClient(job.cluster, check=job.check) as admin:
             if isinstance(begin, np.ndarray):
                 admin.install(begin)
             else:

@@ -46,12 +46,12 @@ PULL_S = 600.0
 class PushAck(msgspec.Struct, frozen=True):
     """What became of a push.
 
-    `seq` numbers the worker's pushes. `versions` are those that the push made, one a shard;
+    `seq` numbers the worker's pushes. `versions` are those that the push made, one per shard;
     `staleness` counts the updates that others applied between its pull and its apply, at the shard
     where these were most. `age_s` is the time from the pull to the acknowledgement, in seconds.
-    `duplicate`: a shard had the push already, because it was sent again. `scale` is the smallest
-    factor that a shard put on its rate, by the strategy; `dropped`: a shard dropped it, because
-    it came too late for its round, or was too stale (`on_stale`).
+    `duplicate`: the push was sent again to a shard that had it already. `scale` is the smallest
+    factor by which a shard has multiplied the rate of the push. `dropped`: a shard dropped the
+    push, which came too late for its round or was too stale (`on_stale`).
     """
 
     seq: int
@@ -73,13 +73,13 @@ class AckFuture:
         self._pulled_at = pulled_at
 
     def done(self) -> bool:
-        """Whether every shard has acknowledged the push, as far as this worker has heard."""
+        """Whether this worker has received the acknowledgements of all shards."""
         return self._ack is not None
 
     def result(self, timeout_s: float = RESULT_S) -> PushAck:
         """Wait for the acknowledgement; raises `ps.errors.Retry` after `timeout_s` seconds.
 
-        The push is not lost by that: it is still being repeated.
+        The push is not lost then: the worker continues to repeat it.
         """
         timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
         if self._ack is None:
@@ -167,15 +167,17 @@ class Worker:
     def step(self, *, samples: int = 0) -> "WorkerStep":
         """One step: pull, compute, push, and one tick of the clock.
 
-        `samples` counts the examples in it, for the records. What the step was given to push is
-        sent on leaving the block, at once and as one push.
+        `samples` counts the examples in it, for the records. All gradients that the step was given
+        are sent on leaving the block, as one push.
         """
         with self._named():
             return WorkerStep(self, arguments.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
-        """The weights outside a step, for evaluation: the only table's value, or a dict of all
-        tables', in the structures that were given; float32 arrays of NumPy are read-only.
+        """The weights outside a step, for evaluation, in the structures that were given.
+
+        They are the only table's value, or a dict of the values of all tables. Float32 arrays of
+        NumPy are read-only.
 
         It waits at the staleness bound as the next step would, and raises `ps.errors.ClockTimeout`
         after `timeout_s` seconds there.

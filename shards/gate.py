@@ -9,9 +9,9 @@ A request that may not pass yet is *parked*: it waits here as state, and whateve
 clock (a push, a departure, an expired lease) asks the gate which requests to release. It releases
 every request at or below the new limit, not only those exactly at it. Nothing polls.
 
-Warm start uses the same mechanism: until one replica has taken the weights through the first
-`warm_steps`, the others' Joins are parked. So they start from trained weights, at the clock which
-that replica has reached.
+Warm start uses the same mechanism: one replica trains alone for the first `warm_steps`, and the
+Joins of the others are parked until then. So they start from trained weights, at the clock that the
+first replica has reached.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,9 @@ class Gate:
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
     def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
-        """Make a request wait; return False if it already does (its answer then goes to `sender`).
+        """Make a request wait; return False if it waits already: it has been sent again.
+
+        The answer goes to the latest `sender`.
 
         Raises BadMessage for more than `MOST_PARKED` requests of one worker.
         """

@@ -49,8 +49,8 @@ class LedgerEntry(msgspec.Struct):
     whether this incarnation has ever counted at the gate; `loss` is the last finite loss it
     reported; `refused` counts the gradients of all its incarnations that the guard has refused
     (gradient_guard.py). `acknowledged` is the last push that every shard had acknowledged to it
-    when it sent push `seq`. `unheard`: the worker counts as it did in the saved state that its
-    shard was rolled back to, and has not joined since.
+    when it sent push `seq`. `unheard`: the shard was rolled back to a saved state in which the
+    worker is active, and the worker has not joined since.
     """
 
     incarnation: Count
@@ -79,8 +79,8 @@ class Ledger(msgspec.Struct):
     # --- coming and going -----------------------------------------------------------------------
 
     def greet(self, worker: str, incarnation: int, lease_until: float) -> LedgerEntry:
-        """Let an incarnation of `worker` speak for its name; raises Fenced if a newer one already
-        does.
+        """Record an incarnation as the present one of `worker`; raises Fenced if a newer one is
+        recorded.
         """
         entry = self.entries.get(worker)
         if entry is None:
@@ -88,8 +88,7 @@ class Ledger(msgspec.Struct):
         elif incarnation < entry.incarnation:
             raise _fenced(worker, incarnation, entry)
         elif incarnation > entry.incarnation:
-            # An incarnation that left in order, like every worker of a resumed job, is not a
-            # takeover.
+            # It is no takeover if the incarnation before has left, as all have in a resumed job.
             entry.takeovers += entry.standing is not Standing.LEFT
             entry.incarnation = incarnation
             entry.admitted = False
@@ -111,20 +110,22 @@ class Ledger(msgspec.Struct):
         return entry.clock
 
     def restore_seq(self, worker: str, seq: int, step: int) -> None:
-        """After a rollback, believe the worker that its pushes up to `seq` were acknowledged.
+        """After a rollback, continue after push `seq`, the last one acknowledged to the worker.
 
-        A rolled-back state may lack some of them; the worker does not repeat these.
+        The rolled-back state may lack some of its pushes up to `seq`. They are lost: the worker
+        does not repeat what was acknowledged.
         """
         entry = self.entries[worker]
         if seq > entry.seq:
             entry.seq, entry.step = seq, step
 
     def roll_back(self) -> None:
-        """Note that the state may be older than what the active workers have been sent.
+        """Mark the active workers as unheard: the state may be older than the weights they have.
 
-        They may have come further, and report how far when they join. Nothing else shows it: not
-        the pushes of others, because any number may follow one pull; nor the pulls that others were
-        given, because the pushes that a worker has yet to repeat must be waited for.
+        Each reports how far it is when it joins. Nothing else shows that. The pushes of the other
+        workers do not, because a worker may push any number of times after one pull. The pulls that
+        they were given do not, because the gate must wait for the pushes that the worker is yet to
+        repeat.
         """
         for worker in self.active:
             self.entries[worker].unheard = True
@@ -225,8 +226,8 @@ class Ledger(msgspec.Struct):
     def check_clock(self, worker: str, clock: int) -> None:
         """Raise BadMessage for a clock that no worker can have reached.
 
-        Every later worker would inherit it. A shard may lag behind the others, but by no more than
-        the pushes that are on their way to it.
+        Every worker that joins later would start at such a clock. A shard may lag behind the
+        others, but by no more than the pushes that are on their way to it.
         """
         if clock <= self.entries[worker].clock + _LEAP:
             return
@@ -276,11 +277,11 @@ class Ledger(msgspec.Struct):
 
     @property
     def clock_gap(self) -> int:
-        """Fastest minus slowest active clock, without those that a rollback left unknown; or 0."""
+        """The fastest active clock minus the slowest, or 0; unheard workers are left out."""
         return self._clocks()[1]
 
     def _clocks(self) -> tuple[int | None, int]:
-        """The slowest active clock, and the gap between those that are known."""
+        """The slowest active clock, and the gap between the clocks of workers that were heard."""
         # A loop instead of comprehensions: this runs at every push.
         slowest = None
         low, high = MOST, 0
@@ -295,7 +296,7 @@ class Ledger(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all that count have joined since the shard was rolled back, if it ever was."""
+        """Whether every active worker has joined since the last rollback, if there was one."""
         return not any(self.entries[worker].unheard for worker in self.active)
 
     def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:

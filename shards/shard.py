@@ -105,9 +105,9 @@ class Shard:
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
         """Answer messages that arrived together as if they had come one after another.
 
-        Pushes are applied in runs. A run is one push or, where the update rule allows it, pushes of
-        several workers that take one pass. Pulls that came between these are answered after the
-        pass, with the version it made.
+        Pushes are applied in runs. A run is one push or, where the update rule allows it, pushes
+        of several workers, which are applied in one pass over the weights. Pulls that arrived
+        between these pushes are answered after the pass, with the version that it made.
         """
         out: list[Outgoing] = []
         run: list[Arrived] = []
@@ -157,7 +157,7 @@ class Shard:
     def due(self, now: float) -> list[str] | None:
         """The workers to `expire` now, perhaps none; None if there is nothing to do.
 
-        Exports that nobody asks for any more are dropped here, because no answer depends on that.
+        Exports with no further requests are dropped here: no answer depends on when that happens.
 
         A quiesce may end by itself after the last lease has run out. No message then
         triggers the buffered pushes; calling `expire` with an empty list applies them.

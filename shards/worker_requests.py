@@ -112,7 +112,7 @@ class WorkerRequests:
         return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
 
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
-        """Stop counting a worker, and answer the requests that this lets pass."""
+        """Stop counting a worker, and answer the requests that may pass without it."""
         self._identify(message, now)
         self._move.standstill.check_leave(message.worker, now)
         self._ledger.leave(message.worker)
@@ -172,7 +172,7 @@ class WorkerRequests:
         return [*pushes, *((join, ()) for join in joins)]
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
-        """Make a request wait here, unchecked by the ledger, because it waits at another copy."""
+        """Make a request wait that also waits at another copy; the ledger has checked it there."""
         if isinstance(message, Push):
             held, shard = self._held, self._spec.shard
             self._updates.add_to_round(push_checks.examine(b"", message, frames, held, shard))
@@ -187,8 +187,9 @@ class WorkerRequests:
         entry = self._ledger.entries[message.worker]
         if self._part.rolled_back:
             if message.again:
-                return True  # it counts at other shards
-            # At an autosave's clock a newcomer would be far behind all that have yet to return.
+                return True  # other shards count it already
+            # A newcomer would start at the autosave's clock, far behind the workers that have yet
+            # to return.
             if entry.standing is not Standing.ACTIVE and not self._ledger.complete:
                 return False
         # Shard 0 alone decides which replica warms up, or two shards might choose different ones. A
@@ -279,7 +280,7 @@ class WorkerRequests:
         return []
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
-        """Apply a run of pushes, and answer the requests that this lets pass."""
+        """Apply a run of pushes, and answer the requests that may pass after it."""
         try:
             applied = self._updates.apply(run, now)
         except BadInput as error:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import BadInput, BadMessage
+from shards.errors import BadMessage
+from shards.extras import missing
 
 LEVEL = 1  # gradients are mostly noise; higher levels gain nothing over the fastest
 MAX_WINDOW_BYTES = 8 << 20
@@ -21,10 +22,7 @@ def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ImportError:
-        raise BadInput(
-            "payload with zstd: expected the package zstandard"
-            " (pip install 'downpour-sgd[zstd]'), got none"
-        ) from None
+        raise missing("payload with zstd", "the package zstandard", "zstd") from None
     return zstandard
 
 

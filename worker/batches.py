@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.closing_context import ClosingContext
 from shards.errors import BadInput
 from worker.arrow_columns import read_columns, shapes_of
 from worker.columns import DATA, LABEL, ColumnSpec
@@ -56,7 +56,7 @@ class RowStore(Protocol):
         ...
 
 
-class Batches(Iterator[dict[str, NDArray[Any]]]):
+class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
     """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
 
     `stream` yields pyarrow record batches, of any sizes, with the columns `columns`; by default
@@ -134,17 +134,6 @@ class Batches(Iterator[dict[str, NDArray[Any]]]):
         """Drop the spool. Idempotent."""
         if self._spool:
             self._spool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _places(self, skipped: int) -> Iterator[Indices]:
         """The sequence of rows, from place `skipped` on, in pieces that are never empty."""

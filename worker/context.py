@@ -45,12 +45,12 @@ Train = Callable[[Any, "Context"], object]
 class Context:
     """One worker of `worker.run`, in its task.
 
-    `worker` is registered with the shards of `job`. `rank` numbers the workers from 0 to `workers`
-    - 1; that of rank 0 is the `chief`. `partition` is the number of the partition, or of the part
-    of a path, that the worker reads; `rank` is the same number. `batch` is the number of the
-    micro-batch of `worker.stream`, None in `worker.run`. `attempt` is higher for each later attempt
-    of Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned to it. `log` is
-    a logger whose records name job and worker.
+    `worker` is registered with the shards of `job`. `rank` is its number among all `workers`,
+    counted from 0; the worker of rank 0 is the `chief`. `partition` is the number of the partition,
+    or of the part of a path, that the worker reads; `rank` is the same number. `batch` is the
+    number of the micro-batch of `worker.stream`, None in `worker.run`. `attempt` is higher for each
+    later attempt of Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned
+    to it. `log` is a logger whose records name job and worker.
     """
 
     def __init__(

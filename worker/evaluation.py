@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import AdminClient, Cluster
+from ps.closing_context import ClosingContext
 from shards.errors import GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
@@ -68,7 +69,7 @@ def in_words(figures: dict[str, float]) -> str:
     )
 
 
-class BackgroundEvaluator:
+class BackgroundEvaluator(ClosingContext):
     """Tests the weights of one job; a context manager.
 
     `results` are the results so far. No test begins at iteration `last` or later: those weights are
@@ -133,12 +134,6 @@ class BackgroundEvaluator:
         """Stop the test under way, and discard its result."""
         self._stopped.set()
         self._pool.shutdown()
-
-    def __enter__(self) -> "BackgroundEvaluator":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _next_after(self, iteration: int) -> int:
         return (iteration // self._plan.every + 1) * self._plan.every

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shards.errors import BadInput
 from worker.arrow_columns import read_columns
-from worker.caffe.layers.softmax import Accuracy
+from worker.caffe.layers.accuracy import Accuracy
 from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
@@ -115,11 +115,11 @@ def check_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
 
 
 def check_row_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
-    """Raise BadInput naming a blob that the net does not have, or has no value a row of."""
+    """Raise BadInput naming a blob that the net lacks, or that does not have one value per row."""
     check_blobs(model, blobs)
     for name in blobs:
         if model.net.blobs[name] == ():
-            raise BadInput(f"blob {name}: expected a value a row, got shape ()")
+            raise BadInput(f"blob {name}: expected a value per row, got shape ()")
 
 
 def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -145,7 +145,7 @@ def to_batch(
 def _by_row(values: NDArray[np.generic], rows: int, name: str) -> Floats:
     """A blob as (rows, columns); raises BadInput for one of the whole batch."""
     if values.ndim == 0 or len(values) != rows:
-        raise BadInput(f"blob {name}: expected a value a row, got shape {values.shape}")
+        raise BadInput(f"blob {name}: expected a value per row, got shape {values.shape}")
     return np.ascontiguousarray(values.reshape(rows, -1), np.float32)
 
 

@@ -31,6 +31,7 @@ from ps.structures import Structure
 from ps.table_views import TableViews
 from shards import arguments
 from shards.errors import BadInput
+from shards.extras import missing
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
@@ -235,7 +236,5 @@ def _jax() -> Any:
     try:
         import jax
     except ImportError:
-        raise BadInput(
-            "worker.jax: expected JAX (pip install 'downpour-sgd[jax]'), got none"
-        ) from None
+        raise missing("worker.jax", "JAX", "jax") from None
     return jax

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import ps
 from shards import arguments
 from shards.errors import BadInput
+from shards.extras import missing
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
@@ -165,7 +166,5 @@ def _keras() -> Any:
     try:
         import keras
     except ImportError:
-        raise BadInput(
-            "worker.keras: expected Keras 3 (pip install 'downpour-sgd[keras]'), got none"
-        ) from None
+        raise missing("worker.keras", "Keras 3", "keras") from None
     return keras

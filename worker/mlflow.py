@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shards import arguments
-from shards.errors import BadInput
+from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
 
@@ -44,9 +44,7 @@ class MLflow(Callback):
         try:
             from mlflow import MlflowClient, entities
         except ImportError:
-            raise BadInput(
-                "MLflow: expected mlflow-skinny (pip install 'downpour-sgd[mlflow]'), got none"
-            ) from None
+            raise missing("MLflow", "mlflow-skinny", "mlflow") from None
         self._experiment = arguments.name("MLflow: experiment", experiment)
         self._name = None if name is None else arguments.name("MLflow: name", name)
         self._every_s = arguments.seconds("MLflow: every_s", every_s, zero=True)

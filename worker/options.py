@@ -288,8 +288,8 @@ class LinkOptions(Options):
         default=Transport.AUTO,
     )
     link: str | None = option(
-        "Put each worker behind an emulated slow link: rtt=100ms,jitter=10ms,rate=1Gbit,"
-        "loss=0.1%,outage=2s/60s.",
+        "Put each worker behind an emulated slow link, such as rtt=100ms,rate=1Gbit; also"
+        " jitter=10ms, loss=0.1% and outage=2s/60s.",
         default=None,
     )
     compress: str = option(

@@ -7,6 +7,7 @@ from typing import Any
 
 from shards import arguments
 from shards.errors import BadInput
+from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
 
@@ -28,10 +29,7 @@ class Prometheus(Callback):
         try:
             import prometheus_client as library
         except ImportError:
-            raise BadInput(
-                "Prometheus: expected prometheus-client (pip install 'downpour-sgd[prometheus]'),"
-                " got none"
-            ) from None
+            raise missing("Prometheus", "prometheus-client", "prometheus") from None
         self.port = arguments.whole("Prometheus: port", port, 0, 65535)
         self._host = arguments.name("Prometheus: host", host)
         self._library = library

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import ps
 from shards import arguments
-from shards.errors import BadInput
+from shards.extras import missing
 from worker import own_loop
 from worker.model import Batch
 from worker.strategies import Strategy
@@ -32,9 +32,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
-    raise BadInput(
-        "worker.sklearn: expected scikit-learn (pip install 'downpour-sgd[sklearn]'), got none"
-    ) from None
+    raise missing("worker.sklearn", "scikit-learn", "sklearn") from None
 
 __all__ = ["DownpourClassifier", "DownpourRegressor"]
 

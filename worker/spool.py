@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from shutil import disk_usage
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.closing_context import ClosingContext
 from shards.errors import BadInput
 
 
@@ -35,7 +35,7 @@ class Column(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-class Spool:
+class Spool(ClosingContext):
     """An append-only table of fixed-shape columns in unnamed files under `folder`.
 
     `folder` None means the system's temporary folder (TMPDIR). Close it, or use it as a context
@@ -82,17 +82,6 @@ class Spool:
         """Free the space. Idempotent."""
         self._arrays.clear()
         self._open_files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _write(self, name: str, data: memoryview) -> None:
         write_rows(

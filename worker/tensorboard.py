@@ -9,6 +9,7 @@ from typing import Any
 from ps import path_checks
 from shards import arguments
 from shards.errors import BadInput
+from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
 
@@ -26,7 +27,7 @@ class TensorBoard(Callback):
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise _missing("tensorboardX", "tensorboard") from None
+            raise missing("TensorBoard", "tensorboardX", "tensorboard") from None
         self.folder = path_checks.path("TensorBoard: folder", folder)
         self._open = SummaryWriter
         self._writer: Any = None
@@ -40,7 +41,7 @@ class TensorBoard(Callback):
         try:
             from tensorboard import program
         except ImportError:
-            raise _missing("TensorBoard", "tensorboard-server") from None
+            raise missing("TensorBoard", "TensorBoard", "tensorboard-server") from None
         arguments.whole("serve: port", port, 0, 65535)
         server = program.TensorBoard()
         server.configure(logdir=str(self.folder), host="127.0.0.1", port=port, load_fast="false")
@@ -72,9 +73,3 @@ class TensorBoard(Callback):
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
-
-
-def _missing(library: str, extra: str) -> BadInput:
-    return BadInput(
-        f"TensorBoard: expected {library} (pip install 'downpour-sgd[{extra}]'), got none"
-    )

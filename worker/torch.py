@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 import ps
 from shards import arguments
 from shards.errors import BadInput
+from shards.extras import missing
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
@@ -271,7 +272,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise BadInput(
-            "worker.torch: expected PyTorch (pip install 'downpour-sgd[torch]'), got none"
-        ) from None
+        raise missing("worker.torch", "PyTorch", "torch") from None
     return torch

@@ -133,7 +133,9 @@ def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
     try:
         return _sweep(given, text, consent, rates)
     except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+        # The strategies' errors speak of a job's bound by its full name.
+        text = str(error).replace("staleness bound", "bound")
+        raise BadInput(f"{path}: {text}") from None
 
 
 def read_rates(path: Path) -> Rates:

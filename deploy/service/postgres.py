@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shards.errors import BadInput
+from shards.extras import missing
 
 _SCHEMES = {"postgresql", "postgresql+psycopg"}
 _SECRETS = {"password", "sslpassword"}
@@ -72,9 +73,7 @@ def engine_of(url: sa.URL, lock_s: float, **options: Any) -> sa.Engine:
     try:
         import psycopg  # noqa: F401
     except ModuleNotFoundError:
-        raise BadInput(
-            "psycopg: not installed; PostgreSQL needs: pip install 'downpour-sgd[postgres]'"
-        ) from None
+        raise missing("PostgreSQL", "psycopg", "postgres") from None
     own = {"options": f"-c lock_timeout={int(lock_s * 1000)}", **_OPTIONS}
     own = {name: value for name, value in own.items() if name not in url.query}
     return sa.create_engine(

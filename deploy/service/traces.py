@@ -14,6 +14,7 @@ from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import TERMINAL, JobState
 from ps import __version__
 from shards.errors import BadInput
+from shards.extras import missing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -132,9 +133,7 @@ def traces_to(url: str) -> Callable[[JobStore], JobTraces]:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{error.name}: not installed; traces need: pip install 'downpour-sgd[otel]'"
-        ) from None
+        raise missing("--traces-to", str(error.name), "otel") from None
     exporter = OTLPSpanExporter(endpoint=url.rstrip("/") + _PATH, timeout=_TIMEOUT_S)
     return lambda store: JobTraces(store, exporter)
 

@@ -49,7 +49,7 @@ _FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 def process_shards(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[SingleCopies]:
-    """Start one process a spec; end them on leaving. The options are those of `LaunchPlan`.
+    """Start one process per spec; end them on leaving. The options are those of `LaunchPlan`.
 
     Each shard listens on `host`; 0.0.0.0 is every address of this machine, and workers are then
     given the machine's own address. On a GPU, all shards use the first one that this process may

@@ -68,7 +68,7 @@ def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     shards = len(plan.specs)
     if plan.device is ShardDevice.GPU and (has := ray_actors.gpus()) < shards:
         raise BadInput(
-            f"shard device gpu: expected a Ray with {shards} GPUs, one a shard, got one with"
+            f"shard device gpu: expected a Ray with {shards} GPUs, one per shard, got one with"
             f" {has:g}"
         )
     return single_copies(plan, _start_shard, here=False)

@@ -6,11 +6,11 @@ A refused peer learns little, by design; this file reports what it can learn.
 import contextlib
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ps.closing_context import ClosingContext
 from ps.security.keys import KeyPair, address_of, expect
 
 _LOOK_S = 1.0  # time to connect
@@ -19,7 +19,7 @@ _STEP_S = 0.1
 _BROKEN_OFF = 3  # times: a single one may be a link that was cut just then
 
 
-class HandshakeProbe:
+class HandshakeProbe(ClosingContext):
     """A DEALER to `endpoint` with a monitored handshake; a context manager."""
 
     def __init__(self, endpoint: str, own: KeyPair | None) -> None:
@@ -69,17 +69,6 @@ class HandshakeProbe:
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._broken_off == _BROKEN_OFF:
                 self._fault = self._fault or _fault(event, notice["value"], self._curve)
         return self._fault
-
-    def __enter__(self) -> "HandshakeProbe":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._socket.disable_monitor()

@@ -105,7 +105,14 @@ class Usurped(msgspec.Struct, frozen=True):
     text: str
 
 
-Event = Ready | Pulled | Pushed | Departed | Relocated | RolledBack | Usurped
+class AnswerLate(msgspec.Struct, frozen=True):
+    """An answer is late, and the message is about to be sent again.
+
+    The driver reports this event itself. Its owner may know that no answer will come.
+    """
+
+
+Event = Ready | Pulled | Pushed | Departed | Relocated | RolledBack | Usurped | AnswerLate
 
 
 class ClockTimeout(Retry):
@@ -127,6 +134,10 @@ class Unreachable(GiveUp):
     def __init__(self, text: str, shard: int = 0) -> None:
         super().__init__(text)
         self.shard: int = shard
+
+
+class JobEnded(GiveUp):
+    """The job is known to have ended: its shards are gone, and none will answer."""
 
 
 class NotReady(GiveUp):

@@ -1,18 +1,18 @@
 """The registration of a worker with every shard: the greeting, and its clock.
 
 Theory. The greeting is a request like the others. The worker sends Hello to every shard and
-continues after the smallest push number that they report (shards that are ahead recognise the
-repetition). It then sends Join to shard 0, which answers with the clock, and to the other shards at
-that clock. A shard that restarted, or where the lease ran out, is greeted on its own and joined at
-the worker's present clock.
+continues after the smallest push number that they report; shards that are ahead recognise the
+repetition. It then sends Join to shard 0, which answers with a clock, and joins the other shards at
+that clock. A shard that has restarted, or where the worker's lease has run out, is greeted alone
+and joined at the worker's present clock.
 
-A worker has one clock for all shards; with several, two workers could wait for each other at two
-shards. No shard admits a worker below its own slowest clock, and one shard's slowest clock may have
-risen since another answered. That shard then lets the others read as if this worker had advanced
-that far. So the worker takes the largest clock that any shard admits it at, and joins the others at
-that clock; it is ready once all of them count it there. When a lease has run out and the others
-have continued without this worker, it catches up in the same way: the difference is added to every
-clock that it sends from then on. The driver's own count does not change.
+A worker has one clock for all shards. With a clock for each, two workers could wait for each other,
+one at each of two shards. No shard admits a worker below the slowest clock that it knows, and this
+may have risen since another shard answered: other workers then read there as if this worker had
+advanced that far. So the worker takes the largest clock at which any shard admits it, and joins the
+other shards at that clock. It is ready once all of them count it there. When a lease has run out
+and the other workers have continued without this one, it catches up in the same way: the difference
+is added to every clock that it sends from then on. The driver's own count does not change.
 """
 
 from typing import NamedTuple
@@ -141,10 +141,10 @@ class Membership:
         return [], self._ready_if_joined()
 
     def on_rejoined(self, shard: int, reply: Joined, now: float) -> tuple[int, list[Send]]:
-        """`shard` has registered this worker again; returns how far it was overtaken, and the
-        Joins.
+        """`shard` has registered this worker again; returns by how much its clock was raised, and
+        the Joins.
 
-        Whatever was requested at the earlier clock must be requested again.
+        All weights that were requested at the earlier clock must be requested again.
         """
         self.joined.add(shard)
         behind = reply.clock - self.reached
@@ -182,7 +182,9 @@ class Membership:
         return self.ready
 
     def _join_others(self, shard: int, now: float) -> list[Send]:
-        """Joins at the present clock to all but `shard`; shards being greeted are joined later."""
+        """Joins at the present clock for all shards but `shard` and those being greeted, which are
+        joined later.
+        """
         assert self._admission is not None, "a shard has reported it"
         return [
             self._join(other, self._admission, now)

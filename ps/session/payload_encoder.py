@@ -2,12 +2,14 @@
 
 A shard holds sections of some tables; a message to it has one part and one frame for each of them.
 A compressed gradient is encoded once, because encoding adds the residual of the previous ones to it
-(error_feedback.py). Weights may arrive as changes to earlier weights, of which there is one view
-per shard and table: the other end of shards/delta_pulls.py.
+(error_feedback.py). Weights may arrive as changes to the weights of an earlier answer. So for each
+shard and table the worker keeps a view of the weights that it has, as the shard does
+(shards/delta_pulls.py).
 
-A push to several shards is checked here as the shards would check it (shards/gradient_guard.py):
-otherwise one would refuse its part while the others apply theirs. That takes a pass over the
-gradient, 70 microseconds for a million floats; a single shard does it on the way.
+A push to several shards is checked here as the shards would check it (shards/gradient_guard.py).
+Otherwise one shard could refuse its part while the others apply theirs. The check takes a pass over
+the gradient, 70 microseconds for a million floats. A push to a single shard is checked there, while
+it is applied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,11 +52,11 @@ def advanced(
 ) -> PulledView | None:
     """The view after a part of an answer, with its checked payload; None if it cannot be applied.
 
-    An answer that was overtaken changes nothing: the worker's view is newer than the one it leads
-    to. An answer based on a later view than the worker's cannot be applied, since an earlier answer
-    was lost. Nor can a change to a view of another incarnation: its numbers have no meaning here.
-    Incarnations are only compared for equality: a copy that takes over may have the lower boot
-    number.
+    An answer that arrives after a later one changes nothing: the worker's view is newer already. An
+    answer based on a later view than the worker's cannot be applied: an earlier answer was lost.
+    Neither can a change to a view of another incarnation of the shard, which numbers its views
+    itself. Incarnations are only compared for equality: a copy that takes over may have the lower
+    boot number.
     """
     if view is not None and view.boot != reply.boot:
         view = None

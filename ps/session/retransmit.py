@@ -36,9 +36,9 @@ class UnansweredMessage(msgspec.Struct):
 class RetransmitTable:
     """The messages of one session. All times are the driver's, in seconds.
 
-    `next_deadline` is when to ask which messages are `due`; None while nothing is outstanding. None
-    is due earlier; perhaps none is due then either, because an answer does not put it off: that
-    would cost a scan at each. `first_s` is the wait for a first answer.
+    `next_deadline` is when to ask which messages are `due`; None while nothing is outstanding. No
+    message is due earlier. It may be too early, because an answer does not postpone it: finding the
+    next deadline takes a scan of all messages. `first_s` is the wait for a first answer.
     """
 
     def __init__(self, worker: str, retry_s: float, patience_s: float) -> None:

@@ -11,10 +11,11 @@ always safe. Reliability is therefore a table of outstanding messages with a dea
 - a resynchronise (the shard restarted, the lease ran out, the shard map changed), also as the
   answer to a lease renewal: say hello again, join, then resend everything outstanding to that
   shard;
-- a gradient that a shard refuses to apply: send that shard no values instead, so that the push
-  counts everywhere and later pushes can follow, and report it to the driver once per push. With
-  several shards a gradient that one of them would refuse is not sent to any (payload_encoder.py);
-- silence of one shard that owes an answer for `patience_s`, while the driver listens: give up,
+- a gradient that a shard refuses to apply: send that shard the same push without values, so that
+  the push counts everywhere and later pushes can follow, and report the refusal to the driver once
+  per push. With several shards a gradient that one of them would refuse is not sent to any
+  (payload_encoder.py);
+- a shard that owes an answer and is silent for `patience_s`, while the driver listens: give up,
   naming the shard.
 
 Any number of requests may be in flight (inflight.py). Registration, and the clock that is sent to
@@ -179,7 +180,7 @@ class Session:
         gradients = self.cargo.tables(gradient)
         if len(read_versions) != len(self._shards):
             raise BadInput(
-                f"push: expected {len(self._shards)} read versions, one a shard,"
+                f"push: expected {len(self._shards)} read versions, one per shard,"
                 f" got {len(read_versions)}"
             )
         seq, acknowledged = self.seq + 1, self.seq - len(self._requests.pushes)
@@ -235,8 +236,8 @@ class Session:
         with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
-        # These shards may have a push of a former incarnation that not all the previous ones had.
-        # It is about to be repeated, and must keep its number to be recognised.
+        # These shards may have a push of a former incarnation that only some of the previous shards
+        # had. The driver is about to repeat it, under the same number, so that it is recognised.
         self.seq = min(self.seq, former.seq)
         self.cargo.feedback = former.cargo.feedback
         self._outstanding.expect(former.rtt_s)
@@ -280,10 +281,10 @@ class Session:
     ) -> tuple[list[Send], list[Event]]:
         """Take one answer; returns what to send, and the events.
 
-        Raises the error that a final refusal stands for. An answer that matches no request (late or
-        repeated) changes nothing. The message that it answers is removed last, after all else is
-        recorded: if Ctrl-C comes in between, the message is sent again, and recording an answer
-        twice has no effect.
+        Raises the error that a final refusal stands for. An answer that matches no request, because
+        it is late or repeated, changes nothing. The answered message is removed last, after all
+        else is recorded. If Ctrl-C interrupts this, the message is sent again; recording its answer
+        a second time has no effect.
         """
         pending = self._outstanding.record_answer(shard, reply.request, now)
         if pending is None:
@@ -407,7 +408,7 @@ class Session:
         return sends + (self._readdressed(shard, now) if returning else []), []
 
     def _catch_up(self, behind: int, now: float) -> list[Send]:
-        """A shard counts this worker further by `behind`: adjust the messages in flight."""
+        """A shard's clock for this worker is higher by `behind`: adjust the messages in flight."""
         for shard, pending in self._outstanding:
             message = pending.message
             if isinstance(message, Push):
@@ -485,8 +486,8 @@ class Session:
     def _on_damaged(
         self, shard: int, reply: Refusal, pending: UnansweredMessage, now: float
     ) -> list[Send]:
-        # Other shards may have applied their parts of this push, so it is completed, with nothing
-        # in place of this shard's part.
+        # Other shards may have applied their parts of this push. So it is sent to this shard again
+        # without values, which completes it.
         first = self._requests.mark_damaged(pending.asked, pending.frames)
         self._outstanding.empty(pending, now)
         if first:

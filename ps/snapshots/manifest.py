@@ -156,7 +156,7 @@ def _check_parts(manifest: Manifest) -> None:
     """Raise BadInput if the files of a manifest cannot be those of its shards."""
     shards = manifest.map.shards
     if len(manifest.parts) != shards:
-        raise BadInput(f"expected {shards} parts, one a shard, got {len(manifest.parts)}")
+        raise BadInput(f"expected {shards} parts, one per shard, got {len(manifest.parts)}")
     for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True):
         least = _VALUE_BYTES * len(keys)
         if part.bytes < least:

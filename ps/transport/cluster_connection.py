@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ps.cluster import Cluster
 from ps.session.compression import Compression
-from ps.session.events import Event, Ready, Relocated, Send, Unreachable
+from ps.session.events import AnswerLate, Event, Ready, Relocated, Send, Unreachable
 from ps.session.flow_control import Times
 from ps.session.session import Session
 from ps.transport.link_model import LinkModel
@@ -174,7 +174,8 @@ class ClusterConnection:
             shard, refusal = self._renewal.refusals.popleft()
             self.send(self.session.receive(shard, refusal, (), time.monotonic())[0])
             self.torn = False
-        if deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and (now := time.monotonic()) >= deadline:
+            note(AnswerLate(), now)
             self._tick()
 
     def ask_again(self) -> None:

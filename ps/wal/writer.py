@@ -18,6 +18,8 @@ A failed write ends the shard, since the content of the disk is then unknown: no
 is answered, and the restarted shard resumes at the last complete record.
 """
 
+import errno
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -251,7 +253,8 @@ class WriteAheadLog:
 
     def _refused(self, name: str, error: OSError) -> GiveUp:
         where = self._disk.where / name
-        return GiveUp(f"log {where}: {error.strerror}; what was acknowledged is in it")
+        text = f"log {where}: {error.strerror}{_room_in_words(self._disk.where, error)}"
+        return GiveUp(f"{text}; what was acknowledged is in it")
 
 
 class LoggedShard:
@@ -283,6 +286,17 @@ class LoggedShard:
 def _awaited(answers: Sequence[Outgoing]) -> list[Outgoing]:
     """The answers with a receiver: a replayed request has none, and its sender will ask again."""
     return [answer for answer in answers if answer.to]
+
+
+def _room_in_words(folder: Path, error: OSError) -> str:
+    """For the error of a full disk: how much of the disk of `folder` is free; else nothing."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    try:
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return ""
+    return f" (the disk of {folder} has {disk.free / 1e6:.1f} of {disk.total / 1e6:.1f} MB free)"
 
 
 def _owned(where: Path) -> LogFolder:

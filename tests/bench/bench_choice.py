@@ -51,7 +51,7 @@ def main() -> None:
     sweep = read_sweep(ROOT / "deploy" / "examples" / "choice.toml")
     run_sweep(sweep, given.out, jobs=given.jobs)
     choices = choices_of(sweep, given.out)
-    keep(choices, ROOT / "deploy" / "experiments")
+    keep(choices)
     shown = f"<!-- choices -->\n\n{table(choices)}\n\n<!-- /choices -->"
     text = PAGE.read_text()
     PAGE.write_text(

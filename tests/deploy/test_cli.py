@@ -24,12 +24,13 @@ from worker.option_fields import declared
 
 @pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])
 def test_help_fits_a_terminal(command: str, downpour: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every subcommand has a help text within eighty columns."""
+    """Every subcommand has a help text within eighty columns, and none of it is cut off there."""
     monkeypatch.setenv("COLUMNS", "80")
     status, out, err = downpour(*command.split(), "--help")
     assert (status, err) == (0, "")
     assert f"Usage: downpour {command}".rstrip() in out
     assert max(map(len, out.splitlines())) <= 80
+    assert not re.findall(r"^.*…\s*│$", out, re.MULTILINE)
 
 
 def test_help_names_every_setting_and_its_default(

@@ -93,6 +93,7 @@ def test_a_net_whose_source_states_the_shape(downpour: Run, job: Path) -> None:
     line = "convert w.caffemodel o.h5 --net net.prototxt"
     assert downpour(*line.split())[0] == 0
     (job / "net.prototxt").write_text(named.replace("train.parquet", "nowhere"))
+    line = line.replace("o.h5", "p.h5")
     refuses(downpour, job, line, r"net\.prototxt: layer rows: data \S*nowhere: expected a folder")
 
 
@@ -116,13 +117,26 @@ def test_older_nets(downpour: Run, job: Path) -> None:
     assert read_blobs(job / "new.caffemodel")["c/0"].ravel().tolist() == list(range(27))
 
 
+def test_a_file_is_replaced_on_purpose_only(downpour: Run, model: CaffeModel, job: Path) -> None:
+    """With --force the target may exist: a file may even be converted in place."""
+    line = "w.h5: expected the name of a new file, got one that exists; replace it with --force"
+    (job / "w.h5").write_text("of value")
+    refuses(downpour, job, "convert w.caffemodel w.h5", line)
+    assert downpour("convert", "w.caffemodel", "w.h5", "--force")[0] == 0
+    assert len(read_blobs(job / "w.h5")) == len(model.table.tensors)
+    before = (job / "net.prototxt").read_text()
+    assert downpour("convert", "net.prototxt", "net.prototxt", "--force")[0] == 0
+    assert parse_net(before, "net") == parse_net((job / "net.prototxt").read_text(), "net")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ("w.caffemodel w.pt", r"w\.pt: expected weights \(.*or nets \(\.prototxt\); got '\.pt'"),
         ("w.caffemodel s.solverstate", "s.solverstate: expected weights as in w.caffemodel, got a"),
-        ("none.h5 w.caffemodel", r"none\.h5: cannot be read: No such file or directory"),
+        ("none.h5 n.caffemodel", r"none\.h5: cannot be read: No such file or directory"),
         ("net.prototxt n.prototxt --net net.prototxt", "--net net.prototxt: expected weights to"),
+        ("w.caffemodel w.caffemodel", r"w\.caffemodel: expected the name of a new file, got one"),
     ],
 )
 def test_what_cannot_be_converted(

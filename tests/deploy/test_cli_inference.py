@@ -145,7 +145,7 @@ REFUSED = [
     (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
     (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
-    (f"{FEATURES} --blobs loss", r"blob loss: expected a value a row, got shape \(\)"),
+    (f"{FEATURES} --blobs loss", r"blob loss: expected a value per row, got shape \(\)"),
     (f"{FEATURES} --output data", r"--output data: expected a folder to create, got one that"),
     (f"{FEATURES} --output net.prototxt/o", r"--output net\.prototxt/o: Not a directory"),
     (
@@ -249,6 +249,9 @@ def test_each_test_net_reads_its_own_source(downpour: Run, trained: Path) -> Non
     inputs = prepare(settings, None).inputs
     assert inputs.test is not None
     assert inputs.weights is not None
-    figures = inputs.test.whole(inputs.weights)
+    read: list[int] = []
+    figures = inputs.test.whole(inputs.weights, read.append)
+    assert read == sorted(read)
+    assert read[-1] == inputs.test_rows, "of both nets"
     found = [f"{100 * figures[name]:.2f}%" for name in ("accuracy", "accuracy#1")]
     assert found == means

@@ -53,6 +53,14 @@ def test_the_mean_is_that_of_all_images(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, images.mean(axis=0)[None], rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["mean.png", "mean.npy", "mean"])
+def test_a_mean_in_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    """Before the data is read: the file would not hold what its suffix says."""
+    with pytest.raises(BadInput, match=r"--out .*/mean.*: expected a \.binaryproto file"):
+        mean_of(tmp_path / "none", tmp_path / name, WANTED)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_inspection_counts_and_draws(tmp_path: Path) -> None:
     """The histogram is that of the labels; the sheet has ten columns of images, a row a label."""
     images, labels = everything(MNIST)

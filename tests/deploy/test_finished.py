@@ -127,7 +127,9 @@ def test_what_a_full_disk_kept_out_is_written(downpour: Run, ended: Path) -> Non
     (ended / "weights.safetensors").unlink()
     status, out, err = downpour("train", "--resume", "run")
     assert (status, err) == (0, "")
-    assert out.startswith("test accuracy ")
+    started, result = out.splitlines()
+    assert started == "0:00  starting the test"
+    assert result.startswith("test accuracy ")
     summary = decode((ended / "summary.json").read_bytes(), type=Summary)
     fresh = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
     assert summary == replace(SUMMARY, **fresh)

@@ -1,6 +1,7 @@
 """The display, rendered into memory: plain lines in a pipe, a redrawn display on a terminal."""
 
 import io
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -145,6 +146,40 @@ def test_a_pipe_gets_plain_lines() -> None:
         f"0:17  steps 24/10  {rest}",
         "0:17  starting the test",
     ]
+
+
+def test_a_pipe_hears_how_far_the_test_is() -> None:
+    """A line every five seconds, so none for a short test."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
+            progress.starting("the test")
+            for rows in range(100, 1200, 100):
+                progress.tested(rows, 1100)
+                time.now += 1
+
+    assert rendered(run).splitlines() == [
+        "0:00  starting the test",
+        "0:05  tested 600 of 1100 rows",
+        "0:10  tested 1100 of 1100 rows",
+    ]
+
+
+def test_a_terminal_shows_how_far_the_test_is() -> None:
+    """The bar takes the place of the spinner, and goes with the test."""
+    time = Time()
+
+    def run(console: Console) -> None:
+        with Progress(steps=10, workers=1, bound=4, console=console, clock=time) as progress:
+            progress.starting("the test")
+            progress.tested(25, 100)
+            time.now += 7
+            console.print(progress._draw())
+
+    text = _without_escapes(rendered(run, colour=True))
+    assert re.search(r" 25%\s+tested 25 of 100 rows\s+7 s", text)
+    assert re.search(r"done  the test  7\.0 s", text)
 
 
 def test_nothing_is_said_before_the_first_step() -> None:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from deploy import strategy_table
 from deploy.experiments.sweeps import read_sweep
-from deploy.strategy_table import kept, quote, table
+from deploy.strategy_table import keep, kept, quote, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +25,19 @@ def test_the_page_shows_the_kept_figures() -> None:
         for point in points
     }
     assert shown == places
+
+
+def test_new_figures_are_read_where_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a benchmark keeps is what doctor quotes next."""
+    few = kept()[:2]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(strategy_table, "FIGURES", tmp_path / "figures.json")
+        keep(few)
+        assert kept() == few
+    kept.cache_clear()
+    assert kept()[:2] == few
 
 
 def test_doctor_quotes_the_link_that_is_like_its_own() -> None:

@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,9 @@ from ps.job import WorkerOptions
 from ps.launch.launch_plan import LaunchOptions
 from ps.start_job import StartOptions
 from shards import errors, messages, rules, schedules
+from shards.errors import BadInput
 from tests.support.doc_pages import DOCS, PAGES, ROOT, prose, read, rows, section
+from worker.caffe.net import Description, Network
 from worker.caffe.registry import LAYERS
 from worker.strategies import STRATEGIES
 
@@ -91,7 +94,7 @@ def test_every_error_is_told() -> None:
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.DownpourError)
     }
-    tree = (tree - {"DownpourError"}) | {"ClockTimeout", "NotReady", "Unreachable"}
+    tree = (tree - {"DownpourError"}) | {"ClockTimeout", "JobEnded", "NotReady", "Unreachable"}
     assert set(names("docs/reference/sdk.md", "## Errors, by remedy")) == tree
     assert set(ps.errors.__all__) - {"DownpourError"} <= tree
 
@@ -136,7 +139,34 @@ def test_strategies_and_layers_are_told() -> None:
     """The command line's page explains every strategy, and a page of its own names every layer."""
     (item,) = re.findall(r"^- \*\*`--strategy`\*\*.*$", read("docs/reference/cli.md"), re.MULTILINE)
     assert all(f"`{name}`" in item for name in STRATEGIES)
-    assert all(re.search(rf"\b{name}\b", read("docs/reference/layers.md")) for name in LAYERS)
+    page = read("docs/reference/layers.md")
+    assert all(re.search(rf"\b{name}\b", page) for name in LAYERS)
+    (line,) = re.findall(r"^net\.prototxt: layer norm .*\.\.\.$", page, re.MULTILINE)
+    net = 'layer { name: "norm" type: "LRM" bottom: "data" top: "norm" }'
+    with pytest.raises(BadInput) as refused:
+        Network(Description(net, file="net.prototxt"))
+    assert str(refused.value).startswith(line.removesuffix("..."))
+
+
+def test_extras_are_named_as_they_are_installed() -> None:
+    """The README names every extra. Pages and errors install extras that exist, from a checkout:
+    the distribution is on no index."""
+    extras = set(tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"])
+    readme = section(read("README.md"), "## In another project")
+    assert extras - {"test", "lint", "docs", "bench", "fuzz"} <= set(
+        re.findall(r"`([\w-]+)`", readme)
+    )
+    source = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    for package in ("shards", "ps", "worker", "deploy"):
+        source += [*(ROOT / package).rglob("*.py")]
+    for path in source:
+        text = path.read_text()
+        assert "pip install 'downpour" not in text, path
+        for named in re.findall(r"/path/to/downpour\[([\w,-]+)\]", text):
+            assert set(named.split(",")) <= extras, path
+        assert (
+            set(re.findall(r'missing\([^()]*(?:\([^()]*\))?[^()]*, "([\w-]+)"\)', text)) <= extras
+        )
 
 
 def test_the_changelog_knows_the_version() -> None:

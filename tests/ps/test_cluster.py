@@ -105,13 +105,13 @@ def test_a_cluster_file_that_is_none(tmp_path: Path, content: str | None, text: 
 
 def test_endpoints_and_shards_are_as_many(tmp_path: Path) -> None:
     """A cluster with a shard without an endpoint can be neither made nor read."""
-    with pytest.raises(BadInput, match="expected 2 endpoints, one a shard, got 1"):
+    with pytest.raises(BadInput, match="expected 2 endpoints, one per shard, got 1"):
         make_cluster(shard_specs(TABLE, shards=2), ENDPOINTS[:1])
     path = tmp_path / "cluster.json"
     plain = msgspec.to_builtins(a_cluster()) | {"endpoints": ENDPOINTS * 2}
     path.write_bytes(msgspec.json.encode(plain))
     with pytest.raises(
-        BadInput, match=r"cluster file .*: .*expected 2 endpoints, one a shard, got 4"
+        BadInput, match=r"cluster file .*: .*expected 2 endpoints, one per shard, got 4"
     ):
         Cluster.load(path)
 

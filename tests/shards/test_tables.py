@@ -121,6 +121,16 @@ def test_no_more_shards_than_a_table_has_room_for(shards: int) -> None:
         cut_evenly(Layout((TABLE,)), shards)
 
 
+@pytest.mark.parametrize(("arrays", "tables", "most"), [(1, 1, 64), (5, 1, 128), (1, 3, 192)])
+def test_padding_has_room_for_shards(arrays: int, tables: int, most: int) -> None:
+    """One shard for every four floats, where an array takes 64 of them and a table 256."""
+    tensors = tuple(TensorSpec(f"t{number}", (1,)) for number in range(arrays))
+    layout = Layout(tuple(DenseTable(f"table{number}", tensors) for number in range(tables)))
+    assert cut_evenly(layout, most).shards == most
+    with pytest.raises(BadInput, match=f"expected 1 to {most} shards, got {most + 1}"):
+        cut_evenly(layout, most + 1)
+
+
 def test_cuts_are_views() -> None:
     """The parts of an arena for a shard are views, not copies."""
     shard_map = ShardMap(1, (KeyRange(0, 256), KeyRange(256, 512)))

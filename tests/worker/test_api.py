@@ -257,5 +257,7 @@ def test_importing_worker_is_light() -> None:
 def test_without_pytorch_its_module_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is imported like any other; a call says in one line what is missing."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(BadInput, match=r"expected PyTorch \(pip install 'downpour-sgd\[torch\]'\)"):
+    with pytest.raises(
+        BadInput, match=r'expected PyTorch \(pip install "/path/to/downpour\[torch\]"\)'
+    ):
         worker.torch.params(None)

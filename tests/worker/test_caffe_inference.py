@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "the DataFrame: expected a column label, got image",
     ),
     ("test", {"label": [[1]] * ROWS}, {}, ".*column label: expected whole numbers, got list.*"),
-    ("features", {}, {"blobs": ["loss"]}, r"blob loss: expected a value a row, got shape \(\)"),
+    ("features", {}, {"blobs": ["loss"]}, r"blob loss: expected a value per row, got shape \(\)"),
     ("features", {}, {"blobs": ["ip1", "ip9"]}, ".*expected blobs among .*; got ip9"),
     (
         "features",

@@ -147,7 +147,7 @@ def test_features_keep_ids_and_need_no_labels(model: CaffeModel, weights: Floats
     ("blob", "line"),
     [
         ("ip9", "net.prototxt: expected blobs among data, label, conv, ip1, ip2, accuracy, loss;"),
-        ("loss", "blob loss: expected a value a row, got shape ()"),
+        ("loss", "blob loss: expected a value per row, got shape ()"),
     ],
 )
 def test_blobs_that_cannot_be(blob: str, line: str, model: CaffeModel, weights: Floats) -> None:

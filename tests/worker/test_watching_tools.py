@@ -124,9 +124,9 @@ def test_figures_for_prometheus() -> None:
 @pytest.mark.parametrize(
     ("library", "make", "message"),
     [
-        ("tensorboardX", lambda: worker.TensorBoard("x"), r"downpour-sgd\[tensorboard\]"),
-        ("mlflow", worker.MLflow, r"MLflow: expected mlflow-skinny .*downpour-sgd\[mlflow\]"),
-        ("prometheus_client", lambda: worker.Prometheus(0), r"downpour-sgd\[prometheus\]"),
+        ("tensorboardX", lambda: worker.TensorBoard("x"), r"/path/to/downpour\[tensorboard\]"),
+        ("mlflow", worker.MLflow, r"MLflow: expected mlflow-skinny .*/path/to/downpour\[mlflow\]"),
+        ("prometheus_client", lambda: worker.Prometheus(0), r"/path/to/downpour\[prometheus\]"),
     ],
 )
 def test_a_missing_library_is_named(
@@ -143,7 +143,7 @@ def test_the_server_of_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     board = worker.TensorBoard(tmp_path)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "tensorboard", None)
-        with pytest.raises(BadInput, match=r"downpour-sgd\[tensorboard-server\]"):
+        with pytest.raises(BadInput, match=r"/path/to/downpour\[tensorboard-server\]"):
             board.serve()
     pytest.importorskip("tensorboard", reason="needs the extra `tensorboard-server`")
     url = board.serve()

@@ -43,17 +43,25 @@ class Conversion(msgspec.Struct, frozen=True):
     copied: Copied | None = None
 
 
-def convert(source: Path, target: Path, net: Path | None = None) -> Conversion:
+def convert(
+    source: Path, target: Path, net: Path | None = None, *, force: bool = False
+) -> Conversion:
     """Convert `source` into the format of `target`'s suffix; raises BadInput.
 
     With a `net`, a prototxt, weights are checked against its layers, and a .caffemodel contains
-    them; the net's own tensors that the file lacks are an error.
+    them; the net's own tensors that the file lacks are an error. A `target` that exists is replaced
+    only with `force`.
     """
     kinds = _kind(source), _kind(target)
     if kinds[0] != kinds[1]:
         raise BadInput(f"{target}: expected {kinds[0]} as in {source}, got {kinds[1]}")
     if net is not None and kinds[0] != "weights":
         raise BadInput(f"--net {net}: expected weights to convert, got {kinds[0]}")
+    if target.exists() and not force:
+        raise BadInput(
+            f"{target}: expected the name of a new file, got one that exists; replace it with"
+            " --force"
+        )
     match kinds[0]:
         case "weights":
             return _weights(source, target, net)

@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
+from worker.caffe.layers.labelled import Labelled
 from worker.caffe.layers.losses import ClassLoss
-from worker.caffe.layers.softmax import Labelled
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
@@ -24,6 +24,9 @@ Floats = NDArray[np.float32]
 
 Rows = Callable[[], Iterable[pa.RecordBatch]]
 """Each call yields the rows of test data from the start."""
+
+Wanted = Callable[[pa.RecordBatch], bool]
+"""Called before each batch of a test; the test ends once it returns false."""
 
 
 class _Tested(NamedTuple):
@@ -66,7 +69,7 @@ class Evaluator:
     def check(self, weights: Floats) -> None:
         """Raise BadInput unless the first row fits every test net."""
         for tested in self._nets:
-            self._outputs(tested, weights, 1, lambda: False)
+            self._outputs(tested, weights, 1, lambda _: True)
 
     def sample(
         self, weights: Floats, stopped: Callable[[], bool] = lambda: False
@@ -75,32 +78,41 @@ class Evaluator:
 
         The test stops early, with the batches so far, once `stopped` returns true.
         """
-        return self._all(weights, stopped, whole=False)
+        return self._all(weights, lambda _: not stopped(), whole=False)
 
-    def whole(self, weights: Floats) -> dict[str, float]:
-        """The outputs over all rows."""
-        return self._all(weights, lambda: False, whole=True)
-
-    def _all(
-        self, weights: Floats, stopped: Callable[[], bool], *, whole: bool
+    def whole(
+        self, weights: Floats, read: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
+        """The outputs over all rows; `read` is called with the rows read so far, of all nets."""
+        rows = 0
+
+        def count(batch: pa.RecordBatch) -> bool:
+            nonlocal rows
+            rows += batch.num_rows
+            read(rows)
+            return True
+
+        return self._all(weights, count, whole=True)
+
+    def _all(self, weights: Floats, wanted: Wanted, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
         for number, tested in enumerate(self._nets):
             most = None if whole else tested.model.net.batch_size * tested.iterations
-            for name, value in self._outputs(tested, weights, most, stopped).items():
+            for name, value in self._outputs(tested, weights, most, wanted).items():
                 figures[name_of(name, number)] = value
         return figures
 
     def _outputs(
-        self, tested: _Tested, weights: Floats, most: int | None, stopped: Callable[[], bool]
+        self, tested: _Tested, weights: Floats, most: int | None, wanted: Wanted
     ) -> dict[str, float]:
         model = tested.model
         laid = moved(weights, self._trained.table, model.net)
         rows = tested.rows() if most is None else head(tested.rows(), most)
         batches = slices(rows, model.net.batch_size)
-        until_stopped = takewhile(lambda _: not stopped(), batches)
-        return evaluate(model, laid, until_stopped, model.net.batch_size, self._skip_images)
+        return evaluate(
+            model, laid, takewhile(wanted, batches), model.net.batch_size, self._skip_images
+        )
 
 
 def name_of(output: str, net: int) -> str:

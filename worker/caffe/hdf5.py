@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import BadInput, quoted
+from shards.extras import missing
 from worker.caffe.blobs import write_whole
 
 Array = NDArray[Any]
@@ -67,7 +68,7 @@ def _h5py(path: Path) -> Any:
     try:
         import h5py
     except ImportError:
-        raise BadInput(f"{path}: expected h5py for HDF5 files: pip install h5py") from None
+        raise missing(str(path), "h5py for HDF5 files", "hdf5") from None
     return h5py
 
 

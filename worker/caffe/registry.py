@@ -6,10 +6,12 @@ file takes one line here.
 
 from worker.caffe.layer import Layer
 from worker.caffe.layers import (
+    accuracy,
     convolution,
     data,
     dropout,
     elementwise,
+    embed,
     inner_product,
     joining,
     losses,
@@ -27,6 +29,7 @@ FAMILIES = (
     convolution,
     pooling,
     inner_product,
+    embed,
     recurrent,
     elementwise,
     dropout,
@@ -36,6 +39,7 @@ FAMILIES = (
     shaping,
     selection,
     softmax,
+    accuracy,
     losses,
 )
 

@@ -108,7 +108,7 @@ class Transform:
         means, channels = list(self._param.mean_value), self.image[0]
         if len(means) not in {0, 1, channels}:
             raise self._bad(
-                f"expected 1 or {channels} mean_value entries, one a channel, got {len(means)}"
+                f"expected 1 or {channels} mean_value entries, one per channel, got {len(means)}"
             )
         if not means:
             return None

@@ -22,6 +22,7 @@ from struct import error as struct_error
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.closing_context import ClosingContext
 from shards.errors import BadInput
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
@@ -39,7 +40,7 @@ _DUPLICATES = 4
 _DAMAGED = (struct_error, IndexError, OverflowError)  # of a number that points nowhere
 
 
-class LmdbReader:
+class LmdbReader(ClosingContext):
     """The records of a database in a folder, or in a file; a context manager. Raises BadInput."""
 
     def __init__(self, path: Path) -> None:
@@ -75,12 +76,6 @@ class LmdbReader:
         """Close the file. Idempotent."""
         if isinstance(self._map, mmap.mmap):
             self._map.close()
-
-    def __enter__(self) -> "LmdbReader":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _meta(self) -> tuple[int, int, int]:
         """The entries, the root page and the depth of the main tree, by the newer meta page."""

@@ -38,7 +38,7 @@ class Local(msgspec.Struct):
     newest one; its content is the strategy's to change.
 
     `steps` and `samples` count what has not been pushed yet, and `loss` is the sum of its losses;
-    `count` is the number of all local steps. `fetched` are the versions of `pulled`, one a shard,
+    `count` is the number of all local steps. `fetched` are the versions of `pulled`, one per shard,
     and `versions` those from which the oldest step not pushed yet was computed.
 
     `segments` and `decay` are the table's multipliers and the weight decay, for `descend`. With an

@@ -86,7 +86,12 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """Runs the trials of one shape, chooses rates for them, and counts what that costs."""
+    """Runs the trials of one shape, chooses rates for them, and counts what that costs.
+
+    `measures` is whether a shape also does what it measures without trials.
+    """
+
+    measures = True
 
     def __init__(self, preset: Preset, jobs: int = 1, note: Callable[[str], None] = print) -> None:
         self.preset = preset

@@ -29,7 +29,8 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     .03; on mlp the explicit momentum of least error, rates tuned for each, never rises with W.
     """
     strategy = "bsp" if control else "asp:scale=1"
-    return [_implicit(bench, strategy), _explicit(bench, strategy)]
+    measured = [_implicit(bench, strategy)] if bench.measures else []
+    return [*measured, _explicit(bench, strategy)]
 
 
 def _implicit(bench: Bench, strategy: str) -> Check:

@@ -15,6 +15,7 @@ from deploy.experiments.shapes import (
     SHAPES,
     base,
     momentum,
+    plan,
     shape_numbered,
     speed,
     windows,
@@ -211,3 +212,36 @@ def test_every_shape_is_there() -> None:
     assert sorted(SHAPES) == list(range(1, 14))
     with pytest.raises(BadInput, match="shape: expected one of 1 to 13, got 99"):
         shape_numbered(99)
+
+
+@pytest.mark.parametrize("number", sorted(SHAPES))
+@pytest.mark.parametrize("control", [False, True])
+def test_every_shape_can_be_planned(
+    number: int, control: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan leads every shape to its end, and has as many trials as the shape reports, without
+    running one of them."""
+    monkeypatch.setattr(plan, "_measured_costs", lambda _: (0.001, 0.5))
+    planned = plan.plan_of(SHAPES[number], Preset.CI, control=control)
+    assert planned.trials > 0
+    assert planned.tuning > 0
+    assert planned.cpu_s > 0.5 * (planned.trials + planned.tuning)
+
+
+def test_a_plan_counts_what_a_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reported trials are the same in number, and the cost is that of their gradients."""
+    trial = Trial(workload="quad", strategy="asp", gradients=200, look_every=50)
+
+    def judge(bench: Bench, control: bool) -> list[Check]:
+        (rates,) = bench.tune([trial])
+        bench.run([structs.replace(trial, rate=rates.best)] * 2, 3)
+        return []
+
+    shape = Shape(99, "two trials", "nobody", judge)
+    ran = play(shape, Preset.CI, control=False, jobs=1, note=quiet)
+    planned = plan.plan_of(shape, Preset.CI, control=False)
+    assert planned.trials == len(ran.trials) == 6
+    assert planned.cpu_s > 0
+    monkeypatch.setattr(plan, "_measured_costs", lambda _: (0.01, 0.5))
+    again = plan.plan_of(shape, Preset.CI, control=False)
+    assert again.cpu_s == pytest.approx((again.trials + again.tuning) * (200 * 0.01 + 4 * 0.5))

@@ -401,6 +401,18 @@ def test_a_wrong_rule_is_one_sentence(rule: str, message: str, tmp_path: Path) -
     assert "\n" not in str(refused.value)
 
 
+def test_an_impossible_bound_is_named_as_the_sweep_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of the file is `bound`; the option of `downpour train` is called otherwise."""
+    exp = command(capsys, monkeypatch, "exp")
+    text = 'name = "x"\nworkload = "quad"\nstrategy = "downpour:n_push=9,n_fetch=9"\nbound = 2\n'
+    file = written(tmp_path, text)
+    status, _, err = exp("run", file, "--dry-run")
+    assert status == 2
+    assert re.search(rf"{file}: bound: pushing every 9 steps .*needs at least \d+, got 2", err)
+
+
 def test_a_rule_that_does_not_hold_sets_the_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_too_few_gpus(ray_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput) as caught, ray_shards(specs_of(2), device=ps.ShardDevice.GPU):
         pass
     assert str(caught.value) == (
-        "shard device gpu: expected a Ray with 2 GPUs, one a shard, got one with 1"
+        "shard device gpu: expected a Ray with 2 GPUs, one per shard, got one with 1"
     )
 
 

@@ -259,7 +259,7 @@ def test_leaving() -> None:
         (np.zeros(512, np.float64), (0, 0), r"expected float32 of shape \(512,\), got float64 of"),
         (np.zeros(512, ">f4"), (0, 0), r"expected float32 of shape \(512,\), got >f4 of"),
         (np.zeros(1024, np.float32)[::2], (0, 0), "expected a contiguous array, got strides"),
-        (np.zeros(512, np.float32), (0,), "expected 2 read versions, one a shard, got 1"),
+        (np.zeros(512, np.float32), (0,), "expected 2 read versions, one per shard, got 1"),
     ],
 )
 def test_a_gradient_that_does_not_fit(

@@ -257,7 +257,7 @@ def test_parts_that_cannot_be_its_shards(tmp_path: Path, change: str) -> None:
     manifest = load_manifest(tmp_path / "1")
     first, second = manifest.parts
     parts, text = {
-        "fewer": ((first,), "expected 2 parts, one a shard, got 1"),
+        "fewer": ((first,), "expected 2 parts, one per shard, got 1"),
         "smaller": (
             (msgspec.structs.replace(first, bytes=99), second),
             "shard-0.safetensors: expected at least 1024 bytes, got 99",

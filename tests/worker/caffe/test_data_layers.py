@@ -31,7 +31,7 @@ def seen(net: Network, batch: Batch) -> np.ndarray:
     [("", 0.0), ("mean_value: 8", 8.0), ("mean_value: 8 mean_value: 16", (8.0, 16.0))],
 )
 def test_pixels_are_shifted_then_scaled(transform: str, mean: float | tuple[float, ...]) -> None:
-    """(pixel - mean) * scale with one mean, or one a channel, from uint8 to float32."""
+    """(pixel - mean) * scale with one mean, or one per channel, from uint8 to float32."""
     pixels = np.random.default_rng(1).integers(0, 256, (3, 2, 5, 4), np.uint8)
     text = data(f"scale: 0.5 {transform}")
     net = Network(Description(text, data_shape=(2, 5, 4)))

@@ -71,7 +71,7 @@ class ReLU(Elementwise):
 
 
 class PReLU(Layer):
-    """x above 0, slope * x elsewhere, with a slope that is learnt: one a channel, or one."""
+    """x above 0, slope * x elsewhere, with a slope that is learnt: one per channel, or one."""
 
     SUPPORTED_FIELDS: ClassVar[Takes] = {"prelu_param": frozenset({"filler", "channel_shared"})}
 

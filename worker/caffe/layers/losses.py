@@ -26,8 +26,8 @@ from worker.caffe.layer import (
     caffe_shape,
     flat,
 )
+from worker.caffe.layers.labelled import Labelled
 from worker.caffe.layers.loss_divisor import divisor, mode_of
-from worker.caffe.layers.softmax import Labelled
 
 _LOSS = frozenset({"ignore_label", "normalize", "normalization"})
 

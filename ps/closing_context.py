@@ -1,0 +1,17 @@
+"""What every context manager shares that is closed on leaving its block."""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+
+class ClosingContext(ABC):
+    """A context manager that calls its own `close` on leaving, with or without an error."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
