@@ -13,6 +13,7 @@ from shards.errors import BadInput
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
 checkpoints = typer.Typer(help="Checkpoints of a job: list, verify, compare, export or pin them.")
 Number = Annotated[str, typer.Argument(help="The number of a checkpoint.", show_default=False)]
+_SET_S = 60.0
 Target = Annotated[Path, typer.Option("--output", "-o", help="The file.", show_default=False)]
 
 
@@ -164,14 +165,29 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
 @connected
 def set_options(
     service: ServiceAddress,
-    job: JobArgument,
+    job: Annotated[
+        str, typer.Argument(help="The id of a job, or the folder of a run.", show_default=False)
+    ],
     changes: Annotated[
         list[str], typer.Argument(help="Options such as staleness=8.", show_default=False)
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Change options of a job. One that trains takes a snapshot, and continues with them."""
-    ask(job, "set", service, as_json, {"settings": changes_of("set", changes)})
+    """Change options of a job of the service, or of a run by its folder, while it trains.
+
+    `staleness` and `rate_factor` change at once. With other options a job of the service takes a
+    snapshot, and continues with them in another attempt.
+    """
+    settings = changes_of("set", changes)
+    if not Path(job).is_dir():
+        ask(job, "set", service, as_json, {"settings": settings})
+        return
+    from deploy.run_requests import request_settings
+    from deploy.snapshot_ref import origin_of
+
+    request_settings(origin_of(job), settings, _SET_S)
+    words = ", ".join(f"{name}={_cell(value)}" for name, value in settings.items())
+    show({"run": job, "settings": settings}, as_json, f"{job} trains with {words}")
 
 
 @app.command("reshard")

@@ -22,7 +22,8 @@ from rich.text import Text
 
 from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
-from shards.messages import ShardStatus
+from shards.live_settings import described
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation, in_words
 from worker.loss_line import Milestones
 
@@ -120,6 +121,10 @@ class Progress:
             self._console.print(Text(text, style="yellow"))
         else:
             self._say(f"{clock_text(self._clock() - self._started)}  {text}")
+
+    def settings_changed(self, settings: LiveSettings) -> None:
+        """Show what an operator has changed."""
+        self.note(described(settings))
 
     @property
     def readings(self) -> Readings | None:

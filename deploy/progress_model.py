@@ -149,7 +149,7 @@ class Meter:
             epoch=first.samples / self._rows if self._rows else None,
             staleness_mean=self._tally.staleness_mean,
             staleness_max=self._tally.staleness_max if self._tally.rows else None,
-            bound=self._bound,
+            bound=first.settings.bound if first.settings.revision else self._bound,
             absent=max(0, self._workers - len(workers)),
             workers=workers,
             shards=tuple(

@@ -16,7 +16,8 @@ from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.summary import Rows
-from shards.messages import ShardStatus
+from shards.live_settings import described
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
@@ -97,6 +98,12 @@ class RecordingProgress(Progress):
     def note(self, text: str) -> None:
         super().note(text)
         self._record("notice", text=text)
+
+    def settings_changed(self, settings: LiveSettings) -> None:
+        text = described(settings)
+        super().note(text)
+        changed = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
+        self._record("settings", settings=changed, text=text)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -22,7 +22,7 @@ from ps.snapshots.manifest import load_manifest
 from ps.storage import open_store
 from ps.wal.job_logs import load_logs, newest_logs
 from shards.errors import BadInput, GiveUp
-from shards.messages import ShardStatus
+from shards.messages import LiveSettings, ShardStatus
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed
@@ -58,6 +58,7 @@ class Notes:
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
     def evaluated(self, result: Evaluation, weights: Any) -> None: ...
     def resharded(self, cluster: ps.Cluster) -> None: ...
+    def settings_changed(self, settings: LiveSettings) -> None: ...
 
     def notice(self, text: str) -> None:
         self.notes.append(text)
