@@ -61,7 +61,8 @@ class FollowedSettings:
         known = [self._first, *self._proposed]
         for version, revision in self._answered:
             allowed = [one.rate_factor for one in known if one.revision >= revision]
-            later = rows[(rows["apply_version"] > version) & (rows["dropped"] == 0)]
+            # A push without a part for this shard has no rate.
+            later = rows[(rows["apply_version"] > version) & (rows["rate"] > 0)]
             if not set(later["rate"].tolist()) <= set(allowed):
                 raise Violation(
                     Promise.SETTINGS,

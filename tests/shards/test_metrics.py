@@ -7,6 +7,7 @@ from shards import wire_format
 from shards.messages import (
     AskRecords,
     AskStatus,
+    LiveSettings,
     Records,
     ShardStatus,
     Standing,
