@@ -7,7 +7,7 @@ import msgspec
 
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
-from shards import replica, repartition
+from shards import repartition, replica
 from shards.admin_requests import AdminRequests, Answer
 from shards.messages import CHANGING, ChangeSettings
 from shards.shard import Shard

@@ -117,6 +117,7 @@ def test_the_status() -> None:
             WorkerStatus("b", Standing.ACTIVE, 0, 0, 0, 0, 0, False, 0.0),
         ),
         waiting=1,
+        settings=LiveSettings(0),
     )
 
 
