@@ -8,7 +8,7 @@ this module only formats them.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -122,8 +122,8 @@ class Progress:
         else:
             self._say(f"{clock_text(self._clock() - self._started)}  {text}")
 
-    def settings_changed(self, settings: LiveSettings) -> None:
-        """Show what an operator has changed."""
+    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
+        """Show the settings in force; an operator has `changed` these options, by name."""
         self.note(described(settings))
 
     @property

@@ -74,8 +74,13 @@ class RunObserver:
 
     def settings_changed(self, settings: LiveSettings) -> None:
         """Record the changed settings: the run continues with them when it is resumed."""
-        changed = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
-        self._progress.settings_changed(settings)
+        before = {
+            "staleness": self._settings.staleness,
+            "rate_factor": self._settings.rate_factor or 1.0,
+        }
+        now = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
+        changed = {name: value for name, value in now.items() if before[name] != value}
+        self._progress.settings_changed(settings, changed)
         try:
             self._settings = self._settings.replace(**changed)
             self._folder.write_settings(self._settings.plain())

@@ -6,7 +6,7 @@ after fewer workers than planned have been alive for `DEGRADED_AFTER_S`.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,10 @@ class RecordingProgress(Progress):
         super().note(text)
         self._record("notice", text=text)
 
-    def settings_changed(self, settings: LiveSettings) -> None:
+    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
         text = described(settings)
-        super().note(text)
-        changed = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
-        self._record("settings", settings=changed, text=text)
+        Progress.note(self, text)  # its own `note` would record a second event
+        self._record("settings", settings=dict(changed), text=text)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -268,11 +268,25 @@ class Supervisor:
                 settings = row.settings | {"shards": entry.data["shards"]}
                 self._store.note(row, "resharded", settings=settings)
             if entry.kind == "settings" and entry.attempt == row.attempt:
-                settings = row.settings | entry.data["settings"]
-                self._store.note(row, "recorded", settings=settings)
-                row = self._store.get(row.id)
+                row = self._record_settings(row, folder, entry.data["settings"])
         self._store.ingest(row, entries)
         return self._store.get(row.id) if entries else row
+
+    def _record_settings(self, row: JobRow, folder: Path, changed: Mapping[str, Any]) -> JobRow:
+        """Keep for the next attempt what has changed while this one trains.
+
+        What a user has chosen for the next attempt meanwhile stays as it is.
+        """
+        later = {
+            name
+            for order in JournalReader(folder / job_folder.ORDERS).read()
+            if order.kind == Verb.SET.value and order.attempt == row.attempt
+            if not order.data.get("live")
+            for name in order.data["changes"]
+        }
+        kept = {name: value for name, value in changed.items() if name not in later}
+        self._store.note(row, "recorded", settings=row.settings | kept)
+        return self._store.get(row.id)
 
     def _show(self, row: JobRow, folder: Path, life: Liveness) -> JobRow:
         """Show the newest figures, whether there is a sign of life, and what is alarming."""

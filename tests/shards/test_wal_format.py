@@ -150,8 +150,7 @@ def held(shard: Shard) -> tuple[Any, ...]:
     counted = saved.version, saved.steps, saved.samples, saved.ledger.floor, saved.updates
     pushes = shard.journal.pushes
     return (
-        counted,
-        saved.settings,
+        (*counted, saved.settings),
         workers,
         arrays,
         sorted(shard.updates.round),
