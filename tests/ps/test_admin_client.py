@@ -234,16 +234,16 @@ def test_settings_change_while_workers_train(cluster: Cluster, console: AdminCli
 
 def test_settings_that_cannot_be_are_refused(console: AdminClient) -> None:
     """Before any shard is asked, and by each shard that cannot follow."""
-    with pytest.raises(BadInput, match="^staleness: expected at least 0, got -1"):
+    with pytest.raises(BadInput, match=r"^staleness: expected at least 0, got -1"):
         console.set(staleness=-1)
     for factor in (0, -1.0, float("nan"), 2e6):
-        with pytest.raises(BadInput, match="^rate_factor: expected more than 0, up to 1e\\+06"):
+        with pytest.raises(BadInput, match=r"^rate_factor: expected more than 0, up to 1e\+06"):
             console.set(rate_factor=factor)
-    with local_shards(shard_specs(TABLE, shards=2, bound=0, merge="round")) as rounds:
-        with AdminClient(rounds) as other:
-            with pytest.raises(BadInput, match="expected 0, as pushes are merged in rounds, got 1"):
-                other.set(staleness=1)
-            assert [status.settings.revision for status in other.status()] == [0, 0]
+    specs = shard_specs(TABLE, shards=2, bound=0, merge="round")
+    with local_shards(specs) as rounds, AdminClient(rounds) as other:
+        with pytest.raises(BadInput, match="expected 0, as pushes are merged in rounds, got 1"):
+            other.set(staleness=1)
+        assert [status.settings.revision for status in other.status()] == [0, 0]
 
 
 def test_of_two_operators_one_is_first(cluster: Cluster, console: AdminClient) -> None:

@@ -572,7 +572,7 @@ def test_settings_change_as_requested(
 
         def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
             (status,) = statuses
-            if good.answers and status.settings.revision == 1:
+            if good.answers and all(one.settings.revision == 1 for one in statuses):
                 press()
 
     _, pushed = watched
