@@ -571,7 +571,6 @@ def test_settings_change_as_requested(
             seen.append(settings)
 
         def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
-            (status,) = statuses
             if good.answers and all(one.settings.revision == 1 for one in statuses):
                 press()
 
