@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from deploy.summary import Rows, RunTally
-from shards.messages import ShardStatus, Standing, WorkerStatus
+from shards.messages import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.loss_line import RecentLoss
 
 WINDOW_S = 10.0
@@ -35,6 +35,7 @@ class ShardReading(msgspec.Struct, frozen=True):
 
     `apply_ms` is the time that its process spent on requests, for each push; `busy` the share of
     the wall time. `queue` messages came in its latest turn; `waiting` requests wait at the gate.
+    The p99 are those of the last seconds; the histograms are since its process began.
     """
 
     shard: int
@@ -47,6 +48,12 @@ class ShardReading(msgspec.Struct, frozen=True):
     busy: float | None = None
     queue: int = 0
     waiting: int = 0
+    apply_p99_ms: float | None = None
+    queue_p99: float | None = None
+    waiting_p99: float | None = None
+    apply_s: Histogram = Histogram()
+    queues: Histogram = Histogram()
+    parked: Histogram = Histogram()
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +220,37 @@ def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardR
         busy=busy_s / seconds if seconds > 0 and busy_s else None,
         queue=now.queue,
         waiting=now.waiting,
+        apply_p99_ms=_in_ms(quantile(before.apply_s, now.apply_s, 0.99)),
+        queue_p99=quantile(before.queues, now.queues, 0.99),
+        waiting_p99=quantile(before.parked, now.parked, 0.99),
+        apply_s=now.apply_s,
+        queues=now.queues,
+        parked=now.parked,
     )
+
+
+def quantile(before: Histogram, now: Histogram, share: float) -> float | None:
+    """The bound below which `share` of the values are that came between two histograms.
+
+    A first one without counts has none yet. None if no value came; the largest bound if values were
+    above it.
+    """
+    earlier = before.counts or (0,) * len(now.counts)
+    counts = [new - old for old, new in zip(earlier, now.counts, strict=True)]
+    if before.counts == now.counts:  # the same status twice, at the first look
+        counts = list(now.counts)
+    total, reached = sum(counts), 0
+    if total <= 0 or min(counts) < 0:
+        return None
+    for bound, count in zip(now.bounds, counts, strict=False):
+        reached += count
+        if reached >= share * total:
+            return bound
+    return now.bounds[-1]
+
+
+def _in_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
 
 
 def _rate(before: int, now: int, seconds: float) -> float | None:

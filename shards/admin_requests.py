@@ -152,6 +152,7 @@ class AdminRequests:
             journal.queue,
             journal.busy_s,
             self._part.settings,
+            *journal.histograms(),
         )
 
     def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:

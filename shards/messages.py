@@ -551,13 +551,25 @@ class Cut(msgspec.Struct, frozen=True):
     pushes: dict[Name, Count]
 
 
+class Histogram(msgspec.Struct, frozen=True):
+    """How often a measured value was in each of some fixed intervals.
+
+    `counts[n]` values were above `bounds[n - 1]` and at most `bounds[n]`; the last of the counts
+    has no bound. `total` is the sum of all values.
+    """
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    total: float = 0.0
+
+
 class ShardStatus(msgspec.Struct, frozen=True):
     """A shard's counters since it was installed; bytes are payload bytes, without headers.
 
     `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
     `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
     `busy_s` are the seconds that the shard's process has spent on requests. `settings` are those in
-    force.
+    force. The histograms are those of metrics.py, since the process began.
     """
 
     shard: int
@@ -579,3 +591,6 @@ class ShardStatus(msgspec.Struct, frozen=True):
     queue: int = 0
     busy_s: float = 0.0
     settings: LiveSettings = LiveSettings(None)
+    apply_s: Histogram = Histogram()
+    queues: Histogram = Histogram()
+    parked: Histogram = Histogram()

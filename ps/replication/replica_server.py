@@ -137,10 +137,15 @@ class ReplicaServer(ServerThread):
                 self._perform(self.replica.receive(origin, message, frames, now))
         look_s = self._peers.look()
         if not ready.keys().isdisjoint(self._shard_endpoint.sockets):
-            for one in self._shard_endpoint.arrivals(self.replica.shard):
+            shard, journal = self.replica.shard, self.replica.shard.journal
+            arrivals, before = self._shard_endpoint.arrivals(shard), journal.pushes
+            began = time.monotonic()
+            for one in arrivals:
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)
+            parked, spent_s = len(shard.gate.parked), time.monotonic() - began
+            journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
             if ready.keys().isdisjoint(self._shard_endpoint.events):
                 return LOOK_S
         return min(look_s, self._shard_endpoint.look())

@@ -129,9 +129,10 @@ class ShardServer(ServerThread):
 
     def _take_turn(self) -> None:
         """Pass what has come to the shard, and send its answers."""
-        arrivals = self._shard_endpoint.arrivals(self.shard)
-        now = time.monotonic()
+        shard, journal = self.shard, self.shard.journal
+        arrivals = self._shard_endpoint.arrivals(shard)
+        now, before = time.monotonic(), journal.pushes
         answers = self._acts.handle_together(arrivals, now)
-        journal = self.shard.journal
-        journal.queue, journal.busy_s = len(arrivals), journal.busy_s + time.monotonic() - now
+        parked, spent_s = len(shard.gate.parked), time.monotonic() - now
+        journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
         self._shard_endpoint.send(answers)

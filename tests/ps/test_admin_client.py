@@ -210,6 +210,16 @@ def test_states_travel_in_pieces(
             np.testing.assert_array_equal(copied.arrays[name], array)
 
 
+def test_the_shards_process_measures_its_turns(cluster: Cluster, console: AdminClient) -> None:
+    """Each push is in the histogram of apply times, each turn in that of the queues."""
+    train(cluster, 5)
+    for status in console.status():
+        assert sum(status.apply_s.counts) == 5
+        assert 0 < status.apply_s.total <= status.busy_s
+        assert sum(status.queues.counts) == sum(status.parked.counts) >= 5
+        assert status.queues.total >= 10
+
+
 def test_settings_change_while_workers_train(cluster: Cluster, console: AdminClient) -> None:
     """A raised bound lets a worker continue that waits, a factor holds at the next update, and what
     is not given stays."""
