@@ -162,10 +162,7 @@ class AdminClient:
         bound = arguments.bound("staleness", staleness) if sets_bound else None
         if rate_factor is not None:
             rate_factor = checked_factor("rate_factor", rate_factor)
-        return self.change_settings(SettingsChange(sets_bound, bound, rate_factor))
-
-    def change_settings(self, change: SettingsChange) -> LiveSettings:
-        """Carry out a change that is checked; see `set`."""
+        change = SettingsChange(sets_bound, bound, rate_factor)
         return carry_out(admin_plans.change_settings(self.side, change), self)
 
     def spread(self, settings: LiveSettings) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps import Cluster, ShardState
+from ps.admin_client import UNCHANGED
 from ps.durability import Durability
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
@@ -449,7 +450,8 @@ class _Run:
         try:
             if change.sets_bound:
                 plan.strategy.check(change.bound, plan.prefetch)
-            self._note_settings(admin.change_settings(change))
+            bound = change.bound if change.sets_bound else UNCHANGED
+            self._note_settings(admin.set(staleness=bound, rate_factor=change.rate_factor))
         except DownpourError as error:
             request.answer(error)
         else:
