@@ -559,19 +559,25 @@ class Change:
 def test_settings_change_as_requested(
     watched: tuple[Spark, threading.Event], tmp_path: Path, servers: list[Servers]
 ) -> None:
-    """The observer and the requester hear of it, the snapshot has it, and a request that the
-    strategy cannot follow is answered with its reason."""
+    """The observer and the requester hear of it, the snapshot has it, a shard that has lost it is
+    given it again, and a request that the strategy cannot follow is answered with its reason."""
     good = Change(SettingsChange(sets_bound=True, bound=3, rate_factor=0.5))
     bad = Change(SettingsChange(sets_bound=True, bound=-1))
     requests: list[Change] = [bad, good]
     seen: list[LiveSettings] = []
+    looks: list[int] = []  # those in which all shards follow the change
 
     class Seeing(Notes):
         def settings_changed(self, settings: LiveSettings) -> None:
             seen.append(settings)
 
         def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
-            if good.answers and all(one.settings.revision == 1 for one in statuses):
+            if not (good.answers and all(one.settings.revision == 1 for one in statuses)):
+                return
+            looks.append(len(looks))
+            if looks == [0]:
+                servers[0].lose_settings(1)
+            elif looks == [0, 1]:
                 press()
 
     _, pushed = watched
