@@ -150,7 +150,10 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
         found = client.get("/service")
         states = [state for state, count in found["jobs"].items() if count]
         jobs = client.get("/jobs", limit=200)["jobs"]
-    live = [job for job in jobs if job["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}]
+        live = [job for job in jobs if job["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}]
+        for job in live:
+            reading = client.get(f"/jobs/{job['id']}/reading") if job["head"] else {}
+            job["links"] = reading.get("readings", {}).get("links", [])
     lines = [f"slots {found['slots_held']}/{found['slots']}  {found['halted'] or 'queue open'}"]
     lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states)]
     for job in live:
@@ -159,6 +162,11 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
             f"{job['id']}  {job['state']:<10}  {job['name']}  loss {_cell(head.get('loss'))}"
             f"  {_cell(head.get('samples_per_s'))} samples/s  {' '.join(job['alerts'])}".rstrip()
         )
+        lines += [
+            f"    {link['worker_host']} -> {link['shard_host']}  RTT {_cell(link['rtt_ms'])} ms"
+            f"  {_cell((link['bytes_per_s'] or 0.0) / 1e6)} MB/s pushed"
+            for link in job["links"]
+        ]
     show({"service": found, "jobs": live}, as_json, "\n".join(lines))
 
 

@@ -6,10 +6,12 @@ no clock and no terminal: the display (deploy/progress.py) passes the time in an
 result.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
+import numpy as np
 
 from deploy.summary import Rows, RunTally
 from shards.messages import Histogram, ShardStatus, Standing, WorkerStatus
@@ -56,6 +58,19 @@ class ShardReading(msgspec.Struct, frozen=True):
     parked: Histogram = Histogram()
 
 
+class LinkReading(msgspec.Struct, frozen=True):
+    """The links from the workers of one host to the shards of another.
+
+    `rtt_ms` is the median round trip of their connections, as the systems of the workers measure
+    it; None where no TCP is used or none was measured. `bytes_per_s` of pushes arrive over them.
+    """
+
+    worker_host: str
+    shard_host: str
+    rtt_ms: float | None
+    bytes_per_s: float | None
+
+
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
     """All figures at one moment; None means unknown.
 
@@ -79,6 +94,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     absent: int
     workers: tuple[WorkerReading, ...]
     shards: tuple[ShardReading, ...]
+    links: tuple[LinkReading, ...] = ()
 
     @property
     def waiting(self) -> list[str]:
@@ -91,12 +107,16 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """The shards' statuses at `time`, and the losses of the updates since the previous ones."""
+    """The shards' statuses at `time`, and the losses of the updates since the previous ones.
+
+    `pushed` are the bytes of these updates, by worker at each shard.
+    """
 
     time: float
     statuses: Sequence[ShardStatus]
     loss_sum: float
     losses: int
+    pushed: Sequence[Mapping[str, int]]
 
 
 class Meter:
@@ -132,7 +152,8 @@ class Meter:
         losses = records[0]["loss"] if records else ()
         if self._looks and _others(self._looks[-1].statuses, statuses):
             self._looks.clear()
-        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses)))
+        pushed = [_bytes_by_worker(rows) for rows in records]
+        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses), pushed))
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()
         count = sum(look.losses for look in self._looks)
@@ -163,6 +184,36 @@ class Meter:
                 _read_shard(before, status, now - earlier.time)
                 for before, status in zip(earlier.statuses, statuses, strict=True)
             ),
+            links=self._read_links(statuses, now - earlier.time),
+        )
+
+    def _read_links(
+        self, statuses: Sequence[ShardStatus], seconds: float
+    ) -> tuple[LinkReading, ...]:
+        """The links between each two hosts, sorted by name; a host that is not known has none."""
+        trips: dict[tuple[str, str], list[float]] = {}
+        pushed: Counter[tuple[str, str]] = Counter()
+        recent = list(self._looks)[1:]  # the first look's updates are from before its time
+        for number, status in enumerate(statuses):
+            for worker in status.workers:
+                if not (status.host and worker.host):
+                    continue
+                pair = worker.host, status.host
+                measured = trips.setdefault(pair, [])
+                if worker.rtt_s > 0 and worker.standing is Standing.ACTIVE:
+                    measured.append(1000 * worker.rtt_s)
+                pushed[pair] += sum(
+                    look.pushed[number].get(worker.worker, 0)
+                    for look in recent
+                    if number < len(look.pushed)
+                )
+        return tuple(
+            LinkReading(
+                *pair,
+                median(measured) if measured else None,
+                pushed[pair] / seconds if seconds > 0 else None,
+            )
+            for pair, measured in sorted(trips.items())
         )
 
     def _read_workers(self, statuses: Sequence[ShardStatus]) -> tuple[WorkerReading, ...]:
@@ -251,6 +302,16 @@ def quantile(before: Histogram, now: Histogram, share: float) -> float | None:
 
 def _in_ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
+
+
+def _bytes_by_worker(rows: Rows) -> dict[str, int]:
+    """The payload bytes of the pushes in these records."""
+    names, places = np.unique(rows["worker"], return_inverse=True)
+    sums = np.bincount(places, rows["bytes"], len(names))
+    return {
+        bytes(name).decode(errors="replace"): int(count)
+        for name, count in zip(names, sums, strict=True)
+    }
 
 
 def _rate(before: int, now: int, seconds: float) -> float | None:

@@ -146,13 +146,14 @@ class AdminRequests:
             journal.bytes_in,
             journal.bytes_out,
             journal.max_clock_gap,
-            self._part.ledger.standings(self._workers.waits),
+            self._part.ledger.standings(self._workers.waits, self._workers.links),
             journal.trouble,
             len(self._workers.gate.parked),
             journal.queue,
             journal.busy_s,
             self._part.settings,
             *journal.histograms(),
+            journal.host,
         )
 
     def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:

@@ -298,8 +298,13 @@ class Ledger(msgspec.Struct):
         """Whether all that count have joined since the shard was rolled back, if it ever was."""
         return not any(self.entries[worker].unheard for worker in self.active)
 
-    def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
-        """The status of each worker, for operators; `waits` says whether its request is parked."""
+    def standings(
+        self, waits: Callable[[str], bool], links: Mapping[str, tuple[str, float]]
+    ) -> tuple[WorkerStatus, ...]:
+        """The status of each worker, for operators; `waits` says whether its request is parked.
+
+        `links` has the host of each worker and the round trip to it, as far as these are known.
+        """
         return tuple(
             WorkerStatus(
                 name,
@@ -311,6 +316,7 @@ class Ledger(msgspec.Struct):
                 entry.seq,
                 waits(name),
                 entry.loss,
+                *links.get(name, ("", 0.0)),
             )
             for name, entry in self.entries.items()
         )

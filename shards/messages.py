@@ -34,6 +34,7 @@ PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pi
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
+Host = Annotated[str, Meta(max_length=128)]
 PieceBytes = Annotated[int, Meta(ge=256, le=PIECE_BYTES)]
 Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
 RateFactor = Annotated[float, Meta(gt=0, le=1e6)]
@@ -208,7 +209,14 @@ class Pull(Registered, frozen=True, tag="pull"):
 
 
 class Renew(Registered, frozen=True, tag="renew"):
-    """Renew the worker's lease; its parked requests still wait."""
+    """Renew the worker's lease; its parked requests still wait.
+
+    `host` is the name of the worker's host, and `rtt_s` the round trip of its connection to this
+    shard as the system measures it (0: not known). Both are for the shard's status alone.
+    """
+
+    host: Host = ""
+    rtt_s: float = 0.0
 
 
 class Leave(Registered, frozen=True, tag="leave"):
@@ -543,6 +551,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     seq: int
     waiting: bool
     loss: float
+    host: str = ""
+    rtt_s: float = 0.0
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -569,7 +579,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
     `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
     `busy_s` are the seconds that the shard's process has spent on requests. `settings` are those in
-    force. The histograms are those of metrics.py, since the process began.
+    force. The histograms are those of metrics.py, since the process began. `host` is the name of
+    the shard's host.
     """
 
     shard: int
@@ -594,3 +605,4 @@ class ShardStatus(msgspec.Struct, frozen=True):
     apply_s: Histogram = Histogram()
     queues: Histogram = Histogram()
     parked: Histogram = Histogram()
+    host: str = ""

@@ -55,15 +55,15 @@ class Metrics:
     """A shard's counters over all its incarnations, and the records not yet collected.
 
     `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
-    background of the shard's process at present, in words, which its driver sets. `queue` and
-    `busy_s` are as in ShardStatus.
+    background of the shard's process at present, in words, and `host` the name of its host: its
+    driver sets both. `queue` and `busy_s` are as in ShardStatus.
     """
 
     def __init__(self) -> None:
         self.pushes = self.pulls = self.duplicates = self.dropped = self.refused = 0
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
-        self.trouble = ""
+        self.trouble = self.host = ""
         self.queue, self.busy_s = 0, 0.0
         self._apply_s, self._queues = [0] * (len(APPLY_S) + 1), [0] * (len(QUEUES) + 1)
         self._parked = [0] * (len(PARKED) + 1)

@@ -47,12 +47,14 @@ class WorkerRequests:
     """The workers of one incarnation of a shard: its replies to them, and their requests that wait.
 
     `welcomed` says whether a Welcome has reported this incarnation's state to any worker: from then
-    on no Install may replace that state.
+    on no Install may replace that state. `links` has, by worker, its host and the round trip to it
+    in seconds, as its renewals report them.
     """
 
     def __init__(self, part: ShardPart, move: ReshardState) -> None:
         self.gate = part.gate
         self.welcomed = False
+        self.links: dict[str, tuple[str, float]] = {}
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -108,6 +110,8 @@ class WorkerRequests:
 
     def renew(self, sender: bytes, message: Renew, now: float) -> list[Outgoing]:
         self._identify(message, now)
+        if message.host:
+            self.links[message.worker] = message.host, message.rtt_s
         return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
 
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:

@@ -6,6 +6,7 @@ clients until its configuration is confirmed: they often arrive a moment too ear
 """
 
 import time
+from functools import partial
 
 import zmq
 
@@ -15,7 +16,7 @@ from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.server.frontend import ShardFrontend
-from ps.transport.addresses import public_endpoint
+from ps.transport.addresses import HOST_NAME, public_endpoint
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
@@ -72,7 +73,7 @@ class ReplicaServer(ServerThread):
         first = Beat(spec.shard, boot, 0)
         peer = public_endpoint(self._peers.endpoint, address)
         self._report = Heartbeat(spec.job, first, self.endpoint, peer)
-        self.replica = ShardReplica(spec.shard, boot, lambda: Shard(spec, boot))
+        self.replica = ShardReplica(spec.shard, boot, partial(_empty_shard, spec, boot))
         self._reporter = HeartbeatSender(context, coordinator, str(boot), self._report, keys)
         self._spec = spec
         self._answers: list[Outgoing] = []
@@ -158,3 +159,9 @@ class ReplicaServer(ServerThread):
                 Heartbeat(self._report.job, effects.beat, self._report.endpoint, self._report.peer)
             )
         self._answers += effects.answers
+
+
+def _empty_shard(spec: ShardSpec, boot: int) -> Shard:
+    shard = Shard(spec, boot)
+    shard.journal.host = HOST_NAME
+    return shard

@@ -10,6 +10,7 @@ from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.frontend import ShardFrontend
+from ps.transport.addresses import HOST_NAME
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.transport.transports import Transport
@@ -73,6 +74,7 @@ class ShardServer(ServerThread):
         )
         self.endpoint = self._shard_endpoint.endpoint
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
+        self.shard.journal.host = HOST_NAME
         spec.prepare(place)
         if kept is not None:
             kept.recover(self.shard, time.monotonic())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.progress_model import Meter, Readings, WorkerReading, quantile
+from deploy.progress_model import LinkReading, Meter, Readings, WorkerReading, quantile
 from shards.messages import Histogram, LiveSettings, Standing
 from tests.support.run_records import records, status, worker
 
@@ -188,3 +188,23 @@ def test_the_bound_is_the_one_in_force() -> None:
     changed = LiveSettings(9, revision=1)
     assert meter().look([status()], [records(0)], 1000.0).bound == 4
     assert meter().look([status(settings=changed)], [records(0)], 1000.0).bound == 9
+
+
+def test_links_are_grouped_by_their_hosts() -> None:
+    """The median round trip of a pair, and the bytes that its workers pushed in the last seconds; a
+    worker that has not renewed its lease yet has no host."""
+    watch = meter()
+    far = [worker(f"w{n}", host="far", rtt_s=0.001 * rtt) for n, rtt in enumerate((10, 30, 0, 20))]
+    workers = [*far, worker("w9", host="near"), worker("w8")]
+    rows = records(6, worker=[b"w0", b"w1", b"w9", b"w9", b"w8", b"w0"])
+    rows["bytes"] = [100, 200, 1, 2, 5000, 300]
+    statuses = [status(0, workers, host="a"), status(1, workers, host="b")]
+    watch.look(statuses, [rows, rows], 1000.0)
+    got = watch.look(statuses, [rows, rows[:1]], 1002.0)
+    assert got.links == (
+        LinkReading("far", "a", 20.0, 300.0),
+        LinkReading("far", "b", 20.0, 50.0),
+        LinkReading("near", "a", None, 1.5),
+        LinkReading("near", "b", None, 0.0),
+    )
+    assert meter().look([status(0, workers)], [rows], 1000.0).links == ()

@@ -1,5 +1,6 @@
 """The admin client's questions: each bypasses the gate, and refusals keep their error type."""
 
+import socket
 from collections.abc import Iterator
 
 import msgspec
@@ -22,6 +23,7 @@ from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.shard_state import SavedProgress
 from shards.tables import Layout
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.session_replies import Array
 
@@ -295,3 +297,21 @@ def test_a_change_waits_for_a_quiesce(cluster: Cluster, console: AdminClient) ->
         console.quiesce(0.5)
     with AdminClient(cluster) as other:
         assert other.set(rate_factor=0.5).rate_factor == 0.5
+
+
+def test_renewals_report_the_link() -> None:
+    """The status has the host of each shard and worker, and the round trip that the system of the
+    worker has measured."""
+    specs = shard_specs(TABLE, shards=2, lease_s=1.0)
+    with (
+        local_shards(specs, TABLE.empty()) as cluster,
+        AdminClient(cluster) as console,
+        Client(cluster, worker="w", transport="tcp"),
+    ):
+        eventually(
+            lambda: all(status.workers[0].rtt_s > 0 for status in console.status()),
+            because="it renews its lease",
+        )
+        for status in console.status():
+            assert status.host == status.workers[0].host == socket.gethostname()[:128]
+            assert status.workers[0].rtt_s < 10

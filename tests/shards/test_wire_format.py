@@ -76,7 +76,7 @@ REQUESTS: list[Request | Probe] = [
     Join(TOP, *NAMES, TOP, TOP),
     Push(TOP, *NAMES, TOP, TOP, TOP, TOP, TOP, 2**32, 2**32, TOP, PARTS, 1e300, 1, 1, TOP),
     Pull(TOP, *NAMES, TOP, TOP, TOP, [AskedPart(LONG, Kind.SPARSE, True, TOP, 0.1)] * TABLES),
-    Renew(TOP, *NAMES, TOP),
+    Renew(TOP, *NAMES, TOP, "h" * 128, 1e300),
     Leave(TOP, *NAMES, TOP),
     Install(TOP, LONG, True, Piece(TOP, TOP, TOP)),
     Export(TOP, LONG),

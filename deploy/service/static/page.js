@@ -211,8 +211,10 @@ function showShards(now) {
 
 function showTraffic(now, workers) {
   const rate = (shard) => (shard.bytes_in_per_s ?? 0) + (shard.bytes_out_per_s ?? 0);
-  bars("#traffic", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
-    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+  const links = (now.links ?? []).map((link) => ({ name: `${link.worker_host} → ${link.shard_host}`, value: link.bytes_per_s ?? 0,
+    text: `RTT ${figure(link.rtt_ms, 3)} ms, ${figure((link.bytes_per_s ?? 0) / 1e6, 3)} MB/s pushed` }));
+  bars("#traffic", [...links.sort((a, b) => (b.value - a.value)).slice(0, MOST_ROWS), ...now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
+    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` }))]);
   const sum = (part) => workers.reduce((total, times) => total + times[part], 0);
   const all = PARTS.reduce((total, part) => total + sum(part), 0);
   const share = all ? Math.round(100 * sum("network") / all) : 0;
