@@ -13,6 +13,7 @@ from shards.errors import BadInput
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
 checkpoints = typer.Typer(help="Checkpoints of a job: list, verify, compare, export or pin them.")
 Number = Annotated[str, typer.Argument(help="The number of a checkpoint.", show_default=False)]
+_SET_S = 60.0
 Target = Annotated[Path, typer.Option("--output", "-o", help="The file.", show_default=False)]
 
 
@@ -149,7 +150,10 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
         found = client.get("/service")
         states = [state for state, count in found["jobs"].items() if count]
         jobs = client.get("/jobs", limit=200)["jobs"]
-    live = [job for job in jobs if job["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}]
+        live = [job for job in jobs if job["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}]
+        for job in live:
+            reading = client.get(f"/jobs/{job['id']}/reading") if job["head"] else {}
+            job["links"] = reading.get("readings", {}).get("links", [])
     lines = [f"slots {found['slots_held']}/{found['slots']}  {found['halted'] or 'queue open'}"]
     lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states)]
     for job in live:
@@ -158,20 +162,40 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
             f"{job['id']}  {job['state']:<10}  {job['name']}  loss {_cell(head.get('loss'))}"
             f"  {_cell(head.get('samples_per_s'))} samples/s  {' '.join(job['alerts'])}".rstrip()
         )
+        lines += [
+            f"    {link['worker_host']} -> {link['shard_host']}  RTT {_cell(link['rtt_ms'])} ms"
+            f"  {_cell((link['bytes_per_s'] or 0.0) / 1e6)} MB/s pushed"
+            for link in job["links"]
+        ]
     show({"service": found, "jobs": live}, as_json, "\n".join(lines))
 
 
 @connected
 def set_options(
     service: ServiceAddress,
-    job: JobArgument,
+    job: Annotated[
+        str, typer.Argument(help="The id of a job, or the folder of a run.", show_default=False)
+    ],
     changes: Annotated[
         list[str], typer.Argument(help="Options such as staleness=8.", show_default=False)
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Change options of a job. One that trains takes a snapshot, and continues with them."""
-    ask(job, "set", service, as_json, {"settings": changes_of("set", changes)})
+    """Change options of a job of the service, or of a run by its folder, while it trains.
+
+    `staleness` and `rate_factor` change at once. With other options a job of the service takes a
+    snapshot, and continues with them in another attempt.
+    """
+    settings = changes_of("set", changes)
+    if not Path(job).is_dir():
+        ask(job, "set", service, as_json, {"settings": settings})
+        return
+    from deploy.run_requests import request_settings
+    from deploy.snapshot_ref import origin_of
+
+    request_settings(origin_of(job), settings, _SET_S)
+    words = ", ".join(f"{name}={_cell(value)}" for name, value in settings.items())
+    show({"run": job, "settings": settings}, as_json, f"{job} trains with {words}")
 
 
 @app.command("reshard")

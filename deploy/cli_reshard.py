@@ -18,7 +18,7 @@ def reshard(
     ] = 300.0,
 ) -> None:
     """Change the number of shards of a run on this machine while it trains."""
-    from deploy.reshard_requests import request_reshard
+    from deploy.run_requests import request_reshard
     from deploy.snapshot_ref import origin_of
     from worker.job_shards import in_words
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from deploy.run_folder import LOGS, SETTINGS
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, newest
@@ -83,12 +85,14 @@ class Inputs:
                 f" to train on and each worker needs one, got {settings.workers}"
             )
         self.solver = solver.with_data_shape(source.shape, row_shapes(source))
-        self.job = caffe_job(
+        job = caffe_job(
             self.solver,
             settings,
             workers=settings.workers,
             logs_apart=settings.logs is not None,
         )
+        # What an operator has changed is in the settings, where --resume may change it again.
+        self.job = structs.replace(job, rate_factor=settings.rate_factor or 1.0)
         if spark_settings.embedded_master(settings.spark, 1):
             check_here(self.job.device)
         if settings.ray is None:  # the shards will run on this machine

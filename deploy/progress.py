@@ -8,7 +8,7 @@ numbers of the training come from deploy/progress_model.py; this module only for
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -22,7 +22,8 @@ from rich.text import Text
 
 from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
-from shards.messages import ShardStatus
+from shards.live_settings import described
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation, in_words
 from worker.loss_line import Milestones
 
@@ -131,6 +132,10 @@ class Progress:
             self._console.print(Text(text, style="yellow"))
         else:
             self._say(f"{clock_text(self._clock() - self._started)}  {text}")
+
+    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
+        """Show the settings in force; an operator has `changed` these options, by name."""
+        self.note(described(settings))
 
     @property
     def readings(self) -> Readings | None:

@@ -6,13 +6,15 @@ no clock and no terminal: the display (deploy/progress.py) passes the time in an
 result.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
+import numpy as np
 
 from deploy.summary import Rows, RunTally
-from shards.messages import ShardStatus, Standing, WorkerStatus
+from shards.messages import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.loss_line import RecentLoss
 
 WINDOW_S = 10.0
@@ -35,6 +37,7 @@ class ShardReading(msgspec.Struct, frozen=True):
 
     `apply_ms` is the time that its process spent on requests, for each push; `busy` the share of
     the wall time. `queue` messages came in its latest turn; `waiting` requests wait at the gate.
+    The p99 are those of the last seconds; the histograms are since its process began.
     """
 
     shard: int
@@ -47,6 +50,25 @@ class ShardReading(msgspec.Struct, frozen=True):
     busy: float | None = None
     queue: int = 0
     waiting: int = 0
+    apply_p99_ms: float | None = None
+    queue_p99: float | None = None
+    waiting_p99: float | None = None
+    apply_s: Histogram = Histogram()
+    queues: Histogram = Histogram()
+    parked: Histogram = Histogram()
+
+
+class LinkReading(msgspec.Struct, frozen=True):
+    """The links from the workers of one host to the shards of another.
+
+    `rtt_ms` is the median round trip of their connections, as the systems of the workers measure
+    it; None where no TCP is used or none was measured. `bytes_per_s` of pushes arrive over them.
+    """
+
+    worker_host: str
+    shard_host: str
+    rtt_ms: float | None
+    bytes_per_s: float | None
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +94,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     absent: int
     workers: tuple[WorkerReading, ...]
     shards: tuple[ShardReading, ...]
+    links: tuple[LinkReading, ...] = ()
 
     @property
     def waiting(self) -> list[str]:
@@ -84,12 +107,16 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """The shards' statuses at `time`, and the losses of the updates since the previous ones."""
+    """The shards' statuses at `time`, and the losses of the updates since the previous ones.
+
+    `pushed` are the bytes of these updates, by worker at each shard.
+    """
 
     time: float
     statuses: Sequence[ShardStatus]
     loss_sum: float
     losses: int
+    pushed: Sequence[Mapping[str, int]]
 
 
 class Meter:
@@ -125,7 +152,8 @@ class Meter:
         losses = records[0]["loss"] if records else ()
         if self._looks and _others(self._looks[-1].statuses, statuses):
             self._looks.clear()
-        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses)))
+        pushed = [_bytes_by_worker(rows) for rows in records]
+        self._looks.append(_Look(now, statuses, float(sum(losses)), len(losses), pushed))
         while len(self._looks) > 2 and self._looks[1].time <= now - WINDOW_S:
             self._looks.popleft()
         count = sum(look.losses for look in self._looks)
@@ -149,13 +177,43 @@ class Meter:
             epoch=first.samples / self._rows if self._rows else None,
             staleness_mean=self._tally.staleness_mean,
             staleness_max=self._tally.staleness_max if self._tally.rows else None,
-            bound=self._bound,
+            bound=first.settings.bound if first.settings.revision else self._bound,
             absent=max(0, self._workers - len(workers)),
             workers=workers,
             shards=tuple(
                 _read_shard(before, status, now - earlier.time)
                 for before, status in zip(earlier.statuses, statuses, strict=True)
             ),
+            links=self._read_links(statuses, now - earlier.time),
+        )
+
+    def _read_links(
+        self, statuses: Sequence[ShardStatus], seconds: float
+    ) -> tuple[LinkReading, ...]:
+        """The links between each two hosts, sorted by name; a host that is not known has none."""
+        trips: dict[tuple[str, str], list[float]] = {}
+        pushed: Counter[tuple[str, str]] = Counter()
+        recent = list(self._looks)[1:]  # the first look's updates are from before its time
+        for number, status in enumerate(statuses):
+            for worker in status.workers:
+                if not (status.host and worker.host):
+                    continue
+                pair = worker.host, status.host
+                measured = trips.setdefault(pair, [])
+                if worker.rtt_s > 0 and worker.standing is Standing.ACTIVE:
+                    measured.append(1000 * worker.rtt_s)
+                pushed[pair] += sum(
+                    look.pushed[number].get(worker.worker, 0)
+                    for look in recent
+                    if number < len(look.pushed)
+                )
+        return tuple(
+            LinkReading(
+                *pair,
+                median(measured) if measured else None,
+                pushed[pair] / seconds if seconds > 0 else None,
+            )
+            for pair, measured in sorted(trips.items())
         )
 
     def _read_workers(self, statuses: Sequence[ShardStatus]) -> tuple[WorkerReading, ...]:
@@ -213,7 +271,47 @@ def _read_shard(before: ShardStatus, now: ShardStatus, seconds: float) -> ShardR
         busy=busy_s / seconds if seconds > 0 and busy_s else None,
         queue=now.queue,
         waiting=now.waiting,
+        apply_p99_ms=_in_ms(quantile(before.apply_s, now.apply_s, 0.99)),
+        queue_p99=quantile(before.queues, now.queues, 0.99),
+        waiting_p99=quantile(before.parked, now.parked, 0.99),
+        apply_s=now.apply_s,
+        queues=now.queues,
+        parked=now.parked,
     )
+
+
+def quantile(before: Histogram, now: Histogram, share: float) -> float | None:
+    """The bound below which `share` of the values are that came between two histograms.
+
+    A first one without counts has none yet. None if no value came; the largest bound if values were
+    above it.
+    """
+    earlier = before.counts or (0,) * len(now.counts)
+    counts = [new - old for old, new in zip(earlier, now.counts, strict=True)]
+    if before.counts == now.counts:  # the same status twice, at the first look
+        counts = list(now.counts)
+    total, reached = sum(counts), 0
+    if total <= 0 or min(counts) < 0:
+        return None
+    for bound, count in zip(now.bounds, counts, strict=False):
+        reached += count
+        if reached >= share * total:
+            return bound
+    return now.bounds[-1]
+
+
+def _in_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _bytes_by_worker(rows: Rows) -> dict[str, int]:
+    """The payload bytes of the pushes in these records."""
+    names, places = np.unique(rows["worker"], return_inverse=True)
+    sums = np.bincount(places, rows["bytes"], len(names))
+    return {
+        bytes(name).decode(errors="replace"): int(count)
+        for name, count in zip(names, sums, strict=True)
+    }
 
 
 def _rate(before: int, now: int, seconds: float) -> float | None:

@@ -167,8 +167,12 @@ class RunFolder:
 
     def resettle(self, settings: Mapping[str, object], cluster: Cluster) -> None:
         """After a resharding, write the new settings for `--resume` and the shards' addresses."""
-        write_whole(self.settings, checked_json.encode(settings), private=True)
+        self.write_settings(settings)
         cluster.save(self.cluster)
+
+    def write_settings(self, settings: Mapping[str, object]) -> None:
+        """Write settings that have changed, for `--resume`; raises GiveUp if the disk is full."""
+        write_whole(self.settings, checked_json.encode(settings), private=True)
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`; raises GiveUp if the disk is full or fails."""

@@ -13,9 +13,9 @@ from deploy.settings import TrainSettings
 from deploy.updates_parquet import UpdatesWriter
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, mark_ended
-from shards.errors import GiveUp
+from shards.errors import BadInput, GiveUp
 from shards.job_ids import short_id
-from shards.messages import ShardStatus
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation
 from worker.job_shards import in_words
 from worker.options import DEFAULT_SEED
@@ -74,9 +74,24 @@ class RunObserver(ClosingContext):
         assert self.updates is not None, "started comes first"
         self.updates.moved()
         self._cluster = cluster
-        settings = self._settings.replace(shards=cluster.map.shards)
-        self._folder.resettle(settings.plain(), cluster)
+        self._settings = self._settings.replace(shards=cluster.map.shards)
+        self._folder.resettle(self._settings.plain(), cluster)
         self._progress.note(f"moved to {in_words(cluster.map.shards)}")
+
+    def settings_changed(self, settings: LiveSettings) -> None:
+        """Record the changed settings: the run continues with them when it is resumed."""
+        before = {
+            "staleness": self._settings.staleness,
+            "rate_factor": self._settings.rate_factor or 1.0,
+        }
+        now = {"staleness": settings.bound, "rate_factor": settings.rate_factor}
+        changed = {name: value for name, value in now.items() if before[name] != value}
+        self._progress.settings_changed(settings, changed)
+        try:
+            self._settings = self._settings.replace(**changed)
+            self._folder.write_settings(self._settings.plain())
+        except (BadInput, GiveUp) as error:
+            self.notice(f"{error}; the run trains with the change, and is resumed without it")
 
     def notice(self, text: str) -> None:
         self._progress.note(text)

@@ -16,9 +16,9 @@ from deploy import ray_and_spark
 from deploy.finish import AlreadyFinished, complete, finish, summary_of_end
 from deploy.prepare import Inputs, prepare
 from deploy.progress import Progress
-from deploy.reshard_requests import ReshardInbox
 from deploy.run_folder import RunFolder
 from deploy.run_observer import RunObserver
+from deploy.run_requests import RequestInbox
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, shelf_of
 from deploy.summary import Summary
@@ -42,7 +42,7 @@ def run(
     Returns the summary, or None if Ctrl-C ended the run early. With an `origin`, the run continues
     from it. If `origin` names no snapshot, the run continues in its own folder from the newest
     snapshot, or from the logs of shards that were killed if those hold more steps; otherwise it
-    starts in a new folder. SIGUSR1 requests a snapshot; reshard requests are read from the folder.
+    starts in a new folder. SIGUSR1 requests a snapshot; other requests are read from the folder.
 
     Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
     can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
@@ -81,7 +81,7 @@ def run(
             resume=found,
             snapshots=snapshots,
             snapshot_requested=snapshot_requested,
-            next_reshard=ReshardInbox(folder.path),
+            next_request=RequestInbox(folder.path),
             logs=settings.logs or folder.logs,
             evaluation=inputs.evaluation,
             observer=observer,

@@ -29,6 +29,7 @@ from ps.session.admin_plans import (
     Query,
     Question,
     Result,
+    SettingsChange,
     Side,
 )
 from ps.session.events import Unreachable
@@ -36,10 +37,12 @@ from ps.transport.shard_sockets import Links
 from shards import arguments, wire_format
 from shards.errors import BadInput
 from shards.ledger import Ledger
+from shards.live_settings import checked_factor
 from shards.messages import (
     AskRecords,
     AskStatus,
     FromOperator,
+    LiveSettings,
     Quiesce,
     Read,
     Records,
@@ -53,6 +56,8 @@ from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.update_records import RECORD
 
 __all__ = ["AdminClient", "ShardState"]
+
+UNCHANGED = "unchanged"
 
 _RETRY_S = 2.0
 _CHECK_S = 0.5
@@ -141,6 +146,33 @@ class AdminClient(ClosingContext):
         """End this client's quiesce; that of another client stays in force."""
         carry_out(admin_plans.resume(self.side), self)
 
+    def set(
+        self, *, staleness: float | str | None = UNCHANGED, rate_factor: float | None = None
+    ) -> LiveSettings:
+        """Change settings of the job while it trains, and return those that are now in force.
+
+        `staleness` is the bound in steps (None or inf: none); `rate_factor` multiplies the rates of
+        the job's schedules, which continue from there. What is not given stays. Every update after
+        this has returned uses the new rate, and every pull the new bound. Raises BadInput for
+        settings that the job cannot follow, such as a bound below what its strategy needs; GiveUp
+        where another operator has changed the settings at the same time; Retry where one quiesces
+        the shards for longer than `patience_s`.
+        """
+        sets_bound = staleness != UNCHANGED
+        bound = arguments.bound("staleness", staleness) if sets_bound else None
+        if rate_factor is not None:
+            rate_factor = checked_factor("rate_factor", rate_factor)
+        change = SettingsChange(sets_bound, bound, rate_factor)
+        return carry_out(admin_plans.change_settings(self.side, change), self)
+
+    def spread(self, settings: LiveSettings) -> None:
+        """Give settings that `set` has returned to the shards that lack them.
+
+        A shard lacks them that was restarted from an autosave, and each one does if the operator
+        that changed them has died before it had asked all.
+        """
+        carry_out(admin_plans.spread_settings(self.side, settings), self)
+
     def hand_over(self, successors: Cluster, cut: Mapping[str, int]) -> None:
         """Send the workers of shards that are quiesced at `cut` to their successors.
 
@@ -148,7 +180,9 @@ class AdminClient(ClosingContext):
         """
         encoded = cluster_of(successors).for_workers().encode()
         arguments.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
-        carry_out(admin_plans.hand_over(self.side, encoded, [cut] * self.cluster.map.shards), self)
+        cuts = [cut] * self.cluster.map.shards
+        settings = max((one.settings for one in self.status()), key=lambda one: one.revision)
+        carry_out(admin_plans.hand_over(self.side, encoded, cuts, settings), self)
 
     @property
     def side(self) -> Side:

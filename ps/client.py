@@ -601,7 +601,7 @@ class Client:
         known = "" if slowest is None else f": the slowest worker is at clock {slowest}"
         error = events.ClockTimeout(
             f"worker {self.worker}: the pull for clock {clock} has waited {timeout_s:g} s at the"
-            f" staleness bound {self.cluster.bound}{known}",
+            f" staleness bound{known}",
             slowest,
         )
         error.worker = self.worker

@@ -87,6 +87,9 @@ def shard_specs(
             deltas=half.deltas,
             lease_s=arguments.seconds("lease_s", lease_s),
             warm_steps=arguments.whole("warm_steps", warm_steps, 0),
+            rate_factor=half.rate_factor,
+            least_bound=half.least_bound,
+            local_rate=half.local_rate or half.deltas,
         )
         for shard in range(shards)
     ]

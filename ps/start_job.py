@@ -175,7 +175,8 @@ def start(
     `server` merges pushes in rounds. `workers` is the expected number of workers, by which
     schedules count iterations. `start` gives tables, by name, other first values than those they
     were described with; `resume` is a snapshot, or the folder of a killed job's logs, from which
-    everything continues, workers' pushes included. `server` is a strategy's half at the shards and
+    everything continues, workers' pushes and what an operator has changed of the bound and the rate
+    included. `server` is a strategy's half at the shards and
     `strategy` its name (`worker.start` gives both).
 
     Options of the launch:

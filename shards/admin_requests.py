@@ -1,4 +1,4 @@
-"""Requests of operators: install or export a state, quiesce, hand over, report counters.
+"""Requests of operators: install or export a state, quiesce, hand over, change settings, report.
 
 None of them is subject to incarnation, lease or staleness bound. Each answer goes to the requester.
 None of them answers a worker: a handover drops the workers' waiting requests, and they ask again.
@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 from numpy.typing import NDArray
 
-from shards import shard_state, wire_format
+from shards import live_settings, shard_state, wire_format
 from shards.errors import (
     BadMessage,
     DownpourError,
@@ -25,6 +25,7 @@ from shards.messages import (
     AskPiece,
     AskRecords,
     AskStatus,
+    ChangeSettings,
     Cut,
     Describe,
     Described,
@@ -40,6 +41,7 @@ from shards.messages import (
     Quiesced,
     Read,
     Records,
+    SettingsInForce,
     ShardStatus,
     State,
     Status,
@@ -52,7 +54,16 @@ from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests
 
 FromOperator = (
-    Install | Quiesce | HandOver | Export | AskPiece | Read | Describe | AskStatus | AskRecords
+    Install
+    | Quiesce
+    | HandOver
+    | ChangeSettings
+    | Export
+    | AskPiece
+    | Read
+    | Describe
+    | AskStatus
+    | AskRecords
 )
 
 Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
@@ -85,6 +96,8 @@ class AdminRequests:
                 return self._quiesce(message, frames, now)
             case HandOver():
                 return self._hand_over(message, frames, now)
+            case ChangeSettings():
+                return self._change_settings(message, now)
             case Export():
                 return self._export(sender, message, now)
             case AskPiece():
@@ -133,11 +146,14 @@ class AdminRequests:
             journal.bytes_in,
             journal.bytes_out,
             journal.max_clock_gap,
-            self._part.ledger.standings(self._workers.waits),
+            self._part.ledger.standings(self._workers.waits, self._workers.links),
             journal.trouble,
             len(self._workers.gate.parked),
             journal.queue,
             journal.busy_s,
+            self._part.settings,
+            *journal.histograms(),
+            journal.host,
         )
 
     def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:
@@ -189,7 +205,10 @@ class AdminRequests:
         # A retried Install is idempotent: the first reply may have been lost in a failover.
         if not (message.keep_workers and part.is_at(offered)):
             self._check_fresh()
+            settings = part.settings
             part.restore(offered)
+            if settings.revision > part.settings.revision:
+                part.follow(settings)  # the Install is a late copy of one before the change
         if message.keep_workers:
             part.ledger.renew(now + part.spec.lease_s)
         else:
@@ -207,15 +226,16 @@ class AdminRequests:
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
         if move.moved_to is not None and not move.standstill.is_owned(message.owner, now):
             raise Moved(f"shard {self._shard} has handed over its part", move.moved_to)
+        place, revision = (message.request, self._shard, self._boot), self._part.settings.revision
         if busy_s := move.standstill.busy_s(message.owner, now):
-            reply = Quiesced(message.request, self._shard, self._boot, missing=True, busy_s=busy_s)
+            reply = Quiesced(*place, missing=True, busy_s=busy_s, revision=revision)
             return reply, (wire_format.encode_state(Cut(ledger.cut)),)
         move.standstill.begin(message.owner, cut, message.seconds, now)
         missing = ledger.short_of(cut)
         if message.apply_buffer and not missing:
             self._part.updates.apply_buffer()
         self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
-        reply = Quiesced(message.request, self._shard, self._boot, missing)
+        reply = Quiesced(*place, missing, revision=revision)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 
     def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:
@@ -227,6 +247,20 @@ class AdminRequests:
         self._move.hand_over(successors, message.owner, now)
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()
+
+    def _change_settings(self, message: ChangeSettings, now: float) -> Answer:
+        part, move = self._part, self._move
+        if move.moved_to is not None:
+            raise Moved(f"shard {self._shard} has handed over its part", move.moved_to)
+        part.held.weights()  # raises Retry: a copy of an empty shard would lack the change
+        live_settings.check_change(part.spec, message.settings)
+        # An operator that quiesces the shard may have exported its state, without this change.
+        busy_s = move.standstill.remaining_s(now)
+        changed = not busy_s and message.settings.revision > part.settings.revision
+        if changed:
+            part.follow(message.settings)
+        place = message.request, self._shard, self._boot
+        return SettingsInForce(*place, part.settings, changed, busy_s), ()
 
     def _describe(self, message: Describe) -> Answer:
         if difference := differs(message.protocol, message.schema):

@@ -145,6 +145,7 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     the shard applies them at that fixed rate, without any of these. Without it they are gradients,
     and the job's schedule holds. `rule` is None for the job's own. `stale`, the
     user's choice, limits the staleness of single pushes, which those of a round do not have.
+    `least_bound`, `local_rate` and `rate_factor` are those of a ShardSpec.
     """
 
     merge: Merge = EACH
@@ -153,6 +154,9 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     rule: Rule | None = None
     stale: StaleLimit | None = None
+    least_bound: int | None = 0
+    local_rate: bool = False
+    rate_factor: float = 1.0
 
     def __post_init__(self) -> None:
         weighing_of("weigh", self.weigh)

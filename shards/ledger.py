@@ -299,8 +299,13 @@ class Ledger(msgspec.Struct):
         """Whether every active worker has joined since the last rollback, if there was one."""
         return not any(self.entries[worker].unheard for worker in self.active)
 
-    def standings(self, waits: Callable[[str], bool]) -> tuple[WorkerStatus, ...]:
-        """The status of each worker, for operators; `waits` says whether its request is parked."""
+    def standings(
+        self, waits: Callable[[str], bool], links: Mapping[str, tuple[str, float]]
+    ) -> tuple[WorkerStatus, ...]:
+        """The status of each worker, for operators; `waits` says whether its request is parked.
+
+        `links` has the host of each worker and the round trip to it, as far as these are known.
+        """
         return tuple(
             WorkerStatus(
                 name,
@@ -312,6 +317,7 @@ class Ledger(msgspec.Struct):
                 entry.seq,
                 waits(name),
                 entry.loss,
+                *links.get(name, ("", 0.0)),
             )
             for name, entry in self.entries.items()
         )

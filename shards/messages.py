@@ -34,8 +34,10 @@ PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pi
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
+Host = Annotated[str, Meta(max_length=128)]
 PieceBytes = Annotated[int, Meta(ge=256, le=PIECE_BYTES)]
 Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
+RateFactor = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Kind(StrEnum):
@@ -207,7 +209,14 @@ class Pull(Registered, frozen=True, tag="pull"):
 
 
 class Renew(Registered, frozen=True, tag="renew"):
-    """Renew the worker's lease; its parked requests still wait."""
+    """Renew the worker's lease; its parked requests still wait.
+
+    `host` is the name of the worker's host, and `rtt_s` the round trip of its connection to this
+    shard as the system measures it (0: not known). Both are for the shard's status alone.
+    """
+
+    host: Host = ""
+    rtt_s: float = 0.0
 
 
 class Leave(Registered, frozen=True, tag="leave"):
@@ -283,6 +292,26 @@ class HandOver(FromOperator, frozen=True, tag="retire"):
     owner: Count
 
 
+class LiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of a job that an operator may change while it trains.
+
+    `bound` is the staleness bound in steps (None: none); `rate_factor` multiplies the rates of all
+    schedules. The settings of the highest `revision` are in force; 0 are those that the job began
+    with. `owner` is a number that the operator who changed them has drawn.
+    """
+
+    bound: Count | None
+    rate_factor: RateFactor = 1.0
+    revision: Count = 0
+    owner: Count = 0
+
+
+class ChangeSettings(FromOperator, frozen=True, tag="change"):
+    """Train with these settings from now on, unless those in force have as high a revision."""
+
+    settings: LiveSettings
+
+
 class AskStatus(FromOperator, frozen=True, tag="ask_status"):
     """Request the shard's counters and the status of each worker."""
 
@@ -314,11 +343,12 @@ Request = (
     | Describe
     | Quiesce
     | HandOver
+    | ChangeSettings
     | AskStatus
     | AskRecords
 )
 
-CHANGING = (Hello, Join, Push, Leave, Install, Quiesce, HandOver)
+CHANGING = (Hello, Join, Push, Leave, Install, Quiesce, HandOver, ChangeSettings)
 """The requests that can change a shard's state; they are logged and replicated."""
 
 
@@ -409,15 +439,28 @@ class Quiesced(FromShard, frozen=True, tag="holding"):
 
     `missing`: a worker with a valid lease has yet to send a push up to the requested cut.
     `busy_s`: the request changed nothing, because another operator quiesces the shard, for at most
-    this many seconds more.
+    this many seconds more. `revision` is that of the settings in force.
     """
 
     missing: bool
     busy_s: float = 0.0
+    revision: Count = 0
 
 
 class HandedOver(FromShard, frozen=True, tag="retired"):
     """The shard redirects every worker to the new shards."""
+
+
+class SettingsInForce(FromShard, frozen=True, tag="in_force"):
+    """The settings that this shard trains with; `changed` if the request has changed them.
+
+    `busy_s`: the request changed nothing, because an operator quiesces the shard, for at most this
+    many seconds more.
+    """
+
+    settings: LiveSettings
+    changed: bool = False
+    busy_s: float = 0.0
 
 
 class Installed(FromShard, frozen=True, tag="installed"):
@@ -476,6 +519,7 @@ Reply = (
     | Refusal
     | Quiesced
     | HandedOver
+    | SettingsInForce
     | Installed
     | State
     | Described
@@ -507,6 +551,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     seq: int
     waiting: bool
     loss: float
+    host: str = ""
+    rtt_s: float = 0.0
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -515,12 +561,26 @@ class Cut(msgspec.Struct, frozen=True):
     pushes: dict[Name, Count]
 
 
+class Histogram(msgspec.Struct, frozen=True):
+    """How often a measured value was in each of some fixed intervals.
+
+    `counts[n]` values were above `bounds[n - 1]` and at most `bounds[n]`; the last of the counts
+    has no bound. `total` is the sum of all values.
+    """
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    total: float = 0.0
+
+
 class ShardStatus(msgspec.Struct, frozen=True):
     """A shard's counters since it was installed; bytes are payload bytes, without headers.
 
     `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
     `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
-    `busy_s` are the seconds that the shard's process has spent on requests.
+    `busy_s` are the seconds that the shard's process has spent on requests. `settings` are those in
+    force. The histograms are those of metrics.py, since the process began. `host` is the name of
+    the shard's host.
     """
 
     shard: int
@@ -541,3 +601,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     waiting: int = 0
     queue: int = 0
     busy_s: float = 0.0
+    settings: LiveSettings = LiveSettings(None)
+    apply_s: Histogram = Histogram()
+    queues: Histogram = Histogram()
+    parked: Histogram = Histogram()
+    host: str = ""

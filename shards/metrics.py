@@ -1,4 +1,12 @@
-"""A shard's metrics: counters, and a record of every update.
+"""A shard's metrics: counters, histograms, and a record of every update.
+
+The histograms are of turns: the messages that the shard's process handles together. The process
+measures a turn, because it has the clock, and reports it here; there are three:
+
+- `apply_s`: the seconds that a push took, with the WAL record and the answer: a turn's time divided
+  by its pushes. A turn without a push does not count.
+- `queues`: the messages that had come for a turn.
+- `parked`: the requests that wait at the gate after a turn.
 
 Nothing here decides anything. Records wait until an operator collects them; a shard keeps at most
 the newest `MAX_RECORDS`. They are kept in the bytes that will be sent, because a row of Python
@@ -6,17 +14,24 @@ objects would take three times the memory.
 """
 
 import struct
+from bisect import bisect_left
 from collections import deque
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.messages import Count, Push
+from shards.messages import Count, Histogram, Push
 from shards.update_records import RECORD
 
 MAX_RECORDS = 1 << 17
 MAX_READS = 64
+APPLY_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0),
+)
+QUEUES = (1, 2, 4, 8, 16, 32, 64)
+PARKED = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _FORMATS = {"f": "d", "i": "q", "S": "128s"}
 _ROW = struct.Struct("<" + "".join(_FORMATS[RECORD[name].kind] for name in RECORD.names or ()))
@@ -40,16 +55,19 @@ class Metrics:
     """A shard's counters over all its incarnations, and the records not yet collected.
 
     `bytes_in` and `bytes_out` are payload bytes, without headers. `trouble` is what fails in the
-    background of the shard's process at present, in words. Its driver sets that, and `queue` and
-    `busy_s` as in ShardStatus.
+    background of the shard's process at present, in words, and `host` the name of its host: its
+    driver sets both. `queue` and `busy_s` are as in ShardStatus.
     """
 
     def __init__(self) -> None:
         self.pushes = self.pulls = self.duplicates = self.dropped = self.refused = 0
         self.bytes_in = self.bytes_out = 0
         self.max_clock_gap = 0
-        self.trouble = ""
+        self.trouble = self.host = ""
         self.queue, self.busy_s = 0, 0.0
+        self._apply_s, self._queues = [0] * (len(APPLY_S) + 1), [0] * (len(QUEUES) + 1)
+        self._parked = [0] * (len(PARKED) + 1)
+        self._totals = [0.0, 0, 0]
         self._records: deque[bytes] = deque(maxlen=MAX_RECORDS)
         self._first = 0
         self._reads: dict[str, dict[int, float]] = {}
@@ -58,6 +76,31 @@ class Metrics:
     def counts(self) -> Counts:
         """The present counters."""
         return Counts(*(getattr(self, name) for name in Counts.__struct_fields__))
+
+    def turn(self, queue: int, pushes: int, parked: int, seconds: float) -> None:
+        """Count a turn of `queue` messages that took `seconds` and recorded `pushes`.
+
+        `parked` requests wait at the gate after it. It is called at every turn: its cost is one
+        call.
+        """
+        self.queue, self.busy_s = queue, self.busy_s + seconds
+        totals = self._totals
+        if pushes:
+            self._apply_s[bisect_left(APPLY_S, seconds / pushes)] += pushes
+            totals[0] += seconds
+        self._queues[bisect_left(QUEUES, queue)] += 1
+        self._parked[bisect_left(PARKED, parked)] += 1
+        totals[1] += queue
+        totals[2] += parked
+
+    def histograms(self) -> tuple[Histogram, Histogram, Histogram]:
+        """The histograms `apply_s`, `queues` and `parked` so far."""
+        apply_s, queues, parked = self._totals
+        return (
+            Histogram(APPLY_S, tuple(self._apply_s), apply_s),
+            Histogram(QUEUES, tuple(self._queues), queues),
+            Histogram(PARKED, tuple(self._parked), parked),
+        )
 
     def resume(self, counts: Counts) -> None:
         """Continue from these counters; a record's number is that of its push, in every

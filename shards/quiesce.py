@@ -68,9 +68,11 @@ class QuiesceTracker:
 
     def busy_s(self, owner: int, now: float) -> float:
         """The seconds for which an operator other than `owner` quiesces the shard; 0 if none."""
-        if self._ends_at is None or self._owner == owner:
-            return 0.0
-        return max(0.0, self._ends_at - now)
+        return 0.0 if self._owner == owner else self.remaining_s(now)
+
+    def remaining_s(self, now: float) -> float:
+        """The seconds for which the limit is still in force; 0 if it is not."""
+        return 0.0 if self._ends_at is None else max(0.0, self._ends_at - now)
 
     def is_owned(self, owner: int, now: float) -> bool:
         """Whether the limit is in force, and `owner` began it."""

@@ -16,7 +16,7 @@ from shards.errors import (
     Resynchronise,
     Retry,
 )
-from shards.messages import Message, Quiesced, Refusal, Remedy
+from shards.messages import Message, Quiesced, Refusal, Remedy, SettingsInForce
 
 _LONGEST = 256
 
@@ -54,6 +54,8 @@ def changed_nothing(answer: Message) -> bool:
     """
     if isinstance(answer, Quiesced):
         return answer.busy_s > 0
+    if isinstance(answer, SettingsInForce):
+        return not answer.changed
     return isinstance(answer, Refusal) and answer.remedy is not Remedy.BAD_INPUT
 
 

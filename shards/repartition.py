@@ -109,12 +109,15 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
     # A buffer that one shard alone has applied holds fewer pushes there; none may be forgotten.
     collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
+    # A change of the settings may have reached some shards only; the new ones must agree.
+    changed = [saved.settings for saved in all_saved if saved.settings is not None]
     return msgspec.structs.replace(
         furthest,
         ledger=Ledger(entries, floor),
         updates=updates,
         buffered=max(saved.buffered for saved in all_saved),
         collected=collected,
+        settings=max(changed, key=lambda settings: settings.revision, default=None),
     )
 
 

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from cupy_kernels.backends import HOST
 from shards.buffer_pool import Buffers
+from shards.live_settings import agreed
 from shards.repartition import evenly_buffered, repartition
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
@@ -21,8 +22,10 @@ def resumed(
     Shards save one by one, so their buffers may hold different numbers of pushes. A new shard with
     keys of several of them could not count these, and would update some keys without a gradient, as
     after a reshard (ps/session/admin_plans.py). So each of them is applied first, by the rule of
-    the job that resumes. Raises BadInput as `repartition` does.
+    the job that resumes. What an operator has changed of the settings stays changed. Raises
+    BadInput as `repartition` does.
     """
+    states = agreed(states, spec)
     if before.ranges == spec.map.ranges:
         return states
     if not evenly_buffered([state.saved for state in states]):

@@ -12,7 +12,7 @@ It then goes to `WorkerRequests` or `AdminRequests`; both use `ShardPart` and `R
 - `WorkerRequests` (worker_requests.py) keeps the promises to workers: each push counts exactly
   once, and no worker reads beyond the staleness bound.
 - `AdminRequests` (admin_requests.py) installs and exports state, quiesces the shard, hands over its
-  part, and reports counters.
+  part, changes the job's settings, and reports counters.
 - `ReshardState` (reshard_state.py) is the shard's progress in a reshard; both classes respect it.
 
 A shard holds a part of some of the job's tables (table_part.py). parameters.py keeps them at one
@@ -31,6 +31,7 @@ from shards.buffer_pool import Buffers
 from shards.errors import BadMessage, DownpourError, Moved, Resynchronise
 from shards.job_ids import short_id
 from shards.messages import (
+    ChangeSettings,
     FromWorker,
     Hello,
     Install,
@@ -43,6 +44,7 @@ from shards.messages import (
     Registered,
     Renew,
     Request,
+    SettingsInForce,
     ShardStatus,
 )
 from shards.push_checks import Arrived
@@ -199,6 +201,11 @@ class Shard:
                 return self.workers.renew(sender, message, now)
             case Leave():
                 return self.workers.leave(sender, message, now)
+            case ChangeSettings():
+                answer, _ = self._admin.answer(sender, message, frames, now)
+                # An unchanged one is not logged, so it must open nothing.
+                changed = isinstance(answer, SettingsInForce) and answer.changed
+                return [Outgoing(sender, answer), *(self.workers.open(now) if changed else ())]
             case _:
                 return [Outgoing(sender, *self._admin.answer(sender, message, frames, now))]
 

@@ -5,15 +5,17 @@ promise. Together they are what `Export` returns and `Install` brings, and what 
 of a WAL and another copy of the shard hold.
 
 Other knowledge dies with one incarnation of a shard, and its workers say hello to the next: the
-requests that wait at the gate (worker_requests.py), and the progress of a reshard
-(reshard_state.py), which another copy receives as a separate value.
+requests that wait at the gate (gate.py), and the progress of a reshard (reshard_state.py), which
+another copy receives as a separate value.
 """
 
 from collections.abc import Callable
 
 from cupy_kernels.backends import Backend
 from shards.buffer_pool import Buffers
+from shards.gate import Gate
 from shards.ledger import Ledger
+from shards.messages import LiveSettings
 from shards.metrics import Metrics
 from shards.parameters import ParameterStore
 from shards.pull_replies import PullReplies
@@ -41,6 +43,8 @@ class ShardPart:
         self.journal = Metrics()
         self.updates = Updates(spec, self.held, self.ledger, self.journal)
         self.serving = PullReplies(spec, boot, self.held, self.journal)
+        self.settings = LiveSettings(spec.bound, spec.rate_factor)
+        self.gate = Gate(spec.bound)
         self.rolled_back = False
         self.description = b""
 
@@ -59,6 +63,7 @@ class ShardPart:
             {name: part.count for name, part in parts},
             held.buffered,
             {name: part.buffered for name, part in parts},
+            self.settings if self.settings.revision else None,
         )
         return ShardState(saved, held.copy(), self.description)
 
@@ -69,6 +74,13 @@ class ShardPart:
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
         self.description = state.description
+        self.follow(saved.settings or LiveSettings(self.spec.bound, self.spec.rate_factor))
+
+    def follow(self, settings: LiveSettings) -> None:
+        """Train with these settings; the caller answers requests that may pass the gate now."""
+        self.settings = settings
+        self.gate.bound = settings.bound
+        self.updates.set_rate_factor(settings.rate_factor)
 
     def is_at(self, state: ShardState) -> bool:
         """Whether this state was installed here and no push has been applied since."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shards import wire_format
 from shards.errors import BadMessage
 from shards.ledger import Ledger
-from shards.messages import Count, Name
+from shards.messages import Count, LiveSettings, Name
 from shards.wire_format import Buffer
 
 WEIGHTS = "weights"
@@ -33,7 +33,8 @@ class SavedProgress(msgspec.Struct, frozen=True):
 
     `updates` counts the updates of each table; a push that leaves a table out does not count there.
     `buffered` is the number of pushes in the buffer, if the shard has one, and `collected` how many
-    of them each table has.
+    of them each table has. `settings` are those that an operator has changed (None: no operator
+    has, and those of the spec are in force).
     """
 
     version: Count
@@ -43,6 +44,7 @@ class SavedProgress(msgspec.Struct, frozen=True):
     updates: dict[Name, Count] = {}
     buffered: Count = 0
     collected: dict[Name, Count] = {}
+    settings: LiveSettings | None = None
 
 
 class ShardState(msgspec.Struct, frozen=True):

@@ -56,6 +56,11 @@ class ShardSpec(msgspec.Struct, frozen=True):
     pushes (None: none). With `deltas` pushes are differences of weights, to which neither the
     tensors' multipliers nor the weight decay apply. `build` is that of the job's own processes
     (ps/build_id.py): a log of another build is not replayed.
+
+    `bound` and `rate_factor`, the factor on the rates of all schedules, are the first of the job's
+    settings; an operator may change them (live_settings.py). `least_bound` is the smallest bound at
+    which no worker waits for itself (None: the strategy has no bound). With `local_rate` workers
+    take steps at the job's rate on weights of their own, so the factor cannot change.
     """
 
     job: str
@@ -72,6 +77,9 @@ class ShardSpec(msgspec.Struct, frozen=True):
     deltas: bool = False
     lease_s: float = 10.0
     warm_steps: int = 0
+    rate_factor: float = 1.0
+    least_bound: int | None = 0
+    local_rate: bool = False
 
     @property
     def layout(self) -> Layout:

@@ -62,15 +62,21 @@ class Updates:
         self._held = held
         self._ledger = ledger
         self._journal = journal
+        self.set_rate_factor(spec.rate_factor)
         self._weigh = WEIGHINGS[spec.weigh]
         self._constant = spec.weigh == CONSTANT and spec.stale is None
         self._sums = spec.merge == EACH and self._constant and held.sums
+
+    def set_rate_factor(self, factor: float) -> None:
+        """Multiply the rates of the schedules by `factor`, unless the workers have done that."""
+        self._rate_factor = 1.0 if self._spec.deltas else factor
 
     @property
     def rate(self) -> float:
         """The learning rate of the job's first table at the next update."""
         try:
-            return self._spec.tables[0].schedule.rate(self.steps // self._spec.workers)
+            scheduled = self._spec.tables[0].schedule.rate(self.steps // self._spec.workers)
+            return scheduled * self._rate_factor
         except OverflowError:
             return inf
 
@@ -235,7 +241,7 @@ class Updates:
         rates = {}
         for name, part in self._held.parts.items():
             try:
-                rates[name] = part.spec.schedule.rate(iteration)
+                rates[name] = part.spec.schedule.rate(iteration) * self._rate_factor
             except OverflowError:  # a growing policy; Caffe's reaches infinity too
                 rates[name] = inf
         return rates

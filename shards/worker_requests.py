@@ -3,7 +3,7 @@
 - *Exactly once.* The ledger checks each push by incarnation and seq before anything changes, and it
   is updated in the same transition as the weights.
 - *Bounded staleness.* A pull beyond the bound is parked in the gate. After every transition that
-  may have raised the slowest clock, `_open` answers the requests that may now pass.
+  may have raised the slowest clock or the bound, `open` answers the requests that may now pass.
 
 A push of a synchronous round is acknowledged only when its round is applied. Until then it is not
 in the ledger, and the shard may forget it; its worker then repeats it. The shard forgets it when
@@ -16,7 +16,6 @@ import msgspec
 
 from shards import push_checks
 from shards.errors import BadInput, Mismatch, Resynchronise
-from shards.gate import Gate
 from shards.ledger import Verdict
 from shards.messages import (
     Ack,
@@ -48,12 +47,14 @@ class WorkerRequests:
     """The workers of one incarnation of a shard: its replies to them, and their requests that wait.
 
     `welcomed` says whether a Welcome has reported this incarnation's state to any worker: from then
-    on no Install may replace that state.
+    on no Install may replace that state. `links` has, by worker, its host and the round trip to it
+    in seconds, as its renewals report them.
     """
 
     def __init__(self, part: ShardPart, move: ReshardState) -> None:
-        self.gate = Gate(part.spec.bound)
+        self.gate = part.gate
         self.welcomed = False
+        self.links: dict[str, tuple[str, float]] = {}
         self._part = part
         self._move = move
         self._spec, self._boot = part.spec, part.boot
@@ -97,7 +98,7 @@ class WorkerRequests:
             ),
         )
         # A new incarnation does not count before it joins, so the slowest clock may have risen.
-        return [welcome, *self._open(now)]
+        return [welcome, *self.open(now)]
 
     def join(self, sender: bytes, message: Join, now: float) -> list[Outgoing]:
         """Count a worker at the gate, or park the request while another replica warms up."""
@@ -105,10 +106,12 @@ class WorkerRequests:
         self._ledger.check_clock(message.worker, message.clock)
         if not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
-        return [self._admit(sender, message), *self._open(now)]
+        return [self._admit(sender, message), *self.open(now)]
 
     def renew(self, sender: bytes, message: Renew, now: float) -> list[Outgoing]:
         self._identify(message, now)
+        if message.host:
+            self.links[message.worker] = message.host, message.rtt_s
         return [Outgoing(sender, Renewed(message.request, self._spec.shard, self._boot))]
 
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
@@ -121,7 +124,7 @@ class WorkerRequests:
         self._serving.forget(message.worker)
         self.flush(now)
         left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
-        return [left, *self._open(now)]
+        return [left, *self.open(now)]
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
         """Stop counting these workers at the gate: their leases ran out."""
@@ -130,7 +133,7 @@ class WorkerRequests:
         for worker in workers:
             self._serving.forget(worker)
         self.flush(now)
-        return self._open(now)
+        return self.open(now)
 
     def flush(self, now: float) -> None:
         """Apply what a buffer holds if no worker is left to fill it.
@@ -215,8 +218,11 @@ class WorkerRequests:
             self._ledger.restore_seq(message.worker, message.seq, message.step)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
-    def _open(self, now: float) -> list[Outgoing]:
-        """Apply complete rounds, then answer every parked request that may pass."""
+    def open(self, now: float) -> list[Outgoing]:
+        """Apply complete rounds, then answer every parked request that may pass.
+
+        To be called after a transition that may have raised the slowest clock or the bound.
+        """
         out: list[Outgoing] = []
         if self._updates.round:
             closed = self._updates.close_rounds(now, self._move.standstill)
@@ -273,7 +279,7 @@ class WorkerRequests:
             self._ledger.advance(message.worker, message.clock)
             place = message.request, self._spec.shard, self._boot
             ack = Ack(*place, message.seq, self._held.version, staleness=0, duplicate=True)
-            return [Outgoing(sender, ack), *self._open(now)]
+            return [Outgoing(sender, ack), *self.open(now)]
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
         run.append(push_checks.examine(sender, message, frames, self._held, self._spec.shard))
@@ -289,7 +295,7 @@ class WorkerRequests:
             return [answer for one in run for answer in self.apply([one], now)]
         acknowledged = self._acknowledge_all(applied)
         if self._updates.round or self.gate.parked:
-            acknowledged += self._open(now)
+            acknowledged += self.open(now)
         return acknowledged
 
     def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:

@@ -29,7 +29,8 @@ from ps import Cluster, path_checks
 from ps.logs import Logger, logger
 from shards import arguments
 from shards.errors import BadInput, DownpourError
-from shards.messages import ShardStatus
+from shards.live_settings import described
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation
 from worker.option_fields import Options, declared
 from worker.strategies import Strategy
@@ -300,6 +301,10 @@ class Watch:
     def resharded(self, cluster: Cluster) -> None:
         """Later reports come from other shards."""
         self._run.cluster = cluster
+
+    def settings_changed(self, settings: LiveSettings) -> None:
+        """Log what an operator has changed, and pass it on as a notice."""
+        self.notice(described(settings))
 
     def notice(self, text: str) -> None:
         """Log a message for the operator, and pass it on."""

@@ -73,6 +73,7 @@ class CustomModel(msgspec.Struct, frozen=True):
             batch_size=self.batch_size,
             workers=options.count_workers(df),
             bound=options.staleness,
+            rate_factor=options.rate_factor,
             stale=options.on_stale,
             shuffle=options.shuffle,
             skip_images=options.skip_images,

@@ -132,6 +132,11 @@ class LoopSteps:
         """
         client, plan, own, rows = me.client, me.plan, me.own, me.rows
         plan.strategy.check(client.cluster.bound, plan.prefetch)
+        if optimized is not None and plan.rate_factor != 1:
+            raise BadInput(
+                "rate_factor: expected none with an optimizer of the loop's own, which has the"
+                f" rate, got {plan.rate_factor:g}"
+            )
         self.client = client
         self.lost = own.lost
         if optimized is not None and client.seq:

@@ -317,6 +317,7 @@ def function_job(
         batch_size=1,
         workers=workers,
         bound=options.staleness,
+        rate_factor=options.rate_factor,
         stale=options.on_stale,
         shuffle=options.shuffle,
         runtime=options.part(ShardRuntime),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ps import AdminClient, ShardState
@@ -74,6 +75,11 @@ def beginning(
     check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
     versions = [state.saved.version for state in states]
     spec, *_ = job.specs(tables)
+    if job.rate_factor is not None:  # the options say all, also of what an operator had changed
+        saved = [structs.replace(state.saved, settings=None) for state in states]
+        states = [
+            structs.replace(state, saved=one) for state, one in zip(states, saved, strict=True)
+        ]
     return InitialState(resumed(states, manifest.map, spec), versions)
 
 

@@ -9,6 +9,7 @@ from ps.job_spec import expect_compression, shard_specs
 from ps.session.compression import Compression
 from shards import arguments
 from shards.aggregation import StaleLimit
+from shards.live_settings import checked_factor
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
 from shards.spec import ShardSpec, TableSpec
@@ -29,7 +30,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     each worker. `workers` is the number of partitions to train on. `columns` are those that the
     model reads (worker/columns.py); empty: images `data`, in the shape that the rows state, and
     labels `label`. `bound` is the staleness bound in steps (None: no bound), `stale` a limit on the
-    staleness of single pushes (None: none). Each worker computes on a `device`
+    staleness of single pushes (None: none). `rate_factor` multiplies the rates of all schedules
+    (None: 1, and a job that is resumed continues with the factor and the bound that an operator had
+    set). Each worker computes on a `device`
     (worker/device_selection.py). Every `display` iterations (0: never) the loss is logged, as the
     mean of the last `average_loss` iterations (None: one). An iteration is one step of every
     worker. A worker leaves out up to `skip_images` images that cannot be decoded. Each worker runs
@@ -50,6 +53,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     columns: tuple[ColumnSpec, ...] = ()
     bound: int | None = 0
+    rate_factor: float | None = None
     stale: StaleLimit | None = None
     shuffle: bool = True
     skip_images: int = MOST_SKIPPED
@@ -86,12 +90,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
         """The specs of the job's shards, with a new id for the job."""
         strategy = self.plan.strategy
+        half = strategy.for_shards(self.workers, prefetch=self.plan.prefetch)
         specs = shard_specs(
             tables,
             shards=self.runtime.shards,
             bound=self.bound,
             workers=self.workers,
-            merge=structs.replace(strategy.server(self.workers), stale=self.stale),
+            merge=structs.replace(half, stale=self.stale, rate_factor=self.rate_factor or 1.0),
             lease_s=self.runtime.lease_s,
             warm_steps=strategy.warm_up,
         )
@@ -119,7 +124,8 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
     half = strategy.server(job.workers)
     rules = [one.rule for one in job.tables] or [job.rule]
     notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))
-    plan = structs.replace(job.plan, strategy=strategy, workers=job.workers)
+    mine = {"workers": job.workers, "rate_factor": job.rate_factor or 1.0}
+    plan = structs.replace(job.plan, strategy=strategy, **mine)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
@@ -141,6 +147,9 @@ def _checked(job: Job) -> dict[str, object]:
         "schedule": schedule_of("schedule", job.schedule),
         "decay": decay_of("decay", job.decay),
         "bound": arguments.bound("bound", job.bound),
+        "rate_factor": (
+            None if job.rate_factor is None else checked_factor("rate_factor", job.rate_factor)
+        ),
         "function": (
             None
             if job.function is None

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps import Cluster, ShardState
+from ps.admin_client import UNCHANGED
 from ps.durability import Durability
 from ps.launch.launch_plan import LaunchPlan, recovery_s
 from ps.launch.launcher import start_shards
@@ -31,7 +32,7 @@ from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
 from shards import arguments
 from shards.errors import DownpourError
-from shards.messages import ShardStatus
+from shards.messages import LiveSettings, ShardStatus
 from shards.repartition import whole_weights
 from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
@@ -41,7 +42,7 @@ from worker.dataframe_checks import check_columns, check_pythons, dealt
 from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
-from worker.job_shards import JobShards, ReshardRequest, Start
+from worker.job_shards import JobShards, ReshardRequest, SettingsRequest, Start
 from worker.loss_line import LossLine
 from worker.signals import noted
 from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
@@ -76,6 +77,10 @@ class Observer(Protocol):
 
     def resharded(self, cluster: Cluster) -> None:
         """The job has been resharded to `cluster`; later reports come from its shards."""
+        ...
+
+    def settings_changed(self, settings: LiveSettings) -> None:
+        """An operator has changed settings of the job, which trains with these from now on."""
         ...
 
     def notice(self, text: str) -> None:
@@ -119,7 +124,7 @@ def run_job(
     snapshots: str | Path | None = None,
     logs: str | Path | None = None,
     snapshot_requested: Event | None = None,
-    next_reshard: Callable[[], ReshardRequest | None] = lambda: None,
+    next_request: Callable[[], ReshardRequest | SettingsRequest | None] = lambda: None,
     evaluation: EvaluationPlan | None = None,
     observer: Observer | None = None,
     even: bool = False,
@@ -137,12 +142,13 @@ def run_job(
     The job starts from `weights` (a flat arena; default: the model's initial weights for the seed),
     or continues from the snapshot `resume`, given by its path or URI, or as it was read. A job's
     folder below `logs` serves as a snapshot, too. Snapshots go into folders below `snapshots`, a
-    path or URI, named by iteration; setting `snapshot_requested` requests one now. `next_reshard`
-    is polled for the next request to reshard the job. If the durability needs logs, they are stored
-    below `logs`, in folders named after the job. They are deleted when the job has written its
-    final snapshot, or has completed and no final snapshot was requested. Logs of an earlier job
-    there must not hold more updates than the snapshot that is resumed. `evaluation` says when and
-    how the weights are tested while the job trains (worker/evaluation.py).
+    path or URI, named by iteration; setting `snapshot_requested` requests one now. `next_request`
+    is polled for the next request to reshard the job, or to change its settings. If the durability
+    needs logs, they are stored below `logs`, in folders named after the job. They are deleted when
+    the job has written its final snapshot, or has completed and no final snapshot was requested.
+    Logs of an earlier job there must not hold more updates than the snapshot that is resumed.
+    `evaluation` says when and how the weights are tested while the job trains
+    (worker/evaluation.py).
 
     Ctrl-C ends the job early, with a snapshot and `interrupted` set; a second Ctrl-C raises
     KeyboardInterrupt, without a snapshot. Call it from the main thread, in a process connected to
@@ -153,7 +159,7 @@ def run_job(
     """
     check_frame("df", df)
     job = arguments.instance("job", job, Job, "a worker.job.Job")
-    arguments.function("next_reshard", next_reshard, "a function without arguments")
+    arguments.function("next_request", next_request, "a function without arguments")
     arguments.flag("even", even)
     if source is not None:
         expected = "a worker.Source"
@@ -191,7 +197,7 @@ def run_job(
                 snapshotter,
                 evaluator,
                 snapshot_requested,
-                next_reshard,
+                next_request,
                 observer,
                 notify,
             ).run()
@@ -293,7 +299,7 @@ class _Run:
         snapshotter: SnapshotScheduler | None,
         evaluator: BackgroundEvaluator | None,
         snapshot_requested: Event | None,
-        next_reshard: Callable[[], ReshardRequest | None],
+        next_request: Callable[[], ReshardRequest | SettingsRequest | None],
         observer: Observer | None,
         notify: _Notices,
     ) -> None:
@@ -304,7 +310,7 @@ class _Run:
         self.snapshotter = snapshotter
         self.evaluator = evaluator
         self.snapshot_requested = snapshot_requested or Event()
-        self.next_reshard = next_reshard
+        self.next_request = next_request
         self.observer = observer
         self.notify = notify
         self._last: list[ShardState] | None = None
@@ -312,6 +318,7 @@ class _Run:
         self._snapshot: str | None = None  # of the final weights
         self._stopped = False  # whether a worker's function or the observer has ended the run
         self._request: ReshardRequest | None = None
+        self._settings: LiveSettings | None = None  # the newest that a shard trains with
         self._loss_line = LossLine(job.display, job.average_loss, job.workers)
         self._tag = f"downpour-{secrets.token_hex(8)}"
         self._logger = logger(__name__, job=task.cluster.job)
@@ -422,13 +429,50 @@ class _Run:
         """
         if self.job_shards.moving:
             return True
-        self._request = self._request or self.next_reshard()
+        self._take_requests()
         if self._request is None:
             return False
         if self.snapshotter is None or self.snapshotter.idle:
             request, self._request = self._request, None
             self.job_shards.begin(request)
         return True
+
+    def _take_requests(self) -> None:
+        """Change the settings as requested, up to a request to reshard, which is kept."""
+        while self._request is None and (request := self.next_request()) is not None:
+            if isinstance(request, SettingsRequest):
+                self._change_settings(request)
+            else:
+                self._request = request
+
+    def _change_settings(self, request: SettingsRequest) -> None:
+        plan, change, admin = self.job.plan, request.change, self.job_shards.admin
+        try:
+            if change.sets_bound:
+                plan.strategy.check(change.bound, plan.prefetch)
+            bound = change.bound if change.sets_bound else UNCHANGED
+            self._note_settings(admin.set(staleness=bound, rate_factor=change.rate_factor))
+        except DownpourError as error:
+            request.answer(error)
+        else:
+            request.answer(None)
+
+    def _note_settings(self, settings: LiveSettings) -> None:
+        """Report settings that are newer than those known so far."""
+        known, self._settings = self._settings, settings
+        if self.observer is not None and settings.revision > (known.revision if known else 0):
+            self.observer.settings_changed(settings)
+
+    def _watch_settings(self, statuses: Sequence[ShardStatus]) -> None:
+        """Report what an operator has changed, and give it to shards that lack it."""
+        found = max((one.settings for one in statuses), key=lambda settings: settings.revision)
+        if self._settings is None or found.revision > self._settings.revision:
+            self._note_settings(found)
+        newest = self._settings
+        assert newest is not None
+        if any(one.settings.revision < newest.revision for one in statuses):
+            with suppress(DownpourError):  # the next look tries again
+                self.job_shards.admin.spread(newest)
 
     def _follow(self, *, waits: bool = False) -> None:
         """Switch to the new shards if a reshard has ended."""
@@ -468,6 +512,8 @@ class _Run:
             if status.trouble and status.trouble != self._troubles.get(status.shard):
                 self.notify(f"shard {status.shard}: {status.trouble}; training continues")
             self._troubles[status.shard] = status.trouble
+        if not self.job_shards.moving:
+            self._watch_settings(statuses)
         return statuses
 
     def _cancel(self, future: "Future[list[WorkerReport]]") -> None:

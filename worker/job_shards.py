@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ps import AdminClient, Cluster
 from ps.job_spec import resharded_specs
 from ps.launch.launcher import LaunchedShards
 from ps.resharding import reshard
-from ps.session.admin_plans import UnconfirmedHandOver
+from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
 from ps.wal.job_logs import logs_of
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
@@ -45,6 +45,18 @@ class ReshardRequest(Protocol):
 
     def answer(self, error: DownpourError | None) -> None:
         """Report success (None), or the error that prevented the reshard."""
+        ...
+
+
+@runtime_checkable
+class SettingsRequest(Protocol):
+    """A request to change settings of the job while it trains."""
+
+    @property
+    def change(self) -> SettingsChange: ...
+
+    def answer(self, error: DownpourError | None) -> None:
+        """Report success (None), or the error that prevented the change."""
         ...
 
 

@@ -21,6 +21,7 @@ from ps.wal.autosave import ROLLBACK_S
 from shards import arguments
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
+from shards.live_settings import checked_factor
 from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
@@ -116,6 +117,10 @@ class TrainingPlan(Options):
         default=USUAL, shown="usual: of most strategies 4, in rounds 0",
         check=_staleness, is_text=True,
     )  # fmt: skip
+    rate_factor: float | None = option(
+        "A factor on the learning rates of all schedules.",
+        default=None, shown="1", check=checked_factor,
+    )  # fmt: skip
     on_stale: Parsed[StaleLimit | None, str] = option(
         "What shards do with a push more than N updates stale: wait, scale:N or drop:N.",
         default=None, shown="wait", check=stale_limit_of, is_text=True,
@@ -159,6 +164,11 @@ class TrainingPlan(Options):
         if given == USUAL:
             object.__setattr__(self, "staleness", strategy.suitable_bound(self.prefetch))
         strategy.check(self.staleness, self.prefetch)
+        if self.rate_factor is not None and strategy.own_rate:
+            raise BadInput(
+                f"{self.named('rate_factor')}: expected none, as strategy {strategy.name} has a"
+                f" rate of its own among its options, got {self.rate_factor:g}"
+            )
         if self.on_stale is not None and isinstance(strategy.server(1).merge, Round):
             raise BadInput(f"{self.named('on_stale')}: expected wait for a strategy in rounds")
 

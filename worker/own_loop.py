@@ -47,7 +47,9 @@ def start(
     each other for ever, and for options that diverge with this number of workers.
     """
     chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
-    described, half = tables_of(tables), chosen.server(workers)
+    described = tables_of(tables)
+    # A `loop` may prefetch; in a strategy that cannot, the smallest bound is the same.
+    half = chosen.for_shards(workers, prefetch=chosen.plain)
     for name, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=name).warning("%s", notice)

@@ -35,6 +35,7 @@ import numpy as np
 from msgspec import structs
 
 from shards import arguments
+from shards.live_settings import checked_factor
 from shards.rules import Decay, decay_of
 from shards.schedules import Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, segments
@@ -50,8 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     A worker takes `steps` steps, counted over all its incarnations. Each step sums the gradients of
     `iter_size` batches, clips the sum to the global L2 norm `clip` (0: never) and divides it by
     `iter_size`, in Caffe's order. `schedule` gives the learning rate of the steps that a worker
-    takes on its own weights; `decay` is their weight decay, where the shards apply none. `workers`
-    is the number of workers that train together.
+    takes on its own weights, times `rate_factor`; `decay` is their weight decay, where the shards
+    apply none. `workers` is the number of workers that train together.
     """
 
     steps: int
@@ -63,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: bool = False
     decay: Decay = Decay()
     workers: int = 1
+    rate_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -75,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("prefetch", arguments.flag("prefetch", self.prefetch)),
             ("decay", decay_of("decay", self.decay)),
             ("workers", arguments.whole("workers", self.workers, 1)),
+            ("rate_factor", checked_factor("rate_factor", self.rate_factor)),
         ):
             structs.force_setattr(self, name, value)
 
@@ -327,7 +330,7 @@ class StepMachine:
             local.versions = local.fetched
         local.gradient = computed.gradient
         local.count += 1
-        rate = self.plan.schedule.rate(step)
+        rate = self.plan.schedule.rate(step) * self.plan.rate_factor
         self.strategy.local_step(local, computed.gradient, rate)
         local.steps += 1
         local.samples += rows

@@ -30,7 +30,7 @@ from deploy.updates_parquet import UpdatesWriter
 from ps.admin_client import AdminClient
 from ps.launch.launcher import Placement
 from shards.errors import BadInput, GiveUp
-from shards.messages import ShardStatus, Standing
+from shards.messages import LiveSettings, ShardStatus, Standing
 from worker import spark
 from worker.context import Context
 from worker.evaluation import Evaluation
@@ -173,6 +173,9 @@ class _Recorder:
         """Nothing to do."""
 
     def resharded(self, cluster: ps.Cluster) -> None:
+        """Nothing to do."""
+
+    def settings_changed(self, settings: LiveSettings) -> None:
         """Nothing to do."""
 
     def notice(self, text: str) -> None:

@@ -31,6 +31,7 @@ from worker.signals import sigterm_too
 _LOOK_S = 0.25
 _SNAPSHOT_S = 120.0
 _RESHARD_S = 300.0
+_SET_S = 60.0
 STATUS = {End.SUCCEEDED: 0, End.FAILED: 1, End.STOPPED: 130, End.RETRY: 75}
 """The exit status of the process for each end; 75 is EX_TEMPFAIL."""
 
@@ -103,7 +104,11 @@ class _Attempt:
         self._events = events
         self._settings = job_folder.load_settings(folder)
         self._stopping = False
-        self._acts = {"snapshot": self._snapshot, "reshard": self._reshard}
+        self._acts = {
+            "snapshot": self._snapshot,
+            "reshard": self._reshard,
+            "set": self._change_settings,
+        }
 
     def run(self) -> AttemptOutcome:
         """Train, and say how that ended."""
@@ -188,6 +193,8 @@ class _Attempt:
                     continue
                 if order.kind == "stop":
                     self._stop(str(order.data.get("mode", "drain")))
+                elif order.kind == "set" and not order.data.get("live"):
+                    continue  # for the next attempt
                 elif (act := self._acts.get(order.kind)) is not None:
                     threading.Thread(target=self._answer, args=(order, act), daemon=True).start()
 
@@ -220,11 +227,18 @@ class _Attempt:
         return {"text": f"snapshot {taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"}
 
     def _reshard(self, order: Entry) -> dict[str, Any]:
-        from deploy.reshard_requests import request_reshard
+        from deploy.run_requests import request_reshard
 
         shards = int(order.data["shards"])
         request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
         return {"text": f"moved to {shards} shards", "shards": shards}
+
+    def _change_settings(self, order: Entry) -> dict[str, Any]:
+        from deploy.run_requests import request_settings
+
+        changes: dict[str, Any] = order.data["changes"]
+        request_settings(origin_of(str(self._settings.out)), changes, _SET_S)
+        return {"text": "the job trains on with these settings"}
 
 
 def _has_logs(out: Path) -> bool:

@@ -6,7 +6,7 @@ after fewer workers than planned have been alive for `DEGRADED_AFTER_S`.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.summary import Rows
-from shards.messages import ShardStatus
+from shards.live_settings import described
+from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
@@ -97,6 +98,11 @@ class RecordingProgress(Progress):
     def note(self, text: str) -> None:
         super().note(text)
         self._record("notice", text=text)
+
+    def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
+        text = described(settings)
+        Progress.note(self, text)  # its own `note` would record a second event
+        self._record("settings", settings=dict(changed), text=text)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

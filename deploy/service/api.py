@@ -274,7 +274,11 @@ def _add_verbs(router: APIRouter, services: Services) -> None:
 
     @router.post("/jobs/{job}:set", status_code=202)
     def change_settings(sender: Sender, job: JobId, body: Changes, key: Key = None) -> Response:
-        """Change options of a job. One that trains continues with them from a snapshot."""
+        """Change options of a job that trains, or is to train again.
+
+        The bound and the rate change while it trains; the event `answer` says how it went. With
+        others it continues from a snapshot, in another attempt.
+        """
         row = find(store, job)
         settings = services.admission.changed(row, body.settings)
         return ask(sender, job, Verb.SET, key, settings=settings, changes=body.settings)

@@ -1,15 +1,25 @@
 """Figures for Prometheus. Labels are a job, a cause or a state: never a worker or a user."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from deploy.disk_space import free_bytes
+from deploy.runner import job_folder
+from deploy.runner.readings import read_newest
 from deploy.service.job_store import JobStore
 from deploy.service.states import TRAINING
 from deploy.service.stream import Feed
+from shards.messages import Histogram
 
 
 class ServiceMetrics(Collector):
@@ -52,6 +62,7 @@ class ServiceMetrics(Collector):
                 if value is not None:
                     metric.add_metric([row.id], value)
         yield from (updates, loss, stale, attempts, alerts, running)
+        yield from self._shards()
         free = free_bytes(self._store.folder(""))
         if free is not None:
             disk = GaugeMetricFamily("downpour_service_disk_free_bytes", "Free on the home's disk.")
@@ -63,3 +74,32 @@ class ServiceMetrics(Collector):
         clients = GaugeMetricFamily("downpour_service_stream_clients", "Open event streams.")
         clients.add_metric([], self._feed.clients)
         yield clients
+
+    def _shards(self) -> Iterator[Metric]:
+        """The histograms of the shards of jobs that train."""
+        families = {
+            "apply_s": ("downpour_shard_apply_seconds", "Seconds that a push took at a shard."),
+            "queues": ("downpour_shard_queue_length", "Messages in a turn of a shard."),
+            "parked": ("downpour_shard_parked_requests", "Requests at the gate after a turn."),
+        }
+        metrics = {
+            field: HistogramMetricFamily(name, text, labels=["job", "shard"])
+            for field, (name, text) in families.items()
+        }
+        for row in self._store.heads():
+            if row.state not in TRAINING:
+                continue
+            reading = read_newest(self._store.folder(row.id) / job_folder.READINGS)
+            for shard in reading.readings.shards if reading is not None else ():
+                for field, metric in metrics.items():
+                    histogram: Histogram = getattr(shard, field)
+                    if histogram.counts:
+                        labels = [row.id, str(shard.shard)]
+                        metric.add_metric(labels, buckets(histogram), histogram.total)
+        yield from metrics.values()
+
+
+def buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """The buckets as Prometheus counts them: all values up to each bound."""
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

@@ -34,9 +34,9 @@ _INPUTS = ("solver", "data", "test_data", "weights")
 _PATHS = (*_INPUTS, "out", "logs")
 CHANGEABLE = frozenset(
     {
-        "staleness", "strategy", "on_stale", "n_push", "n_fetch", "max_iter", "prefetch",
-        "compress", "compress_pull", "snapshot_every", "snapshot_aligned", "snapshot_keep",
-        "snapshot_keep_for", "lease_s", "updates_every_s",
+        "staleness", "rate_factor", "strategy", "on_stale", "n_push", "n_fetch", "max_iter",
+        "prefetch", "compress", "compress_pull", "snapshot_every", "snapshot_aligned",
+        "snapshot_keep", "snapshot_keep_for", "lease_s", "updates_every_s",
     }
 )  # fmt: skip
 """Options that `:set` may change: the others decide what the job is, or what it holds."""

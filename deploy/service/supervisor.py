@@ -51,6 +51,7 @@ from deploy.service.states import (
 from deploy.settings import TrainSettings
 from ps.logs import logger
 from shards.errors import BadInput
+from shards.live_settings import LIVE
 
 GRACE_S = 30.0
 """Seconds between the order to stop at once and SIGKILL."""
@@ -58,7 +59,7 @@ _SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is 
 _TAIL_BYTES, _TAIL_LINES = 16 << 10, 40
 _LINE_POINTS = 40
 _ANSWERED = {Verb.SNAPSHOT.value, Verb.RESHARD.value}
-"""The orders that a runner answers by an event."""
+"""The orders that a runner answers by an event; it also answers those to `set` that are `live`."""
 
 
 class Supervisor:
@@ -124,12 +125,10 @@ class Supervisor:
             wish = secrets.token_hex(6)
             if verb in {Verb.SNAPSHOT, Verb.RESHARD, Verb.SET}:
                 self._expect(row, verb, applies=row.state in states_for(verb))
-                if verb is Verb.SET:  # others may have changed since these were checked
-                    new = {name: details["settings"][name] for name in details["changes"]}
-                    details["settings"] = row.settings | new
-                self._store.note(row, verb.value, wish=wish, **details)
                 if verb is Verb.SET:
-                    self._restart(row, wish)
+                    self._set(row, wish, details["settings"], details["changes"])
+                else:
+                    self._store.note(row, verb.value, wish=wish, **details)
                 return wish, self._store.get(job)
             # One that was cancelled to drain may be cancelled `now`: its runner may never drain.
             further = not row.cancelled or details.get("mode") == "now"
@@ -151,8 +150,20 @@ class Supervisor:
                 self._end_alerts(row)
             return wish, self._store.move(row, to, **changes)
 
-    def _restart(self, row: JobRow, wish: str) -> None:
-        """Let the next attempt begin with changed settings, from a snapshot of the present one."""
+    def _set(
+        self, row: JobRow, wish: str, settings: Mapping[str, Any], changes: Mapping[str, Any]
+    ) -> None:
+        """Order the runner to change settings while the job trains, or start another attempt.
+
+        The next attempt begins with changed settings, from a snapshot of the present one.
+        """
+        if row.state in TRAINING and may_change_live(row.settings, changes):
+            # The settings follow when the runner reports that it trains with them.
+            self._store.note(row, Verb.SET.value, wish=wish, changes=changes, live=True)
+            return
+        # Others may have changed since these were checked.
+        new = row.settings | {name: settings[name] for name in changes}
+        self._store.note(row, Verb.SET.value, wish=wish, settings=new, changes=changes)
         if row.state in TRAINING:
             self._store.note(row, "stop", wish=wish, mode="drain")
         text = "the next attempt has these settings"
@@ -256,8 +267,26 @@ class Supervisor:
             if entry.kind == "answer" and "shards" in entry.data:
                 settings = row.settings | {"shards": entry.data["shards"]}
                 self._store.note(row, "resharded", settings=settings)
+            if entry.kind == "settings" and entry.attempt == row.attempt:
+                row = self._record_settings(row, folder, entry.data["settings"])
         self._store.ingest(row, entries)
         return self._store.get(row.id) if entries else row
+
+    def _record_settings(self, row: JobRow, folder: Path, changed: Mapping[str, Any]) -> JobRow:
+        """Keep for the next attempt what has changed while this one trains.
+
+        What a user has chosen for the next attempt meanwhile stays as it is.
+        """
+        later = {
+            name
+            for order in JournalReader(folder / job_folder.ORDERS).read()
+            if order.kind == Verb.SET.value and order.attempt == row.attempt
+            if not order.data.get("live")
+            for name in order.data["changes"]
+        }
+        kept = {name: value for name, value in changed.items() if name not in later}
+        self._store.note(row, "recorded", settings=row.settings | kept)
+        return self._store.get(row.id)
 
     def _show(self, row: JobRow, folder: Path, life: Liveness) -> JobRow:
         """Show the newest figures, whether there is a sign of life, and what is alarming."""
@@ -357,7 +386,8 @@ class Supervisor:
         }
         for order in orders:
             wish = order.data.get("wish")
-            if order.attempt == row.attempt and order.kind in _ANSWERED and wish not in answered:
+            ours = order.kind in _ANSWERED or order.data.get("live")
+            if order.attempt == row.attempt and ours and wish not in answered:
                 text = "the attempt ended before this was done"
                 self._store.note(row, "answer", wish=wish, ok=False, text=text)
 
@@ -456,6 +486,18 @@ def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:
     except BadInput:
         return []
     return [msgspec.to_builtins(each) for each in found]
+
+
+def may_change_live(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether a job with these settings can follow the changes without another attempt.
+
+    The rate cannot change where workers take steps at a rate of their own.
+    """
+    if not changes.keys() <= set(LIVE):
+        return False
+    present = TrainSettings.of_plain(settings)
+    half = present.build_strategy().for_shards(present.workers, prefetch=present.prefetch)
+    return "rate_factor" not in changes or not (half.local_rate or half.deltas)
 
 
 def delete_folder(store: JobStore, row: JobRow) -> None:

@@ -27,7 +27,8 @@ class SimulationConfig(
     shards/rules.py, with its default constants. With a `second` rule the job has a second table,
     and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
     the size of a buffer. With `stale_after` a push that is more updates stale than that is applied
-    at a lower rate, or is dropped with `stale_drop` (StaleLimit).
+    at a lower rate, or is dropped with `stale_drop` (StaleLimit). `changes_rate`: an operator may
+    change the rate.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -43,6 +44,7 @@ class SimulationConfig(
     buffer: int = 2
     stale_after: int | None = None
     stale_drop: bool = False
+    changes_rate: bool = False
     rule: str = "sgd"
     second: str = ""
     warm_steps: int = 0
@@ -88,7 +90,7 @@ class SimulationConfig(
         """Whether weights alone do not show which pushes they hold.
 
         So it is if a rule keeps slots, if a push may leave a table out, if pushes wait in a buffer,
-        if a round drops some, and if stale ones count for less.
+        if a round drops some, if stale ones count for less, and if the rate changes.
         """
         return bool(
             RULES[self.rule].slot_names
@@ -96,6 +98,7 @@ class SimulationConfig(
             or self.second
             or self.merge == "buffer"
             or self.stale_after
+            or self.changes_rate
         )
 
     def pushed(self, seq: int) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ Drawn = Callable[[Draw, SimulationConfig], list[AnyFault]]
 ON = 0.4  # the share of seeds in which a kind of fault happens at all
 RESHARDED = 0.25  # the share of seeds in which the job is resharded
 HELD = 0.2  # the share of seeds in which other operators quiesce the shards
+CHANGED = 0.3  # the share of seeds in which operators change settings while the job trains
 BURSTS = 0.4  # the share of bounded in-memory clusters with several pushes per read
 TABLES = 0.4  # the share of seeds with a second table, among those with lossless pushes
 SLOTS = 0.4  # the share of seeds with a rule that keeps slots, among those with lossless pushes
@@ -32,6 +33,7 @@ LIMITED = 0.25  # the share of seeds with a limit on staleness, among those with
 PIECES = 0.7  # the share of seeds in which a state travels in several pieces
 FIRST_S = 0.3
 
+FACTORS = (0.25, 0.5, 2.0, 4.0)
 HALVES = ("fp16", "bf16")
 _LEVELS = (Durability.PROCESS, Durability.LOGGED, Durability.LOGGED)
 SPARSE_CHANGES = "topk:0.02"
@@ -81,6 +83,11 @@ def swarm(
         setting = msgspec.structs.replace(setting, piece_bytes=draw.choice([256, 1024]))
     if profile is Profile.WITHIN and _keeps_quiesces(setting, found) and draw.random() < HELD:
         found = sorted([*found, *_holds(draw, setting)], key=lambda fault: fault.at)
+    if profile is Profile.WITHIN and draw.random() < CHANGED:
+        changes = _changes(draw, setting)
+        found = sorted([*found, *changes], key=lambda fault: fault.at)
+        rates = any(one.rate_factor is not None for one in changes)
+        setting = msgspec.structs.replace(setting, changes_rate=rates)
     return Scenario(seed=seed, profile=profile, setting=setting, faults=tuple(found))
 
 
@@ -320,6 +327,27 @@ def _holds(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
         return [first]
     later = _rounded(at + draw.uniform(0.0, for_s + 4 * setting.delay_s))
     return [first, faults.HoldFault(at=later, for_s=_rounded(draw.uniform(0.1, 1.0)))]
+
+
+def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
+    """Operators that change the bound, the rate or both; each rate is another power of two.
+
+    Without a push of its own, a buffer may be applied at a rate that no record has.
+    """
+    bounded = setting.merge != "round"
+    rated = setting.merge != "buffer" and setting.push not in SPARSE
+    factors = draw.sample(FACTORS, 3)
+    found: list[faults.SetFault] = []
+    for number in range(draw.randint(1, 3) if bounded or rated else 0):
+        change = faults.SetFault(at=_time(draw, setting))
+        if bounded and (not rated or draw.random() < 0.7):
+            bound = draw.choice([0, 1, 2, 4, None])
+            bound = bound if bound is None else max(bound, int(setting.prefetch))
+            change = msgspec.structs.replace(change, sets_bound=True, bound=bound)
+        if rated and (not change.sets_bound or draw.random() < 0.5):
+            change = msgspec.structs.replace(change, rate_factor=factors[number])
+        found.append(change)
+    return found
 
 
 def _with_the_power_on(fault: AnyFault) -> AnyFault:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from deploy.simulation.network import FaultKind, LinkFault
+from ps.session.admin_plans import SettingsChange
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
@@ -249,6 +250,21 @@ class HoldFault(Fault, frozen=True, kw_only=True, tag="hold"):
         world.hold(self.for_s)
 
 
+class SetFault(Fault, frozen=True, kw_only=True, tag="set"):
+    """An operator changes settings of the job: not a fault, but a target for faults.
+
+    The staleness bound becomes `bound` (none given: no bound) if it `sets_bound`, and the factor on
+    the rates `rate_factor`, if that is given.
+    """
+
+    sets_bound: bool = False
+    bound: int | None = None
+    rate_factor: float | None = None
+
+    def strike(self, world: "Simulation") -> None:
+        world.change_settings(SettingsChange(self.sets_bound, self.bound, self.rate_factor))
+
+
 class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
     """A copy dies and loses its state; an empty one starts `back_s` later.
 
@@ -323,6 +339,7 @@ AnyFault = (
     | FullDisk
     | ReshardFault
     | HoldFault
+    | SetFault
     | Crash
     | Ambush
     | Break

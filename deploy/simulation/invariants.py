@@ -49,6 +49,7 @@ class Promise(StrEnum):
     FINAL = "a resharding that was confirmed to its operator is final"
     RECOVERY = "a shard recovers its state bit for bit"
     SAME_COPY = "a backup equals its primary at the same entry"
+    SETTINGS = "a change of the settings that a shard has answered stays in force"
     ONE_PRIMARY = "at most one primary commits in an epoch"
     PROGRESS = "when the faults end, every worker and shard finishes"
     BOUNDED = "memory is bounded"
@@ -131,7 +132,7 @@ class PullWatch:
         """
         self._number, self._workers, self._served = number, setting.workers, served
         # A round with backups skips its slowest workers: reads need not hold their pushes.
-        self._bound = None if setting.backups else setting.bound
+        self._unbounded = bool(setting.backups)
         self._burst, self._follows = setting.burst, follows
         # Whether pushes can be counted, because weights are float32 and not means of rounds.
         self.exact = exact(setting, setting.pull)
@@ -145,15 +146,18 @@ class PullWatch:
         if type(message) is Pull:
             self._clocks[sender, message.request] = message.clock
 
-    def check(self, shard: Shard, answers: Sequence[Outgoing]) -> None:
-        """Check the answers to pulls against the bound."""
+    def check(self, shard: Shard, answers: Sequence[Outgoing], most: int | None) -> None:
+        """Check the answers to pulls against the bound in force.
+
+        Two workers may be as far apart as allowed by `most`, the largest bound so far (None: none).
+        """
         for answer in answers:
             if type(answer.message) is Joined:
                 self._joined.add(answer.to)
             elif type(answer.message) is Weights and answer.to:
                 self._readers.add(answer.to)
                 self._check_weights(shard, answer)
-        bound = self._bound
+        bound = None if self._unbounded else most
         # At a rolled-back shard, a worker may have pushes to repeat, so its clock may be far behind
         # for a moment. There, read_checks.py alone checks the bound.
         if bound is not None and self.whole and not shard.part.rolled_back:
@@ -193,7 +197,8 @@ class PullWatch:
         assert isinstance(weights, np.ndarray)
         if self.exact:
             check_prefix(weights, self._workers, f"a pull of shard {self._number}")
-        bound, slowest = self._bound, shard.ledger.min_clock
+        bound, slowest = shard.part.settings.bound, shard.ledger.min_clock
+        bound = None if self._unbounded else bound
         if bound is None or slowest is None:
             return
         clock = self._clocks[answer.to, answer.message.request]
@@ -222,6 +227,7 @@ def image(shard: Shard) -> tuple[object, ...]:
         shard.held.buffered,
         shard.updates.steps,
         shard.ledger.floor,
+        shard.part.settings,
         tuple((name, array.tobytes()) for name, array in arrays.items()),
         tuple(
             (n, e.incarnation, e.seq, e.clock, e.step, e.standing, e.takeovers, e.admitted)

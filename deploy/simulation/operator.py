@@ -8,6 +8,8 @@ lacked when their worker had fallen silent. No part of such a push may be applie
 incomplete is the only exception to exactly-once.
 
 `HoldOperator` quiesces the shards for a while, as a consistent read or an aligned snapshot does.
+
+`SettingsOperator` changes the staleness bound or the rate (live_checks.py has what must hold then).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +20,21 @@ from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.shard_hosts import ShardHost
 from ps.session import admin_plans
-from ps.session.admin_plans import Answer, Answers, Ask, Pause, Plan, Query, Side
+from ps.session.admin_plans import (
+    Answer,
+    Answers,
+    Ask,
+    Pause,
+    Plan,
+    Query,
+    SettingsChange,
+    Side,
+)
 from ps.session.events import Unreachable
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.messages import HandOver, Install, Refusal, Remedy, Standing
+from shards.live_settings import newest_settings
+from shards.messages import ChangeSettings, HandOver, Install, Refusal, Remedy, Standing
 from shards.refusals import error_of
 from shards.shard_state import SavedProgress
 from shards.tables import cut_evenly
@@ -167,8 +179,8 @@ class ReshardOperator(Operator):
         old, new = self._sides
         states = yield from admin_plans.move(old, new)
         self._exported = [state.saved for state in states]
-        cuts = [saved.ledger.cut for saved in self._exported]
-        yield from admin_plans.hand_over(old, address_of(self._generation), cuts)
+        cuts, settings = [saved.ledger.cut for saved in self._exported], newest_settings(states)
+        yield from admin_plans.hand_over(old, address_of(self._generation), cuts, settings)
         if self._old[0].moved_to is None:
             raise Violation(Promise.FINAL, "shard 0 confirmed it, but still serves")
 
@@ -237,3 +249,34 @@ class HoldOperator(Operator):
                         f"shard {host.number} has push {seq} of {worker} and is quiesced at"
                         f" {cut.get(worker, 0)}",
                     )
+
+
+class SettingsOperator(Operator):
+    """Changes settings of the job while it trains, and checks that every shard follows."""
+
+    def __init__(self, world: "Simulation", change: SettingsChange, number: int) -> None:
+        self._change = change
+        self._hosts: Sequence[ShardHost] = world.hosts
+        super().__init__(world, number, self._hosts)
+
+    def __str__(self) -> str:
+        return f"the change of settings {self._change}"
+
+    def _planned(self) -> Plan[None]:
+        (side,) = self._sides
+        settings = yield from admin_plans.change_settings(side, self._change)
+        if not self._world.durable or self._world.lossy:
+            return
+        for host in self._hosts:
+            for process in host.serving:
+                found = process.shard.part.settings
+                if found.revision < settings.revision:
+                    raise Violation(
+                        Promise.SETTINGS,
+                        f"{self} has succeeded, and shard {host.number} trains with {found}",
+                    )
+
+    def _before(self, step: Ask) -> None:
+        asked = step.queries[0].question(0)
+        if isinstance(asked, ChangeSettings):
+            self._world.proposed.append(asked.settings)

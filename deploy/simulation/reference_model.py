@@ -8,8 +8,9 @@ shard's weights and slots must be equal to the bit, whatever happened to it. A p
 torn, applied twice or delayed changes everything after it.
 
 A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
-that was dropped changes nothing. How stale a push was follows from the versions in its record, and
-with a limit on staleness, so does what must have become of it.
+that was dropped changes nothing. The rate of an update is the one in its records. How stale a push
+was follows from the versions in its record, and with a limit on staleness, so does what must have
+become of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ def _replayed(
     merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)
     buffer = np.zeros(BLOCK, np.float32)
-    for version, parts, stale in _updates(block, rows[rows["dropped"] == 0]):
+    for version, parts, stale, rate in _updates(block, rows[rows["dropped"] == 0]):
         if isinstance(merge, Buffer):
             total = np.add.reduce(parts)  # whole numbers: exact in any order
             if version > shard.version:
@@ -149,7 +150,7 @@ def _replayed(
         count = max(count, *known) + 1
         rule.apply(
             *(weights, total, tuple(slots), out, _WHOLE),
-            rate=_factor(stale, limit),
+            rate=rate * _factor(stale, limit),
             decay=Decay(),
             count=count,
         )
@@ -157,16 +158,16 @@ def _replayed(
     return (weights, *slots, *((buffer,) if isinstance(merge, Buffer) else ()))
 
 
-def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array], int]]:
-    """The version made by each update, the gradients of its pushes, and the first one's
-    staleness.
+def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Array], int, float]]:
+    """The version made by each update, the gradients of its pushes, and the first one's staleness
+    and rate.
     """
-    columns = (rows[name].tolist() for name in ("apply_version", "worker", "seq"))
+    columns = (rows[name].tolist() for name in ("apply_version", "worker", "seq", "rate"))
     records = zip(*columns, _staleness(rows), strict=True)
     for version, group in groupby(records, key=lambda row: row[0]):
         pushes = list(group)
-        gradients = [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq, _ in pushes]
-        yield version, gradients, pushes[0][3]
+        gradients = [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq, _, _ in pushes]
+        yield version, gradients, pushes[0][4], pushes[0][3]
 
 
 def _first(found: Array, wanted: Array) -> str:

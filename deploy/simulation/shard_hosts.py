@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from deploy.simulation import invariants
 from deploy.simulation.invariants import BLOCK, EXACT_PUSHES, Promise, PullWatch, Violation, exact
+from deploy.simulation.live_checks import FollowedSettings
 from deploy.simulation.network import Deliver
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.read_checks import Reads
@@ -21,7 +22,7 @@ from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.errors import DownpourError
 from shards.ledger import Ledger
-from shards.messages import Ack, Install
+from shards.messages import Ack, Install, LiveSettings, SettingsInForce, Weights
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.transition_io import Arrival, Outgoing
@@ -85,6 +86,8 @@ class ShardHost:
         self._excused: dict[int, dict[str, set[int]]] = {}
         # The pushes by worker that may be missing because the shard was rolled back.
         self._forgotten: dict[str, set[int]] = {}
+        first = LiveSettings(world.setting.bound)
+        self.followed = FollowedSettings(first, world.proposed)
         served, follows = Reads(world, self).served, self._follows if fresh else None
         self._pulls = PullWatch(number, world.setting, served, follows)
 
@@ -171,7 +174,11 @@ class ShardHost:
         for answer in answers:
             if type(answer.message) is Ack:
                 self._note_ack(self._world.life_at(answer.to).name, answer.message.seq)
-        self._pulls.check(process.shard, answers)
+            elif isinstance(answer.message, SettingsInForce) and not answer.message.busy_s:
+                self.followed.answered(process.shard, answer.message.settings)
+            if isinstance(answer.message, Ack | Weights) and self._world.durable:
+                self.followed.check(process.shard)
+        self._pulls.check(process.shard, answers, self.followed.most)
         self._pulls.check_open(process.shard)
         for answer in answers:
             client = self._world.end_at(answer.to)
@@ -212,6 +219,7 @@ class ShardHost:
         self._handed_over = saved.version
         for successor in to:
             successor._began = max(successor._began, saved.version)
+            self.followed.hand_over(successor.followed)
             successor._begun_before = [*self._begun_before, (self._began, self._counts)]
             for table, count in saved.updates.items():
                 successor._counts[table] = max(count, successor._counts.get(table, 0))
@@ -291,6 +299,8 @@ class ShardHost:
         """Check that a process holds exactly the pushes in its records, none of them torn."""
         setting, shard, where = self._world.setting, process.shard, process.name
         rows = process.records()
+        if self._world.durable:
+            self.followed.check_rates(rows, where)
         if setting.slots:
             check_versions(rows, self._began, shard)
             if setting.stale is not None:

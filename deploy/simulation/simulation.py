@@ -16,7 +16,12 @@ from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
 from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
 from deploy.simulation.network import Network
-from deploy.simulation.operator import HoldOperator, Operator, ReshardOperator
+from deploy.simulation.operator import (
+    HoldOperator,
+    Operator,
+    ReshardOperator,
+    SettingsOperator,
+)
 from deploy.simulation.process import SimulatedProcess
 from deploy.simulation.replicated_shards import ReplicatedShardHost
 from deploy.simulation.scenarios import Scenario
@@ -26,10 +31,12 @@ from deploy.simulation.workers import SimulatedWorker
 from deploy.simulation_kinds import ClusterConfig, Profile
 from deploy.virtual_clock import Clock
 from ps.durability import Durability
+from ps.session.admin_plans import SettingsChange
 from ps.session.compression import Compression
 from ps.session.events import Send
 from shards import wire_format
 from shards.errors import BadMessage, DownpourError, Fenced, Mismatch
+from shards.messages import LiveSettings
 from shards.rules import RULES
 from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
@@ -87,6 +94,7 @@ class Simulation:
         self.lives: dict[int, SimulatedWorker] = {}
         self._lives: dict[bytes, SimulatedWorker] = {}
         self._operators: dict[bytes, Operator] = {}
+        self.proposed: list[LiveSettings] = []  # what operators have asked for
         self._boots = 0
         self._unfinished: set[int] = set()
         self.generations: list[Sequence[ShardHost]] = []
@@ -148,6 +156,7 @@ class Simulation:
             stale=setting.stale,
             lease_s=setting.lease_s,
             warm_steps=setting.warm_steps,
+            least_bound=int(setting.prefetch),
         )
 
     def next_boot(self) -> int:
@@ -203,6 +212,10 @@ class Simulation:
     def hold(self, for_s: float) -> None:
         """Start an operator that quiesces the shards for some seconds."""
         self._operate(HoldOperator(self, for_s, len(self._operators)))
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """Start an operator that changes settings of the job."""
+        self._operate(SettingsOperator(self, change, len(self._operators)))
 
     def _operate(self, operator: Operator) -> None:
         self._operators[operator.address] = operator

@@ -142,6 +142,8 @@ class SingleShardHost(ShardHost):
             self._pulls.whole &= not lost_s
             self._operate(Install(3, self._world.job), frames)
         self._forget()
+        if lost_s:
+            self.followed.forget(self.shard)
 
     def kill_serving(self) -> None:
         self.restart(0.0, reported=True)

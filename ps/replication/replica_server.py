@@ -6,6 +6,7 @@ clients until its configuration is confirmed: they often arrive a moment too ear
 """
 
 import time
+from functools import partial
 
 import zmq
 
@@ -15,7 +16,7 @@ from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.server.frontend import ShardFrontend
-from ps.transport.addresses import public_endpoint
+from ps.transport.addresses import HOST_NAME, public_endpoint
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
@@ -72,7 +73,7 @@ class ReplicaServer(ServerThread):
         first = Beat(spec.shard, boot, 0)
         peer = public_endpoint(self._peers.endpoint, address)
         self._report = Heartbeat(spec.job, first, self.endpoint, peer)
-        self.replica = ShardReplica(spec.shard, boot, lambda: Shard(spec, boot))
+        self.replica = ShardReplica(spec.shard, boot, partial(_empty_shard, spec, boot))
         self._reporter = HeartbeatSender(context, coordinator, str(boot), self._report, keys)
         self._spec = spec
         self._answers: list[Outgoing] = []
@@ -137,10 +138,15 @@ class ReplicaServer(ServerThread):
                 self._perform(self.replica.receive(origin, message, frames, now))
         look_s = self._peers.look()
         if not ready.keys().isdisjoint(self._shard_endpoint.sockets):
-            for one in self._shard_endpoint.arrivals(self.replica.shard):
+            shard, journal = self.replica.shard, self.replica.shard.journal
+            arrivals, before = self._shard_endpoint.arrivals(shard), journal.pushes
+            began = time.monotonic()
+            for one in arrivals:
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)
+            parked, spent_s = len(shard.gate.parked), time.monotonic() - began
+            journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
             if ready.keys().isdisjoint(self._shard_endpoint.events):
                 return LOOK_S
         return min(look_s, self._shard_endpoint.look())
@@ -153,3 +159,9 @@ class ReplicaServer(ServerThread):
                 Heartbeat(self._report.job, effects.beat, self._report.endpoint, self._report.peer)
             )
         self._answers += effects.answers
+
+
+def _empty_shard(spec: ShardSpec, boot: int) -> Shard:
+    shard = Shard(spec, boot)
+    shard.journal.host = HOST_NAME
+    return shard

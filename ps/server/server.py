@@ -10,6 +10,7 @@ from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.frontend import ShardFrontend
+from ps.transport.addresses import HOST_NAME
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.transport.transports import Transport
@@ -73,6 +74,7 @@ class ShardServer(ServerThread):
         )
         self.endpoint = self._shard_endpoint.endpoint
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
+        self.shard.journal.host = HOST_NAME
         spec.prepare(place)
         if kept is not None:
             kept.recover(self.shard, time.monotonic())
@@ -129,9 +131,10 @@ class ShardServer(ServerThread):
 
     def _take_turn(self) -> None:
         """Pass what has come to the shard, and send its answers."""
-        arrivals = self._shard_endpoint.arrivals(self.shard)
-        now = time.monotonic()
+        shard, journal = self.shard, self.shard.journal
+        arrivals = self._shard_endpoint.arrivals(shard)
+        now, before = time.monotonic(), journal.pushes
         answers = self._acts.handle_together(arrivals, now)
-        journal = self.shard.journal
-        journal.queue, journal.busy_s = len(arrivals), journal.busy_s + time.monotonic() - now
+        parked, spent_s = len(shard.gate.parked), time.monotonic() - now
+        journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
         self._shard_endpoint.send(answers)

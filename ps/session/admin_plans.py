@@ -36,18 +36,24 @@ from numpy.typing import NDArray
 from ps.session.events import Unreachable
 from shards import shard_state, wire_format
 from shards.errors import DownpourError, GiveUp, Resynchronise, Retry
+from shards.live_settings import newest_settings
 from shards.messages import (
     PIECE_BYTES,
     AskPiece,
+    AskStatus,
+    ChangeSettings,
     Cut,
     Export,
     FromOperator,
     HandOver,
     Install,
     Installed,
+    LiveSettings,
     Quiesce,
     Quiesced,
     Reply,
+    SettingsInForce,
+    ShardStatus,
     State,
 )
 from shards.repartition import evenly_buffered, repartition
@@ -207,6 +213,77 @@ def resume(side: Side) -> Plan[None]:
     yield hold(side, 0.0)
 
 
+class SettingsChange(NamedTuple):
+    """What an operator changes of a job's settings; `rate_factor` None: the present one stays.
+
+    The bound becomes `bound` if it `sets_bound`, otherwise it stays.
+    """
+
+    sets_bound: bool = False
+    bound: int | None = None
+    rate_factor: float | None = None
+
+    def of(self, present: LiveSettings, owner: int) -> LiveSettings:
+        """The next settings after the `present` ones, changed by the operator `owner`."""
+        return LiveSettings(
+            self.bound if self.sets_bound else present.bound,
+            present.rate_factor if self.rate_factor is None else self.rate_factor,
+            present.revision + 1,
+            owner,
+        )
+
+
+def change_settings(side: Side, change: SettingsChange) -> Plan[LiveSettings]:
+    """Change settings of a job while it trains; returns those in force at all shards.
+
+    Shard 0 decides which of two operators is first. Raises GiveUp for the other one. Raises
+    BadInput for settings that the job cannot follow, and Retry while another operator quiesces the
+    shards.
+    """
+    heard = yield Ask(
+        side, [Query(shard, lambda request: AskStatus(request, side.job)) for shard in side.shards]
+    )
+    known = [wire_format.decode_state(frames[0], ShardStatus) for _, frames in heard.answers]
+    present = max((status.settings for status in known), key=lambda one: one.revision)
+    wanted = change.of(present, side.owner)
+    first, *others = side.shards
+    (accepted,) = yield from _settle(side, wanted, (first,))
+    if accepted != wanted:
+        raise GiveUp("set: another operator has changed the settings at the same time: try again")
+    yield from _settle(side, wanted, others)
+    return wanted
+
+
+def spread_settings(side: Side, settings: LiveSettings) -> Plan[None]:
+    """Give settings that were in force at one shard to all that lack them, as after a rollback."""
+    yield from _settle(side, settings, side.shards)
+
+
+def _settle(
+    side: Side, wanted: LiveSettings, shards: Sequence[int]
+) -> Plan[Sequence[LiveSettings]]:
+    """The settings in force at these shards after each was asked to follow `wanted`.
+
+    A shard that an operator quiesces is asked again.
+    """
+    question = _numbered(ChangeSettings(0, side.job, wanted))
+    until: float | None = None
+    while shards:
+        heard = yield Ask(side, [Query(shard, question) for shard in shards])
+        replies = [reply for reply, _ in heard.answers if isinstance(reply, SettingsInForce)]
+        busy_s = max(reply.busy_s for reply in replies)
+        if not busy_s:
+            return [reply.settings for reply in replies]
+        until = heard.now + side.patience_s if until is None else until
+        if heard.now > until:
+            raise Retry(
+                "set: the shards are quiesced by an operator, which reshards the job, takes a"
+                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+            )
+        yield Pause(min(busy_s, BUSY_S))
+    return ()
+
+
 def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) -> Plan[None]:
     """Give one shard a state; `keep_workers` if the workers of that state are still alive.
 
@@ -278,14 +355,20 @@ def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardStat
     return [whole[shard] for shard in side.shards]
 
 
-def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
+def hand_over(
+    side: Side,
+    successors: bytes,
+    cuts: Sequence[Mapping[str, int]],
+    settings: LiveSettings | None = None,
+) -> Plan[None]:
     """Send the workers of quiesced shards, each at its own of `cuts`, to their successors.
 
-    Raises GiveUp when the quiesce has expired: then nothing has changed. Raises UnconfirmedHandOver
-    when shard 0 does not answer.
+    The successors have the `settings` that an operator had changed (None: none had). Raises GiveUp
+    when the quiesce has expired: then nothing has changed. Raises UnconfirmedHandOver when shard 0
+    does not answer.
     """
     try:
-        yield from _still_there(side, cuts)
+        yield from _still_there(side, cuts, settings.revision if settings is not None else 0)
     except DownpourError:
         yield from resume(side)
         raise
@@ -299,14 +382,21 @@ def hand_over(side: Side, successors: bytes, cuts: Sequence[Mapping[str, int]]) 
             yield sending_on(side, shard, successors)
 
 
-def _still_there(side: Side, cuts: Sequence[Mapping[str, int]]) -> Plan[None]:
-    """Hold the shards at their cuts for the hand-over; raises GiveUp when one has advanced."""
+def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -> Plan[None]:
+    """Hold the shards at their cuts for the hand-over; raises GiveUp when one has advanced, or has
+    other settings than those of this revision.
+    """
     for shard, cut in zip(side.shards, cuts, strict=True):
         # A worker that had lost its lease may be back: a push that it sends now to the old shards
         # would not reach the new ones.
         heard = yield hold(side, TELLING_S, cut, (shard,))
         _check_owned(heard.answers)
         _check_cut(furthest(heard.answers), cut)
+        if any(isinstance(one, Quiesced) and one.revision > revision for one, _ in heard.answers):
+            raise GiveUp(
+                "reshard: an operator has changed the job's settings meanwhile: the job stays on"
+                " the old shards; try again"
+            )
 
 
 def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
@@ -322,7 +412,8 @@ def reshard(old: Side, new: Side, successors: bytes) -> Plan[None]:
     UnconfirmedHandOver.
     """
     states = yield from move(old, new)
-    yield from hand_over(old, successors, [state.saved.ledger.cut for state in states])
+    cuts = [state.saved.ledger.cut for state in states]
+    yield from hand_over(old, successors, cuts, newest_settings(states))
 
 
 def move(old: Side, new: Side) -> Plan[list[ShardState]]:

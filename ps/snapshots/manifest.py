@@ -24,7 +24,8 @@ from ps.snapshots.shard_file import StateFile, read_state, write_state
 from ps.snapshots.worker_state import SavedWorkerState, read_kept
 from ps.storage import PARTIAL, Place, Store, content_of, open_store
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
-from shards.messages import Count
+from shards.live_settings import newest_settings
+from shards.messages import Count, LiveSettings
 from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
 
@@ -41,7 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `rules` are the names of the update rules, in the order of the tables. `workers` is the number
     of workers of the job, `taken_at` a Unix time. `aligned` says whether
     all shards had applied exactly the same pushes of every worker. `residuals` are those of workers
-    that compress their pushes.
+    that compress their pushes. `settings` are those that an operator had changed (None: none had).
     """
 
     format: int = FORMAT
@@ -54,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aligned: bool
     parts: tuple[StateFile, ...]
     residuals: tuple[SavedWorkerState, ...] = ()
+    settings: LiveSettings | None = None
 
     @property
     def files(self) -> tuple[StateFile, ...]:
@@ -112,6 +114,7 @@ def save_snapshot(
             aligned=are_aligned(states),
             parts=parts,
             residuals=kept,
+            settings=newest_settings(states),
         )
         store.settle()
         store.put(MANIFEST, [checked_json.encode(manifest)])

@@ -66,6 +66,10 @@ def _why_not(bind: str, port: int, number: int) -> str:
     return f"{bind}:{port}: cannot listen here: {zmq.strerror(number)}"
 
 
+HOST_NAME = socket.gethostname()[:128]
+"""The name of this host, as others are shown it."""
+
+
 def on_this_host(host: str) -> bool:
     """Whether only this host's own processes can reach a server that listens on `host`.
 

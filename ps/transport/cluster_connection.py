@@ -19,6 +19,7 @@ from ps.session.compression import Compression
 from ps.session.events import AnswerLate, Event, Ready, Relocated, Send, Unreachable
 from ps.session.flow_control import Times
 from ps.session.session import Session
+from ps.transport.addresses import HOST_NAME
 from ps.transport.link_model import LinkModel
 from ps.transport.shard_connections import ShardConnections
 from ps.transport.transports import Transport
@@ -250,7 +251,7 @@ class LeaseKeepAlive:
             while not self._ended.wait(self._period_s - answer_s):
                 links.follow(self._connection.links.endpoints)
                 for shard, boot in enumerate(self._session.boots):
-                    links.send(shard, self._renew(boot))
+                    links.send(shard, self._renew(boot, links.rtt_s(shard)))
                 if self._ended.wait(answer_s):
                     return
                 for shard, answer, _ in links.receive(0.0):
@@ -266,6 +267,7 @@ class LeaseKeepAlive:
         if answer.remedy is Remedy.RESYNCHRONISE:
             self.refusals.append((shard, answer))
 
-    def _renew(self, boot: int) -> Renew:
+    def _renew(self, boot: int, rtt_s: float) -> Renew:
         session = self._session
-        return Renew(0, session.job, session.worker, session.incarnation, boot)
+        who = session.job, session.worker, session.incarnation
+        return Renew(0, *who, boot, HOST_NAME, rtt_s)

@@ -80,6 +80,13 @@ class LinkMonitor:
             self._cut_short()
         return move is LinkAction.RENEW
 
+    @property
+    def rtt_s(self) -> float:
+        """The round trip that the system has measured, in seconds; 0 if it is not known."""
+        self._read_events()
+        line = None if self._peer is None else self._line(self._peer)
+        return 0.0 if line is None else line.rtt_s
+
     def unwatch(self) -> None:
         """Release the socket, before it is closed."""
         self._watched.disable_monitor()

@@ -242,6 +242,11 @@ class Links:
         else:
             watch.unwatch()
 
+    def rtt_s(self, shard: int) -> float:
+        """The round trip to a shard that the system has measured, in seconds; 0 if not known."""
+        watch = self._watches.get(shard)
+        return 0.0 if watch is None else watch.rtt_s
+
     def changes(self) -> tuple[set[int], set[int]]:
         """The shards with links that were directed elsewhere since the last call, and those with
         links that were cut and restored: what was in flight on these is lost, or late.

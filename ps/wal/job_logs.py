@@ -20,6 +20,7 @@ from ps.storage import LocalStore, Place, open_store
 from ps.wal.recovery import has_begun, recovered
 from shards.errors import BadInput, Retry
 from shards.job_ids import short_id
+from shards.live_settings import newest_settings
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec
 
@@ -75,6 +76,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         taken_at=max(path.stat().st_mtime for path in folder.glob("*/*")),
         aligned=False,
         parts=(),
+        settings=newest_settings(states),
     )
     return LoadedSnapshot(LocalStore(folder), folder.name, manifest, states)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from deploy import ray_cluster
 from deploy.java import java_environment
 from ps import Cluster
-from shards.messages import ShardStatus
+from shards.messages import LiveSettings, ShardStatus
 from tests.bench.report import Goal, goals, save
 from tests.support import lenet_job
 from worker import spark
@@ -45,6 +45,9 @@ class _Times:
         pass
 
     def resharded(self, cluster: Cluster) -> None:
+        pass
+
+    def settings_changed(self, settings: LiveSettings) -> None:
         pass
 
     def notice(self, text: str) -> None:

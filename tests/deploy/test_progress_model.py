@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deploy.progress_model import Meter, Readings, WorkerReading
-from shards.messages import Standing
+from deploy.progress_model import LinkReading, Meter, Readings, WorkerReading, quantile
+from shards.messages import Histogram, LiveSettings, Standing
 from tests.support.run_records import records, status, worker
 
 
@@ -163,3 +163,48 @@ def test_workers_stand_in_the_order_of_their_numbers() -> None:
     got = meter(workers=5).look(statuses, [records(0), records(0)], 1000.0)
     assert [one.name for one in got.workers] == ["w1", "w2", "w10"]
     assert got.absent == 2
+
+
+def test_a_quantile_is_that_of_the_last_seconds() -> None:
+    """Slow updates from before the window do not count; the first look has all there are."""
+    slow = Histogram((0.001, 0.01, 0.1), (0, 0, 50, 0), 4.0)
+    later = Histogram((0.001, 0.01, 0.1), (90, 9, 51, 0), 4.2)
+    assert quantile(slow, later, 0.5) == 0.001
+    assert quantile(slow, later, 0.99) == 0.01
+    assert quantile(slow, slow, 0.5) == 0.1
+    assert quantile(Histogram(), later, 0.5) == 0.001
+    assert quantile(Histogram(), Histogram(), 0.5) is None
+    assert quantile(later, slow, 0.5) is None, "the shard's process began again"
+    assert quantile(Histogram(), Histogram((1.0,), (0, 3), 9.0), 0.5) == 1.0, "the largest bound"
+    watch = meter()
+    for time, applied in ((0.0, slow), (5.0, later)):
+        got = watch.look([status(apply_s=applied)], [records(0)], 1000.0 + time)
+    assert got.shards[0].apply_p99_ms == 10.0
+    assert got.shards[0].apply_s == later
+
+
+def test_the_bound_is_the_one_in_force() -> None:
+    """An operator may have changed it since the job began."""
+    changed = LiveSettings(9, revision=1)
+    assert meter().look([status()], [records(0)], 1000.0).bound == 4
+    assert meter().look([status(settings=changed)], [records(0)], 1000.0).bound == 9
+
+
+def test_links_are_grouped_by_their_hosts() -> None:
+    """The median round trip of a pair, and the bytes that its workers pushed in the last seconds; a
+    worker that has not renewed its lease yet has no host."""
+    watch = meter()
+    far = [worker(f"w{n}", host="far", rtt_s=0.001 * rtt) for n, rtt in enumerate((10, 30, 0, 20))]
+    workers = [*far, worker("w9", host="near"), worker("w8")]
+    rows = records(6, worker=[b"w0", b"w1", b"w9", b"w9", b"w8", b"w0"])
+    rows["bytes"] = [100, 200, 1, 2, 5000, 300]
+    statuses = [status(0, workers, host="a"), status(1, workers, host="b")]
+    watch.look(statuses, [rows, rows], 1000.0)
+    got = watch.look(statuses, [rows, rows[:1]], 1002.0)
+    assert got.links == (
+        LinkReading("far", "a", 20.0, 300.0),
+        LinkReading("far", "b", 20.0, 50.0),
+        LinkReading("near", "a", None, 1.5),
+        LinkReading("near", "b", None, 0.0),
+    )
+    assert meter().look([status(0, workers)], [rows], 1000.0).links == ()

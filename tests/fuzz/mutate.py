@@ -22,6 +22,7 @@ from shards.messages import (
     AskedPart,
     AskRecords,
     AskStatus,
+    ChangeSettings,
     Cut,
     Export,
     HandOver,
@@ -30,6 +31,7 @@ from shards.messages import (
     Join,
     Kind,
     Leave,
+    LiveSettings,
     Message,
     Part,
     Probe,
@@ -97,6 +99,7 @@ def valid(shard: Shard) -> list[Frames]:
         (AskRecords(15, job, 0), []),
         (Quiesce(16, job, 0.0, 1), [wire_format.encode_state(Cut({"w": 1}))]),
         (HandOver(17, job, 2, 1), [b"{}"]),
+        (ChangeSettings(19, job, LiveSettings(2, 0.5, 1, 3)), []),
         (Probe(18, job, 100), [b"x" * 100]),
     ]
     alone = [list(map(bytes, wire_format.enclose([one]))) for one in said]

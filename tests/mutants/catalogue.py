@@ -22,9 +22,11 @@ of them breaks. For every promise there is at least one:
 - recovery: `a_turn_is_not_flushed`, `records_have_no_checksum`, `a_truncated_log_is_accepted`,
   `a_base_lacks_the_slots`
 - same copy: `an_entry_is_skipped`, `slots_change_while_a_backup_copies_them`,
-  `a_repeated_piece_counts_as_another`, `a_backup_receives_pieces_of_two_versions`
+  `a_repeated_piece_counts_as_another`, `a_backup_receives_pieces_of_two_versions`,
+  `a_change_is_not_replicated`
+- settings: `a_late_change_undoes_a_newer_one`, `a_resharding_forgets_changed_settings`
 - one primary: `a_new_primary_keeps_the_epoch_of_the_former`
-- progress: `lost_messages_are_not_sent_again`
+- progress: `lost_messages_are_not_sent_again`, `a_raised_bound_opens_nothing`
 - bounded: `answered_pulls_are_kept`
 - no surprise: `a_rollback_is_not_reported`
 
@@ -49,6 +51,7 @@ from tests.mutants import (
     resharding,
     rollbacks,
     sessions,
+    settings,
     shards,
     slots,
     tables,
@@ -57,7 +60,7 @@ from tests.mutants.patching import Mutant, Patch
 
 _FILES = (
     *(shards, sessions, rollbacks, compression, logs, merging, replication, resharding, slots),
-    *(tables, pieces),
+    *(tables, pieces, settings),
 )
 MUTANTS: dict[str, Mutant] = {
     name: mutant for file in _FILES for name, mutant in file.MUTANTS.items()

@@ -1,5 +1,6 @@
 """The admin client's questions: each bypasses the gate, and refusals keep their error type."""
 
+import socket
 from collections.abc import Iterator
 
 import msgspec
@@ -12,6 +13,9 @@ from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
+from ps.session import admin_plans
+from ps.session.admin_plans import Answers, Ask, SettingsChange
+from ps.session.events import ClockTimeout
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
 from shards.messages import Standing
@@ -19,6 +23,7 @@ from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.shard_state import SavedProgress
 from shards.tables import Layout
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.session_replies import Array
 
@@ -205,3 +210,108 @@ def test_states_travel_in_pieces(
         assert copied.arrays.keys() == state.arrays.keys()
         for name, array in state.arrays.items():
             np.testing.assert_array_equal(copied.arrays[name], array)
+
+
+def test_the_shards_process_measures_its_turns(cluster: Cluster, console: AdminClient) -> None:
+    """Each push is in the histogram of apply times, each turn in that of the queues."""
+    train(cluster, 5)
+    for status in console.status():
+        assert sum(status.apply_s.counts) == 5
+        assert 0 < status.apply_s.total <= status.busy_s
+        assert sum(status.queues.counts) == sum(status.parked.counts) >= 5
+        assert status.queues.total >= 10
+
+
+def test_settings_change_while_workers_train(cluster: Cluster, console: AdminClient) -> None:
+    """A raised bound lets a worker continue that waits, a factor holds at the next update, and what
+    is not given stays."""
+    slow, fast = Client(cluster, worker="slow"), Client(cluster, worker="fast")
+    fast.pull()
+    fast.push(np.ones(TABLE.size, np.float32))
+    with pytest.raises(ClockTimeout):
+        fast.pull(timeout_s=0.2)
+    assert console.set(staleness=2).bound == 2
+    assert fast.pull().weights[1] == 0.0
+    found = console.set(rate_factor=0.5)
+    assert (found.bound, found.rate_factor, found.revision) == (2, 0.5, 2)
+    assert [status.settings for status in console.status()] == [found, found]
+    assert [status.rate for status in console.status()] == [0.5, 0.5]
+    fast.push(np.zeros(TABLE.size, np.float32))
+    fast.flush()
+    assert console.read()[1] == 1.0 - 1.0 - 0.5
+    assert console.set(staleness=None).bound is None
+    for client in (slow, fast):
+        client.close()
+
+
+def test_settings_that_cannot_be_are_refused(console: AdminClient) -> None:
+    """Before any shard is asked, and by each shard that cannot follow."""
+    with pytest.raises(BadInput, match=r"^staleness: expected at least 0, got -1"):
+        console.set(staleness=-1)
+    for factor in (0, -1.0, float("nan"), 2e6):
+        with pytest.raises(BadInput, match=r"^rate_factor: expected more than 0, up to 1e\+06"):
+            console.set(rate_factor=factor)
+    specs = shard_specs(TABLE, shards=2, bound=0, merge="round")
+    with local_shards(specs) as rounds, AdminClient(rounds) as other:
+        with pytest.raises(BadInput, match="expected 0, as pushes are merged in rounds, got 1"):
+            other.set(staleness=1)
+        assert [status.settings.revision for status in other.status()] == [0, 0]
+
+
+def test_of_two_operators_one_is_first(cluster: Cluster, console: AdminClient) -> None:
+    """Both have read the same settings: shard 0 obeys the first, and the other one is refused."""
+    with AdminClient(cluster) as other:
+        plan = admin_plans.change_settings(other.side, SettingsChange(rate_factor=2.0))
+        asked = next(plan)
+        assert isinstance(asked, Ask)
+        read = other._ask_each(asked.queries)
+        first = console.set(rate_factor=0.5)
+        asked = plan.send(Answers(0.0, read))
+        assert isinstance(asked, Ask)
+        with pytest.raises(GiveUp, match="another operator has changed the settings"):
+            plan.send(Answers(0.0, other._ask_each(asked.queries)))
+        assert [status.settings for status in other.status()] == [first, first]
+
+
+def test_a_shard_that_lacks_a_change_is_given_it(cluster: Cluster, console: AdminClient) -> None:
+    """An operator died when it had asked shard 0 alone: another one completes the change."""
+    plan = admin_plans.change_settings(console.side, SettingsChange(rate_factor=2.0))
+    asked = next(plan)
+    assert isinstance(asked, Ask)
+    asked = plan.send(Answers(0.0, console._ask_each(asked.queries)))
+    assert isinstance(asked, Ask)
+    console._ask_each(asked.queries)
+    first, second = (status.settings for status in console.status())
+    assert (first.rate_factor, second.rate_factor) == (2.0, 1.0)
+    console.spread(first)
+    assert [status.settings for status in console.status()] == [first, first]
+
+
+def test_a_change_waits_for_a_quiesce(cluster: Cluster, console: AdminClient) -> None:
+    """It is made when the quiesce has ended, or is refused when that takes too long."""
+    with AdminClient(cluster, patience_s=0.3) as other:
+        console.quiesce(60.0)
+        with pytest.raises(Retry, match="quiesced by an operator"):
+            other.set(rate_factor=0.5)
+        console.resume()
+        console.quiesce(0.5)
+    with AdminClient(cluster) as other:
+        assert other.set(rate_factor=0.5).rate_factor == 0.5
+
+
+def test_renewals_report_the_link() -> None:
+    """The status has the host of each shard and worker, and the round trip that the system of the
+    worker has measured."""
+    specs = shard_specs(TABLE, shards=2, lease_s=1.0)
+    with (
+        local_shards(specs, TABLE.empty()) as cluster,
+        AdminClient(cluster) as console,
+        Client(cluster, worker="w", transport="tcp"),
+    ):
+        eventually(
+            lambda: all(status.workers[0].rtt_s > 0 for status in console.status()),
+            because="it renews its lease",
+        )
+        for status in console.status():
+            assert status.host == status.workers[0].host == socket.gethostname()[:128]
+            assert status.workers[0].rtt_s < 10

@@ -10,11 +10,14 @@ import pytest
 
 import ps
 from ps import AdminClient, Cluster, Compression
+from ps.admin_client import carry_out
 from ps.client import Client
 from ps.job_spec import resharded_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
+from ps.session import admin_plans
 from shards.errors import GiveUp
+from shards.live_settings import newest_settings
 from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
@@ -203,6 +206,35 @@ def test_a_standstill_ends_by_itself() -> None:
         client.push(everywhere(1.0))
         client.flush()
         assert (home.weights() == -2).all()
+
+
+def test_changed_settings_move_with_the_job() -> None:
+    """New shards train with them, and a change that the new shards would lack ends the move."""
+    with job(2, bound=1) as home, Client(home.first, worker="w") as client:
+        changed = home.console.set(staleness=3, rate_factor=0.5)
+        home.move(3)
+        assert [status.settings for status in home.console.status()] == [changed] * 3
+        client.pull()
+        client.push(everywhere(1.0))
+        client.flush()
+        assert (home.weights() == -0.5).all()
+        states = export_after_a_quiesce(home.console)
+        home.console.set(rate_factor=2.0)
+        cuts = [state.saved.ledger.cut for state in states]
+        plan = admin_plans.hand_over(
+            home.console.side, home.cluster.encode(), cuts, newest_settings(states)
+        )
+        with pytest.raises(GiveUp, match="an operator has changed the job's settings meanwhile"):
+            carry_out(plan, home.console)
+        assert home.console.status()[0].rate == 2.0
+
+
+def export_after_a_quiesce(console: AdminClient) -> list[ps.ShardState]:
+    """What an operator has of the shards, whose quiesce has ended since."""
+    console.quiesce(60.0)
+    states = console.export()
+    console.resume()
+    return states
 
 
 def test_the_shards_of_a_standstill_agree() -> None:

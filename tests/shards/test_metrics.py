@@ -1,5 +1,6 @@
 """A shard's metrics: records, counters and the learning rate that follows from them."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,13 +8,15 @@ from shards import wire_format
 from shards.messages import (
     AskRecords,
     AskStatus,
+    Histogram,
+    LiveSettings,
     Records,
     ShardStatus,
     Standing,
     Status,
     WorkerStatus,
 )
-from shards.metrics import MAX_RECORDS
+from shards.metrics import MAX_RECORDS, Metrics
 from shards.schedules import Exp, Step
 from shards.update_records import RECORD
 from tests.support.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
@@ -97,7 +100,9 @@ def test_the_status() -> None:
     talk.say(pull("a", 1))
     assert talk.say(AskStatus(1, "job")) == [("operator", Status(1, 0, 1))]
     status = wire_format.decode_state(as_bytes(talk.frames)[0], ShardStatus)
-    assert status == ShardStatus(
+    none = Histogram()
+    unmeasured = msgspec.structs.replace(status, apply_s=none, queues=none, parked=none)
+    assert unmeasured == ShardStatus(
         shard=0,
         version=1,
         steps=1,
@@ -116,7 +121,23 @@ def test_the_status() -> None:
             WorkerStatus("b", Standing.ACTIVE, 0, 0, 0, 0, 0, False, 0.0),
         ),
         waiting=1,
+        settings=LiveSettings(0),
     )
+
+
+def test_turns_are_counted_in_histograms() -> None:
+    """A push counts with its share of its turn, a turn without one only with its queue, and a value
+    at a bound belongs to the interval below."""
+    metrics = Metrics()
+    metrics.turn(3, 2, 0, 0.002)
+    metrics.turn(1, 0, 5, 0.001)
+    metrics.turn(100, 1, 300, 60.0)
+    apply_s, queues, parked = metrics.histograms()
+    assert dict(zip(apply_s.bounds, apply_s.counts, strict=False))[0.001] == 2
+    assert (apply_s.counts[-1], sum(apply_s.counts), apply_s.total) == (1, 3, 60.002)
+    assert (queues.counts, queues.total) == ((1, 0, 1, 0, 0, 0, 0, 1), 104)
+    assert (parked.counts[0], parked.counts[4], parked.counts[-1]) == (1, 1, 1)
+    assert (metrics.queue, metrics.busy_s) == (100, 60.003)
 
 
 def test_a_rate_that_grows_beyond_numbers() -> None:

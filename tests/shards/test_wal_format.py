@@ -15,7 +15,16 @@ from shards import wal_format
 from shards.aggregation import ROUND, Buffer, Round
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
-from shards.messages import Ack, AskStatus, Install, Push, Refusal, Request
+from shards.messages import (
+    Ack,
+    AskStatus,
+    ChangeSettings,
+    Install,
+    LiveSettings,
+    Push,
+    Refusal,
+    Request,
+)
 from shards.rules import SGD, AdaptiveDelayCompensation, Decay, DelayedNesterov, Momentum
 from shards.shard import Shard
 from shards.transition_io import Arrival
@@ -58,7 +67,7 @@ def said(shard: Shard, dice: random.Random) -> Arrival:
     life = entry.incarnation if entry else 0
     message: Request
     frames: list[bytes] = []
-    match dice.choices(range(7), [2, 3, 12, 4, 1, 1, 1])[0]:
+    match dice.choices(range(8), [2, 3, 12, 4, 1, 1, 1, 1])[0]:
         case 0:
             message = hello(worker, life + (dice.random() < 0.3))
         case 1:
@@ -74,6 +83,10 @@ def said(shard: Shard, dice: random.Random) -> Arrival:
             message = msgspec.structs.replace(leave(worker), incarnation=life)
         case 5:
             message = renew(worker)
+        case 6:  # some are late, and some have a bound that the job cannot have
+            bound, revision = dice.choice([0, 1, 4, None]), dice.randrange(9)
+            settings = LiveSettings(bound, dice.choice([0.5, 1.0, 2.0]), revision)
+            message = ChangeSettings(14, "job", settings)
         case _:
             message = AskStatus(1, "job")
     # The requests of a turn differ: a server passes on one copy of each (`life`).
@@ -136,7 +149,14 @@ def held(shard: Shard) -> tuple[Any, ...]:
     arrays = {name: array.tobytes() for name, array in state.arrays.items()}
     counted = saved.version, saved.steps, saved.samples, saved.ledger.floor, saved.updates
     pushes = shard.journal.pushes
-    return counted, workers, arrays, sorted(shard.updates.round), sorted(joins), pushes
+    return (
+        (*counted, saved.settings),
+        workers,
+        arrays,
+        sorted(shard.updates.round),
+        sorted(joins),
+        pushes,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,6 +132,10 @@ class FakeRunner:
                 self._event("stopping", mode=order.data.get("mode"))
                 self.end = End.STOPPED
                 return
+            if order.kind == "set" and order.data.get("live"):
+                self._event("settings", settings=order.data["changes"])
+                self._event("answer", wish=order.data["wish"], ok=True)
+                return
             if order.kind in {"snapshot", "reshard"}:
                 if order.kind == "snapshot":
                     self.snapshot()

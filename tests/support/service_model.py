@@ -34,7 +34,7 @@ from deploy.service import supervisor as supervisor_module
 from deploy.service.alerts import DiskWatch
 from deploy.service.job_store import JobRow, JobStore, StateChanged, _row
 from deploy.service.launcher import Liveness, LocalLauncher
-from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, JobState, Verb
+from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRAINING, JobState, Verb
 from deploy.service.submissions import Submissions, Submitted
 from deploy.service.supervisor import Supervisor
 from deploy.service.uploads import Uploads
@@ -208,13 +208,20 @@ class ServiceModel(RuleBasedStateMachine):
             details["shards"] = 2
         self._ask(self._pick(place), verb, killed, **details)
 
-    @rule(place=JOBS, staleness=st.integers(1, 3), killed=KILLED)
+    @rule(place=JOBS, staleness=st.integers(1, 3), others=st.booleans(), killed=KILLED)
     @precondition(lambda self: self.jobs)
-    def change_settings(self, place: int, staleness: int, killed: tuple[int, bool] | None) -> None:
+    def change_settings(
+        self, place: int, staleness: int, others: bool, killed: tuple[int, bool] | None
+    ) -> None:
         job, changes = self._pick(place), {"staleness": staleness}
-        settings = self.admission.changed(self.store.get(job), changes)
-        if self._ask(job, Verb.SET, killed, settings=settings, changes=changes):
+        changes |= {"snapshot_keep": staleness} if others else {}
+        row = self.store.get(job)
+        settings = self.admission.changed(row, changes)
+        answered = self._ask(job, Verb.SET, killed, settings=settings, changes=changes)
+        if answered and (others or row.state not in TRAINING):
             self.jobs[job].settings |= changes
+        elif answered:  # in force once the runner has said so, which may end first
+            self.jobs[job].settings.pop("staleness", None)
         else:
             self.jobs[job].settings.clear()  # it may have been stored, and may not
 

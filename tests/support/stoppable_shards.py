@@ -13,6 +13,7 @@ from ps.launch.launch_plan import ShardDevice
 from ps.server.server import ShardServer
 from ps.transport.transports import Transport
 from shards.errors import GiveUp
+from shards.messages import LiveSettings
 from shards.spec import ShardSpec
 
 
@@ -49,6 +50,11 @@ class Servers:
     def trouble(self, shard: int, text: str) -> None:
         """Have a shard report that something fails in its background."""
         self._servers[shard].shard.journal.trouble = text
+
+    def lose_settings(self, shard: int) -> None:
+        """Have a shard train with the settings of its start, as after a rollback."""
+        one = self._servers[shard].shard
+        one.part.follow(LiveSettings(one.spec.bound, one.spec.rate_factor))
 
     def check(self) -> None:
         for shard in self._dead:

@@ -13,9 +13,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
-def lines(path: Path) -> list[dict[str, object]]:
+def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -34,7 +35,7 @@ def main() -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     orders = folder / "orders.jsonl"
-    (start,) = [each for each in lines(orders) if each.get("data", {}).get("nonce") == nonce]  # type: ignore[attr-defined]
+    (start,) = [each for each in lines(orders) if each.get("data", {}).get("nonce") == nonce]
     attempt = start["attempt"]
     journal = folder / "events.jsonl"
     number = len(lines(journal))
@@ -80,12 +81,17 @@ def main() -> int:
         what = "train"
     if what == "deaf":
         stay()
+    done = set()
     while what in ("train", "alive"):
         if what == "alive":
             (folder / "readings" / "alive").touch()
         for order in lines(orders):
             if order["kind"] == "stop" and order["attempt"] == attempt:
                 return end("stopped", message="stopped, with a snapshot")
+            if order["kind"] == "set" and order["number"] not in done and order["data"].get("live"):
+                done.add(order["number"])
+                event("settings", settings=order["data"]["changes"], text="changed")
+                event("answer", wish=order["data"]["wish"], ok=True)
         time.sleep(0.02)
     return end("succeeded", message="done")
 

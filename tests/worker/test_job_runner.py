@@ -16,13 +16,14 @@ import ps
 from ps import AdminClient, Durability
 from ps.client import Client
 from ps.launch.launch_plan import LaunchPlan
+from ps.session.admin_plans import SettingsChange
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.manifest import load_manifest
 from ps.storage import open_store
 from ps.wal.job_logs import load_logs, newest_logs
-from shards.errors import BadInput, GiveUp
-from shards.messages import ShardStatus
+from shards.errors import BadInput, DownpourError, GiveUp
+from shards.messages import LiveSettings, ShardStatus
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed
@@ -58,6 +59,7 @@ class Notes:
     def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None: ...
     def evaluated(self, result: Evaluation, weights: Any) -> None: ...
     def resharded(self, cluster: ps.Cluster) -> None: ...
+    def settings_changed(self, settings: LiveSettings) -> None: ...
 
     def notice(self, text: str) -> None:
         self.notes.append(text)
@@ -541,6 +543,58 @@ def watched(
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield cluster, pushed
     signal.signal(signal.SIGINT, former)
+
+
+class Change:
+    """A request to change the settings, and what became of it."""
+
+    def __init__(self, change: SettingsChange) -> None:
+        self.change = change
+        self.answers: list[DownpourError | None] = []
+
+    def answer(self, error: DownpourError | None) -> None:
+        self.answers.append(error)
+
+
+def test_settings_change_as_requested(
+    watched: tuple[Spark, threading.Event], tmp_path: Path, servers: list[Servers]
+) -> None:
+    """The observer and the requester hear of it, the snapshot has it, a shard that has lost it is
+    given it again, and a request that the strategy cannot follow is answered with its reason."""
+    good = Change(SettingsChange(sets_bound=True, bound=3, rate_factor=0.5))
+    bad = Change(SettingsChange(sets_bound=True, bound=-1))
+    requests: list[Change] = [bad, good]
+    seen: list[LiveSettings] = []
+    looks: list[int] = []  # those in which all shards follow the change
+
+    class Seeing(Notes):
+        def settings_changed(self, settings: LiveSettings) -> None:
+            seen.append(settings)
+
+        def progressed(self, statuses: list[ShardStatus], records: list[Any]) -> None:
+            if not (good.answers and all(one.settings.revision == 1 for one in statuses)):
+                return
+            looks.append(len(looks))
+            if looks == [0]:
+                servers[0].lose_settings(1)
+            elif looks == [0, 1]:
+                press()
+
+    _, pushed = watched
+    job_runner.run_job(
+        None,  # type: ignore[arg-type]  # no task reads it
+        ones_job(Ones, steps=1, workers=1, durability=Durability.PROCESS),
+        next_request=lambda: requests.pop(0) if pushed.is_set() and requests else None,
+        snapshots=tmp_path / "snapshots",
+        logs=tmp_path / "logs",
+        observer=Seeing(),
+    )
+    assert good.answers == [None]
+    (error,) = bad.answers
+    assert "needs at least 0, got -1" in str(error)
+    assert [(one.bound, one.rate_factor) for one in seen] == [(3, 0.5)]
+    (entry,) = SnapshotCatalog(tmp_path / "snapshots").entries()
+    assert load_manifest(tmp_path / "snapshots" / entry.name).settings == seen[0]
 
 
 def press() -> None:

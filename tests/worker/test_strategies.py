@@ -53,6 +53,24 @@ def test_the_registry_names_each_strategy() -> None:
         strategy_named("sgd")
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("strategy", ALL)
+def test_shards_know_the_smallest_bound(strategy: Strategy, prefetch: bool) -> None:
+    """The smallest bound that a job may begin with is the one that shards later accept."""
+
+    def allowed(bound: int) -> bool:
+        try:
+            strategy.check(bound, prefetch)
+        except BadInput:
+            return False
+        return True
+
+    if prefetch and not strategy.plain:
+        return
+    least = strategy.for_shards(2, prefetch=prefetch).least_bound
+    assert least == next(filter(allowed, range(20)), None)
+
+
 @pytest.mark.parametrize("strategy", ALL)
 def test_strategies_travel(strategy: Strategy) -> None:
     """As JSON and back each is the same value of the same class."""

@@ -803,7 +803,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "resume": "path?",
                 "snapshots": "path?",
                 "snapshot_requested": "object?",
-                "next_reshard": "function",
+                "next_request": "function",
                 "logs": "path?",
                 "evaluation": "",
                 "even": "flag",

@@ -51,6 +51,7 @@ def caffe_job(
         workers=workers,
         columns=built.net.column_specs,
         bound=options.staleness,
+        rate_factor=options.rate_factor,
         stale=options.on_stale,
         shuffle=options.shuffle,
         skip_images=options.skip_images,

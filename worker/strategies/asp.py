@@ -22,6 +22,9 @@ class ASP(Asynchronous, frozen=True, tag="asp", kw_only=True):
         if bound is not None:
             raise BadInput(f"strategy asp: expected no staleness bound, got {bound}")
 
+    def least_allowed(self, prefetch: bool) -> int | None:
+        return None
+
     @property
     def plain(self) -> bool:
         return True

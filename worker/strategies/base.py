@@ -188,6 +188,21 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
 
     # --- the job's questions ----------------------------------------------------------------------
 
+    def for_shards(self, workers: int, *, prefetch: bool) -> ServerHalf:
+        """All that the shards are to know of this strategy: their half, and what may change.
+
+        An operator may change the staleness bound, and the rate if the shards alone apply it.
+        """
+        return msgspec.structs.replace(
+            self.server(workers),
+            least_bound=self.least_allowed(prefetch),
+            local_rate=self.windowed or self.fetch_period > 1,
+        )
+
+    def least_allowed(self, prefetch: bool) -> int | None:
+        """The smallest bound that `check` accepts; None if it accepts no bound at all."""
+        return 0 if self.synchronous else self.least_bound() + prefetch
+
     def check(self, bound: int | None, prefetch: bool) -> None:
         """Raise BadInput for a combination that would deadlock or is not defined."""
         if self.synchronous:
@@ -260,6 +275,11 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
             f" not by the job's rule {own}"
         )
         return (text,)
+
+    @property
+    def own_rate(self) -> bool:
+        """Whether its local steps have a rate among its options, and not the job's."""
+        return False
 
     @property
     def name(self) -> str:

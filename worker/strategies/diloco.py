@@ -55,6 +55,10 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
         return self
 
     @property
+    def own_rate(self) -> bool:
+        return self.inner_lr is not None
+
+    @property
     def window_steps(self) -> int:
         return self.h
 

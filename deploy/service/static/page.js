@@ -204,15 +204,17 @@ function showTimes(workers) {
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, ${figure(shard.apply_ms, 3)} ms, queue ${shard.queue}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, apply ${figure(shard.apply_ms, 3)} ms, p99 ${figure(shard.apply_p99_ms, 3)}, queue ${shard.queue}, p99 ${figure(shard.queue_p99, 3)}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the time of an update, the messages of the last turn, the requests parked at the gate, and the share of time spent on requests.`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the mean time of an update and the time that 99 % of the last ones took at most, the messages of the last turn and the most of 99 % of turns, the requests parked at the gate, and the share of time spent on requests.`);
 }
 
 function showTraffic(now, workers) {
   const rate = (shard) => (shard.bytes_in_per_s ?? 0) + (shard.bytes_out_per_s ?? 0);
-  bars("#traffic", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
-    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` })));
+  const links = (now.links ?? []).map((link) => ({ name: `${link.worker_host} → ${link.shard_host}`, value: link.bytes_per_s ?? 0,
+    text: `RTT ${figure(link.rtt_ms, 3)} ms, ${figure((link.bytes_per_s ?? 0) / 1e6, 3)} MB/s pushed` }));
+  bars("#traffic", [...links.sort((a, b) => (b.value - a.value)).slice(0, MOST_ROWS), ...now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: rate(shard),
+    text: `${figure((shard.bytes_in_per_s ?? 0) / 1e6, 3)} MB/s in, ${figure((shard.bytes_out_per_s ?? 0) / 1e6, 3)} MB/s out` }))]);
   const sum = (part) => workers.reduce((total, times) => total + times[part], 0);
   const all = PARTS.reduce((total, part) => total + sum(part), 0);
   const share = all ? Math.round(100 * sum("network") / all) : 0;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.progress_model import Readings, ShardReading, WorkerReading
+from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.credentials import TokenRole
@@ -104,6 +104,7 @@ def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int]
             elapsed_s=float(step), steps=step, planned=2 * steps, remaining_s=9.0,
             samples_per_s=80.0, loss=1 / step, rate=0.1, epoch=1.0, staleness_mean=1.0,
             staleness_max=3, bound=4, absent=0, workers=workers, shards=(shard,),
+            links=(LinkReading("a", HOSTILE, 1.5, 2e6),),
         )  # fmt: skip
         now = time.time() - steps + step
         files.write(FigureTally().reading(1, now, figures, 8 * step, 0.5))
@@ -134,6 +135,8 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.sees("#clocks .bars", "clock 37")
     tab.sees("#shards .bars", "9 updates/s")
     tab.sees("#traffic .bars", "1 MB/s in, 1 MB/s out")
+    tab.sees("#traffic .bars", f"a → {HOSTILE}")
+    tab.sees("#traffic .bars", "RTT 1.5 ms, 2 MB/s pushed")
     tab.sees("#logs pre", "attempt 1: train")
     assert tab.page.locator("[data-chart=loss] canvas").count() == 1
     tab.page.get_by_role("button", name="Pause").click()

@@ -12,11 +12,13 @@ from deploy.runner.adoption import adopt
 from deploy.runner.readings import SeriesPoint, read_series
 from deploy.service.comparison import differences
 from deploy.service.retention import ServiceLimits, collect, plan
+from deploy.service.supervisor import may_change_live
 from deploy.settings import TrainSettings
 from deploy.updates_parquet import UpdatesWriter
 from ps.snapshots.manifest import save_snapshot
 from ps.storage import open_store
 from shards.errors import BadInput
+from tests.support.eventually import eventually
 from tests.support.run_records import records
 from tests.support.service_in_process import Running, Start
 from tests.support.snapshot_stores import JOB, states_of
@@ -131,13 +133,53 @@ def test_a_job_that_trains_takes_changed_settings(service: Running) -> None:
     """The attempt ends with a snapshot, and the next one follows at once, with its slots kept."""
     job = service.submit("train")
     service.await_state(job, "RUNNING")
-    service.ask(job, "set", settings={"staleness": 7})
+    service.ask(job, "set", settings={"staleness": 7, "snapshot_keep": 2})
     service.await_attempt(job, 2)
     folder = service.service.store.folder(job)
     assert json.loads((folder / "settings.json").read_text())["staleness"] == 7
     states = [each["data"].get("state") for each in service.service.store.events([job])]
     assert "RECOVERING" in states
     assert "QUEUED" not in states[1:]
+
+
+def test_a_job_that_trains_follows_the_bound_and_the_rate_at_once(service: Running) -> None:
+    """The runner is asked, the attempt stays, and the next one would have the changed settings."""
+    job, store = service.submit("train"), service.service.store
+    service.await_state(job, "RUNNING")
+    changes = {"staleness": 7, "rate_factor": 0.5}
+    wish = service.ask(job, "set", settings=changes).json()["wish"]
+    eventually(
+        lambda: any(each["data"].get("wish") == wish for each in answers(service, job)),
+        because="the runner answers",
+    )
+    row = store.get(job)
+    assert (row.attempt, row.state) == (1, "RUNNING")
+    assert {name: row.settings[name] for name in changes} == changes
+    service.ask(job, "cancel")
+
+
+def answers(service: Running, job: str) -> list[dict[str, Any]]:
+    events = service.service.store.events([job])
+    return [each for each in events if each["kind"] == "answer"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "live"),
+    [
+        ({}, {"staleness": 1}, True),
+        ({}, {"rate_factor": 0.5, "staleness": None}, True),
+        ({}, {"staleness": 1, "max_iter": 9}, False),
+        ({"strategy": "easgd"}, {"staleness": 1}, True),
+        ({"strategy": "easgd"}, {"rate_factor": 0.5}, False),
+        ({"strategy": "downpour", "n_fetch": 2}, {"rate_factor": 0.5}, False),
+    ],
+)
+def test_what_changes_without_another_attempt(
+    tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any], live: bool
+) -> None:
+    """The bound always, the rate where the shards alone apply it, nothing else."""
+    plain = TrainSettings(solver=tmp_path / "s", out=tmp_path / "o", **settings).plain()
+    assert may_change_live(plain, changes) is live
 
 
 def test_a_run_of_train_is_adopted(idle: Running, tmp_path: Path) -> None:

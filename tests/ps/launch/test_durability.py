@@ -72,6 +72,7 @@ def test_kill_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert set(weights[:3000]) == {-float(total)}
             assert [status.version for status in console.status()] == [total, total]
             assert [status.pushes for status in console.status()] == [total, total]
+            assert all(sum(status.apply_s.counts) for status in console.status()), "it measures"
             rows = console.records()[0]
             assert sorted(rows["apply_version"]) == list(range(1, total + 1)), "none is missing"
         assert hosts.deaths == 3

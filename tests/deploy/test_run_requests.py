@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.reshard_requests import ReshardInbox, request_reshard
 from deploy.run_folder import SETTINGS, RunFolder
+from deploy.run_requests import FolderReshardRequest, RequestInbox, request_reshard
 from deploy.snapshot_ref import SnapshotRef
 from shards.errors import BadInput, DownpourError, GiveUp
 
@@ -34,7 +34,7 @@ class Asking(threading.Thread):
 
 
 def left(run: Path) -> list[str]:
-    return sorted(path.name for path in run.iterdir() if "reshard" in path.name)
+    return sorted(path.name for path in run.iterdir() if "request" in path.name)
 
 
 @pytest.mark.parametrize("error", [None, BadInput("too many"), GiveUp("it died")])
@@ -42,11 +42,12 @@ def test_a_request_is_answered(tmp_path: Path, error: DownpourError | None) -> N
     """The run receives the number of shards once, the command receives the result, and no file
     of it stays in the folder."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        inbox = ReshardInbox(folder.path)
+        inbox = RequestInbox(folder.path)
         assert inbox() is None
         asking = Asking(folder.path, 3)
         while (request := inbox()) is None:
             assert asking.is_alive()
+        assert isinstance(request, FolderReshardRequest)
         assert request.shards == 3
         assert inbox() is None
         request.answer(error)
@@ -59,16 +60,14 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """A request that the run has not accepted is withdrawn, and the error says that nothing has
     begun; for an accepted one, the error says that it has begun."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        inbox = ReshardInbox(folder.path)
+        inbox = RequestInbox(folder.path)
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: the run has not begun to reshard, got no answer in 0.2 s"
+        line = f"reshard {folder.path}: the run has not begun to do that, got no answer in 0.2 s"
         assert str(asking.ended()) == line
         assert inbox() is None
-        monkeypatch.setattr(
-            "deploy.reshard_requests.write_whole", lambda *_: None
-        )  # gone: taken up
+        monkeypatch.setattr("deploy.run_requests.write_whole", lambda *_: None)  # gone: taken up
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: the run has begun to reshard, got no answer in 0.2 s"
+        line = f"reshard {folder.path}: the run has begun to do that, got no answer in 0.2 s"
         assert str(asking.ended()) == line
 
 
@@ -76,10 +75,10 @@ def test_the_run_ends_first(tmp_path: Path) -> None:
     """The command does not wait when the run ends."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         asking = Asking(folder.path, 3)
-        inbox = ReshardInbox(folder.path)
+        inbox = RequestInbox(folder.path)
         while not left(folder.path):
             assert asking.is_alive()
-    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had resharded"
+    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had done that"
     assert inbox() is None
 
 
@@ -96,13 +95,13 @@ def test_where_no_run_is_under_way(tmp_path: Path) -> None:
 def test_what_an_earlier_run_was_asked_for_is_forgotten(tmp_path: Path) -> None:
     """Requests to an earlier process of the run, and files that are no requests, are ignored. A
     request may arrive before the run looks for one."""
-    ours = f".reshard-{os.getpid()}-"
-    (tmp_path / ".reshard-1-00.json").write_text('{"shards": 3}')
-    (tmp_path / f"{ours}01.json").write_text('{"shards": 2}')
-    inbox = ReshardInbox(tmp_path)
+    ours = f".request-{os.getpid()}-"
+    (tmp_path / ".request-1-00.json").write_text('{"type": "reshard", "shards": 3}')
+    (tmp_path / f"{ours}01.json").write_text('{"type": "reshard", "shards": 2}')
+    inbox = RequestInbox(tmp_path)
     (tmp_path / f"{ours}00.json").write_text("garbage")
     request = inbox()
-    assert request is not None
+    assert isinstance(request, FolderReshardRequest)
     assert request.shards == 2
     assert inbox() is None
     assert left(tmp_path) == [f"{ours}00.json", f"{ours}01.taken"]
