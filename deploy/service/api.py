@@ -23,6 +23,7 @@ from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
+from deploy.service.strict_requests import CURSOR, StrictRoute
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.uploads import Uploads
@@ -107,7 +108,9 @@ def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
 
 def routes(services: Services) -> APIRouter:
     """All routes, for these services."""
-    router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
+    router = APIRouter(
+        prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS}, route_class=StrictRoute
+    )
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
     tokens_api.add_routes(router, services.access, services.usage)
@@ -197,7 +200,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         project: str | None = None,
         label: Annotated[str | None, Query(description="NAME or NAME=VALUE.")] = None,
         q: Annotated[str | None, Query(description="A part of the name.", max_length=200)] = None,
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
         """Jobs, the newest first. `cursor` of an answer continues the list."""

@@ -349,7 +349,8 @@ def test_a_full_disk(start: Start, home: Path, place: DatabasePlace) -> None:
                 "/api/v1/jobs", json={"settings": {"solver": str(running.solver)}}
             )
             assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM)
-            assert "free disk space" in answer.json()["hint"] or "train on" in answer.json()["hint"]
+            hint = answer.json()["hint"]
+            assert "free space" in hint or "train on" in hint
             assert sorted((home / "jobs").iterdir()) == before
             assert running.get(job)["state"] == "RUNNING"
             (home / "filler").unlink()
