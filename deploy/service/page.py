@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from pydantic import BeforeValidator
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -46,6 +47,10 @@ _SHAPES = {
     JobState.STOPPING: "◒", JobState.SUCCEEDED: "✓", JobState.FAILED: "✗", JobState.CANCELLED: "⊘",
 }  # fmt: skip
 _PER_PAGE = 50
+States = Annotated[
+    list[JobState], Query(), BeforeValidator(lambda given: [each for each in given if each])
+]
+"""The states that the form of the list sends; its choice "all" is an empty text."""
 
 Render = Callable[..., str]
 """Renders a template by its name, for a sender, with the values that it names."""
@@ -141,7 +146,7 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
     @router.get("/")
     def jobs(
         sender: Sender,
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        state: States = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
         cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
     ) -> str:
@@ -153,7 +158,7 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
     @router.get("/parts/jobs")
     def rows(
         sender: Sender,
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        state: States = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
         cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
     ) -> str:

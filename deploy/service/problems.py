@@ -32,7 +32,7 @@ PROBLEMS: dict[str, Any] = {
 }
 """Every error, as the OpenAPI document describes it."""
 _APPLIES = re.compile(r": expected (?:a job in )?([^;]+);")
-_EXPECTED = re.compile(r"(?:--)?([\w-]+)[^:]*: expected (.+?)[,;]? (?:and )?got (.*?)(?:; (.*))?$")
+_EXPECTED = re.compile(r"(?:--)?([\w-]+).*?: expected (.+?)[,;]? (?:and )?got (.*?)(?:; (.*))?$")
 
 
 class Problem(Exception):

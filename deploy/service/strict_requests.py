@@ -5,7 +5,9 @@ and words its refusals for programmers. `StrictRoute` refuses the former; `refus
 """
 
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Request, Response
@@ -19,6 +21,7 @@ from deploy.validation_words import expected
 HINT = "/api/v1/openapi.json describes every route"
 _AS_JSON = "send a JSON object, with the header Content-Type: application/json"
 _SHOWN = 80
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CURSOR = "^[0-9a-f]{17}$"
 NUMBER = "^[0-9]{1,18}$"
 TOKEN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}$"
@@ -47,9 +50,21 @@ class StrictRoute(APIRoute):
                         else "no query parameter",
                         "another" if known else "one",
                     )
+            if self.body_field is not None:
+                _check_text(await request.body())
             return await answer(request)
 
         return checked
+
+
+def _check_text(body: bytes) -> None:
+    """Raise the problem of JSON with half of a surrogate pair: it is no text, and cannot be stored."""
+    if _SURROGATE.search(body):
+        with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # FastAPI says so
+            try:
+                json.dumps(json.loads(body), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise _wrong("body", "JSON with text in Unicode", "half a character") from None
 
 
 def refusal(request: Request, error: RequestValidationError) -> Problem:

@@ -140,7 +140,8 @@ class Submissions:
             request_key=key,
         )
         with self._lock:
-            self._check_out(settings.out)
+            if "out" in request.settings:
+                self._check_out(settings.out)
             self._check_size(settings, submission.project)
             return self._store.create(submission, settings)
 

@@ -14,6 +14,7 @@ from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.credentials import TokenRole
+from deploy.service.page import _number
 from tests.support.service_in_process import CutLine, Running, Start, listening
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -144,6 +145,75 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.page.get_by_role("button", name="Resume").click()
     tab.sees("#attempt", "attempt 2")
     accessible(tab)
+
+
+def test_a_clone_by_a_form(service: Running, tab: Tab) -> None:
+    """The form has the job's settings, says what is wrong at its field, and sends what changed; the
+    keyboard suffices."""
+    job = service.submit("succeed", name=HOSTILE)
+    service.await_state(job, "SUCCEEDED")
+    tab.open(f"/jobs/{job}")
+    page = tab.page
+    focus(tab, "Clone")
+    page.keyboard.press("Enter")
+    tab.sees("#cloning h2", f"Clone {HOSTILE}")
+    settings = service.get(job)["settings"]
+    assert page.get_by_label("Workers").input_value() == str(settings["workers"])
+    assert page.get_by_label("Staleness bound").input_value() == str(settings["staleness"])
+    assert page.get_by_label("Name").input_value() == f"{HOSTILE} (copy)"
+    accessible(tab)
+    page.keyboard.press("Escape")
+    assert not page.locator("#cloning").is_visible()
+    page.get_by_role("button", name="Clone", exact=True).click()
+    for label, value, words in (
+        ("Workers", "many", "--workers: expected a whole number, got 'many'"),
+        ("Workers", "9", "--workers: expected at most 8"),
+        ("Staleness bound", "-1", "--staleness: expected"),
+        ("Strategy", "downpour:scale=0", "scale"),
+        ("Name", "x" * 201, "name: expected 1 to 200 printable characters"),
+    ):
+        field = page.get_by_label(label)
+        before = field.input_value()
+        field.fill(value)
+        page.keyboard.press("Enter")
+        sync_api.expect(field).to_have_attribute("aria-invalid", "true")
+        sync_api.expect(field).to_be_focused()
+        described = field.get_attribute("aria-describedby")
+        tab.sees(f"#{described}", words)
+        field.fill(before)
+    page.get_by_label("Steps of each worker").fill("77")
+    page.get_by_label("Name").fill("second")
+    page.get_by_role("button", name="Submit the clone").click()
+    tab.sees("h1", "second")
+    clone = page.url.rpartition("/")[2]
+    assert service.get(clone)["settings"]["max_iter"] == 77
+    assert service.get(clone)["settings"]["workers"] == settings["workers"]
+    tab.faults[:] = [fault for fault in tab.faults if "422" not in fault]
+
+
+def test_figures_are_written_alike(service: Running, tab: Tab) -> None:
+    """The page's script and its templates show a figure in the same words, in full digits."""
+    tab.open("/")
+    shown = {
+        0: "0", 7: "7", 1234567: "1,234,567", 3950.2: "3,950", 39_502_000.2: "39,502,000",
+        999.96: "1,000", 0.5: "0.5", 12.3456: "12.35", 0.00012345: "0.0001234",
+        1e-5: "0.00001", 3.95e-7: "3.95e-7", -2.5: "-2.5",
+    }  # fmt: skip
+    for value, text in shown.items():
+        assert (tab.page.evaluate(f"figure({value})"), _number(value)) == (text, text)
+    assert _number(None) == tab.page.evaluate("figure(null)") == "–"
+    assert tab.page.evaluate("counted(1, 'step')") == "1\N{NO-BREAK SPACE}step"
+
+
+def test_an_alert_of_the_service_is_on_open_pages(service: Running, tab: Tab) -> None:
+    """Why no job is started is shown without a reload, and goes away."""
+    tab.open("/")
+    halted = service.service.supervisor
+    service.service.supervisor.look = lambda: setattr(halted, "halted", "the disk is full")  # type: ignore[method-assign]
+    tab.sees("#halted", "▲ No job is started: the disk is full")
+    service.service.supervisor.look = lambda: setattr(halted, "halted", "")  # type: ignore[method-assign]
+    sync_api.expect(tab.page.locator("#halted")).to_be_hidden()
+    del service.service.supervisor.look
 
 
 def events_shown(tab: Tab) -> list[str]:
