@@ -58,7 +58,7 @@ class StrictRoute(APIRoute):
 
 
 def _check_text(body: bytes) -> None:
-    """Raise the problem of JSON with half of a surrogate pair: it is no text, and cannot be stored."""
+    """Raise the problem of JSON with half a surrogate pair: it is no text, and cannot be kept."""
     if _SURROGATE.search(body):
         with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # FastAPI says so
             try:

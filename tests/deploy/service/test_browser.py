@@ -1,12 +1,7 @@
 """The page in a browser: it stays current by itself, alone, and whatever names are made of."""
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,75 +10,19 @@ from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.credentials import TokenRole
 from deploy.service.page import _number
-from tests.support.service_in_process import CutLine, Running, Start, listening
+from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
+from tests.support.service_in_process import CutLine, Running, Start
 
 sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on PATH")
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-
-
-class Tab:
-    """A page of a browser, and what it must not do: fail, or ask another machine."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page = page
-        self.url = url
-        self.faults: list[str] = []
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("dialog", lambda dialog: self.faults.append(dialog.message))
-        page.on("console", lambda line: self._note(line.type, line.text))
-        page.on("request", lambda request: self._asked(request.url))
-
-    def open(self, path: str) -> None:
-        self.page.goto(self.url + path)
-        self.sees("#link", "live")
-
-    def sees(self, where: str, text: str) -> None:
-        """Wait until the text is there; the page gets no help."""
-        sync_api.expect(self.page.locator(where).first).to_contain_text(text, timeout=120_000)
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind == "error":
-            self.faults.append(text)
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith((self.url, "data:")):
-            self.faults.append(f"outside request: {url}")
 
 
 @pytest.fixture
 def tab(service: Running) -> Iterator[Tab]:
     with opened(service) as found:
         yield found
-
-
-@contextmanager
-def opened(service: Running) -> Iterator[Tab]:
-    with listening(service) as url, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
-        page.set_default_timeout(120_000)
-        found = Tab(page, url)
-        yield found
-        browser.close()
-        service.service.feed.close()
-        assert found.faults == []
-
-
-def accessible(tab: Tab) -> None:
-    """Fail if axe finds a violation in the page, wide or narrow; without axe, look no further."""
-    axe = find_spec("axe_playwright_python")
-    if axe is None or axe.origin is None:
-        return
-    (script,) = Path(axe.origin).parent.rglob("axe.min.js")
-    tab.page.evaluate(script.read_text())
-    for width in (1280, 360):
-        tab.page.set_viewport_size({"width": width, "height": 740})
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        found = tab.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
-        assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
 def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int] = ()) -> None:
@@ -196,7 +135,7 @@ def test_figures_are_written_alike(service: Running, tab: Tab) -> None:
     tab.open("/")
     shown = {
         0: "0", 7: "7", 1234567: "1,234,567", 3950.2: "3,950", 39_502_000.2: "39,502,000",
-        999.96: "1,000", 0.5: "0.5", 12.3456: "12.35", 0.00012345: "0.0001234",
+        999.96: "1,000", 0.5: "0.5", 12.3456: "12.35", 0.00012347: "0.0001235",
         1e-5: "0.00001", 3.95e-7: "3.95e-7", -2.5: "-2.5",
     }  # fmt: skip
     for value, text in shown.items():
@@ -214,12 +153,6 @@ def test_an_alert_of_the_service_is_on_open_pages(service: Running, tab: Tab) ->
     service.service.supervisor.look = lambda: setattr(halted, "halted", "")  # type: ignore[method-assign]
     sync_api.expect(tab.page.locator("#halted")).to_be_hidden()
     del service.service.supervisor.look
-
-
-def events_shown(tab: Tab) -> list[str]:
-    """The lines of the list of events, the oldest first, without their times."""
-    lines = tab.page.locator("#events li").all_text_contents()
-    return [line[8:].strip() for line in reversed(lines)]
 
 
 def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
@@ -245,8 +178,8 @@ def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
     store.note(store.get(job), "notice", text="the last")
     tab.sees("#events", "the last")
     expected = [f"notice {HOSTILE} {number}" for number in range(300)]
-    assert [line for line in events_shown(tab) if HOSTILE in line] == expected
-    assert len(events_shown(tab)) == len(store.events([job], limit=1000))
+    assert [line for line in tab.events_shown() if HOSTILE in line] == expected
+    assert len(tab.events_shown()) == len(store.events([job], limit=1000))
     assert page.locator("#events img, #events script").count() == 0
 
 
@@ -267,11 +200,10 @@ def test_a_connection_that_breaks(service: Running, tab: Tab) -> None:
         tab.sees("#link", "live")
         tab.sees("#events", f"break {number}")
     expected = len(store.events([job], limit=1000))
-    assert len(events_shown(tab)) == expected
+    assert len(tab.events_shown()) == expected
     tab.page.goto("about:blank")
     line.cut()
-    refused = "net::ERR_"  # what Chromium prints about requests that met the break
-    tab.faults[:] = [fault for fault in tab.faults if refused not in fault]
+    tab.faults[:] = [fault for fault in tab.faults if REFUSED not in fault]
 
 
 def test_a_page_of_a_large_job(service: Running, tab: Tab) -> None:

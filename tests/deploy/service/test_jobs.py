@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runner import journal
 from deploy.runner.job_folder import ORDERS
+from deploy.runner.journal import Journal
 from deploy.service.access_store import ProjectLimits
 from deploy.service.database_tables import DatabasePlace, open_database
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState
 from tests.support.eventually import eventually
+from tests.support.journal_reads import counted_bytes
 from tests.support.service_in_process import Running, Start
 
 DATABASES = ("sqlite", "postgresql")
@@ -129,11 +130,7 @@ def test_a_restarted_service_attaches_again(start: Start, killed: bool) -> None:
 
 def test_an_order_costs_the_same_after_many(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service does not read a job's earlier orders for a new one, and misses none."""
-    read: list[int] = []
-    parse = journal._parse
-    monkeypatch.setattr(
-        journal, "_parse", lambda content: (read.append(len(content)), parse(content))[1]
-    )
+    read = counted_bytes(monkeypatch)
     with start(driven=False) as running:
         job, store = running.submit("train"), running.service.store
         for number in range(30):
@@ -141,7 +138,7 @@ def test_an_order_costs_the_same_after_many(start: Start, monkeypatch: pytest.Mo
             read.append(-1)
         costs = [sum(part) for part in _split(read)]
         assert max(costs[-10:]) <= max(costs[1:11]) + 10
-        with journal.Journal(store.folder(job) / ORDERS) as other:
+        with Journal(store.folder(job) / ORDERS) as other:
             other.append("notice", 0, text="from another process")
         assert running.ask(job, "pause").json()["state"] == JobState.PAUSED
         assert running.ask(job, "resume").json()["state"] == JobState.QUEUED

@@ -1,4 +1,4 @@
-"""What the service refuses: as early as it can be known, in our words, in the form of its reader."""
+"""What the service refuses: as early as it is known, in our words, in the form of its reader."""
 
 import json
 import re

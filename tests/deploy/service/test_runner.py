@@ -12,7 +12,6 @@ from deploy.progress_model import Readings, ShardReading, WorkerReading
 from deploy.run_folder import lock_folder
 from deploy.runner import job_folder
 from deploy.runner.attempt import _Attempt, run_attempt
-from deploy.runner import journal as journal_module
 from deploy.runner.journal import Journal, JournalReader
 from deploy.runner.readings import (
     MOST_POINTS,
@@ -27,6 +26,7 @@ from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import BadInput
 from shards.update_records import RECORD
+from tests.support.journal_reads import counted_bytes
 
 
 def readings(
@@ -81,11 +81,7 @@ def test_a_journal_continues_after_a_torn_line(tmp_path: Path) -> None:
 
 def test_a_journal_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that knows where the file ended reads only what others have added since."""
-    read: list[int] = []
-    parse = journal_module._parse
-    monkeypatch.setattr(
-        journal_module, "_parse", lambda content: (read.append(len(content)), parse(content))[1]
-    )
+    read = counted_bytes(monkeypatch)
     path = tmp_path / "orders.jsonl"
     end = None
     for number in range(1, 101):
