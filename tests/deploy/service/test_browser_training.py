@@ -6,8 +6,10 @@ The tests share both, and each continues where the one before it has left them.
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from tests.support import lenet_job
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, browser_tab
 from tests.support.cli_process import PATIENCE_S
 from tests.support.eventually import eventually
@@ -44,11 +46,12 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """LeNet on MNIST with two workers and two shards, which would train for days."""
     folder = tmp_path_factory.mktemp("served")
     text = (DEMO / "lenet_solver.prototxt").read_text()
-    text = text.replace('net: "', f'net: "{DEMO}/').replace("test_iter: 100", "test_iter: 10")
+    text = text.replace('net: "', f'net: "{DEMO}/').replace("test_iter: 100", "test_iter: 3")
     (folder / "lenet.prototxt").write_text(f"{text}test_initialization: false\n")
+    pq.write_table(lenet_job.rows("test").slice(0, 300), folder / "test.parquet")
     with served_in(folder) as served:
         status, answer = served.command(
-            *("submit", "lenet.prototxt", "--data", DEMO / "mnist"),
+            *("submit", "lenet.prototxt", "--data", DEMO / "mnist", "--test-data", "test.parquet"),
             *("--shards-in", "processes", "--shards", 2, "--workers", 2, "--max-iter", 10**6),
             *("--snapshot-every", "2s", "--snapshot-keep", 3, "--name", "lenet"),
         )
