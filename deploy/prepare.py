@@ -12,6 +12,7 @@ from ps.launch.launch_plan import place_of
 from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.job_logs import is_job, newest_logs
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.schedules import Poly
 from shards.tables import Layout
@@ -79,7 +80,8 @@ class Inputs:
         source = self._train(None)
         if source.rows < settings.workers:
             raise BadInput(
-                f"--workers: expected at most {source.rows}, as {self.place} has {source.rows} rows"
+                f"--workers: expected at most {source.rows}, as {self.place} has"
+                f" {counted(source.rows, 'row')}"
                 f" to train on and each worker needs one, got {settings.workers}"
             )
         self.solver = solver.with_data_shape(source.shape, row_shapes(source))

@@ -2,8 +2,9 @@
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, such as `1 step`, `1,200 steps` or `2 entries`."""
+    """A number with its noun, such as `1 step`, `1,200 steps`, `2 entries` or `3 pushes`."""
     if number == 1:
         return f"1 {noun}"
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
-    return f"{number:,} {plural}"
+    if noun.endswith("y"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith(('ch', 'sh', 's', 'x')) else 's'}"
