@@ -20,7 +20,7 @@ from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.credentials import LOCAL, Principal
-from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, StrictRoute
@@ -99,11 +99,8 @@ class Services(msgspec.Struct, frozen=True):
 def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
     """A job as the interface shows it."""
     plain: dict[str, Any] = msgspec.to_builtins(row)
-    for name in ("nonce", "events_read", "not_before", "fruitless", "cancelled", "request_key"):
-        del plain[name]
-    if not settings:
-        del plain["settings"]
-    return plain
+    kind = JobDetails if settings else JobShown
+    return {name: plain[name] for name in kind.__struct_fields__}
 
 
 def routes(services: Services) -> APIRouter:

@@ -39,8 +39,14 @@ _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table `job`."""
+class JobShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as users see it.
+
+    `slots` are its workers. `state_seq` grows with each transition; `code` and `reason` say why the
+    state is what it is. `contact` is empty unless the job's process is not heard from. `head` has
+    the newest figures, and a line of losses. `pinned` are the checkpoints that are never deleted.
+    Times are in seconds since 1970.
+    """
 
     id: str
     name: str
@@ -52,22 +58,32 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     state_seq: int
     attempt: int
-    nonce: str
     code: str
     reason: str
     contact: str
-    cancelled: bool
-    fruitless: int
-    not_before: float
     snapshot: str | None
-    request_key: str | None
-    events_read: int
     created: float
     updated: float
     head: dict[str, Any]
     alerts: list[str] = []
     pinned: list[str] = []
+
+
+class JobDetails(JobShown, frozen=True, kw_only=True):
+    """The same with `settings`, the options of `downpour train`."""
+
     settings: dict[str, Any] = {}
+
+
+class JobRow(JobDetails, frozen=True, kw_only=True):
+    """A row of the table `job`."""
+
+    nonce: str
+    cancelled: bool
+    fruitless: int
+    not_before: float
+    request_key: str | None
+    events_read: int
 
 
 class StateChanged(GiveUp):

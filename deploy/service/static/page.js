@@ -172,7 +172,7 @@ function showReading({ head, contact, reading }) {
 
 function showStaleness(reading, now, point) {
   const bound = now.bound === null ? "without a bound" : `with bound ${now.bound}`;
-  say("#stale", `Half of the updates missed at most ${counted(point.staleness_p50, "version")}, 99\u00a0% at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${counted(point.clock_gap, "step")}.`);
+  say("#stale", point.staleness_p50 === null ? "No update yet." : `Half of the updates missed at most ${counted(point.staleness_p50, "version")}, 99\u00a0% at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${counted(point.clock_gap, "step")}.`);
   bars("#stale", reading.staleness.map((count, n) => ({ name: n === 64 ? "64+" : String(n), value: count, text: figure(count) })));
 }
 
