@@ -29,6 +29,7 @@ from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
+from shards.counted import counted
 from shards.errors import BadInput, DownpourError
 from worker.data.wanted import MOST_SKIPPED
 from worker.options import LAST_PORT, LONGEST_S
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
 app.command()(train)
 _COMPLETE = "_DOWNPOUR_COMPLETE"
 _WRONG_PATHS = {
@@ -167,7 +169,7 @@ def features(
     path, rows = run_features(
         net, weights, data, names, output, split, batch_size, device, form, on, skip
     )
-    typer.echo(f"{rows} rows of {', '.join(names)} in {path}")
+    typer.echo(f"{counted(rows, 'row')} of {', '.join(names)} in {path}")
 
 
 app.command()(convert)

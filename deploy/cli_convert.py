@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from shards.counted import counted
+
 
 def convert(
     source: Annotated[Path, typer.Argument(help="The file to read.", show_default=False)],
@@ -32,4 +34,4 @@ def convert(
     if done.copied is not None:
         typer.echo(str(done.copied))
     numbers = f", {done.numbers:,} numbers" if done.numbers else ""
-    typer.echo(f"{target}: {len(done.parts)} entries{numbers} from {source}")
+    typer.echo(f"{target}: {counted(len(done.parts), 'entry')}{numbers} from {source}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shards.counted import counted
 from shards.errors import BadInput
 from worker.data.wanted import MOST_SKIPPED
 from worker.option_fields import declared
@@ -67,7 +68,7 @@ def convert(
     from deploy.data_tools import convert as converted
 
     rows = converted(data, out, to, _wanted(split, resize, skip))
-    typer.echo(f"{rows} rows in {out}")
+    typer.echo(f"{counted(rows, 'row')} in {out}")
 
 
 @app.command()

@@ -8,6 +8,7 @@ import typer
 
 from deploy.cli_connection import ServiceAddress, connected
 from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, job_line, show
+from shards.counted import counted
 from shards.errors import BadInput
 
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
@@ -40,8 +41,12 @@ def artefacts(
         if name not in known:
             raise BadInput(f"artefacts: expected one of {', '.join(known) or 'none'}; got {name}")
         target = output or Path(Path(name).name)
-        client.download(f"/jobs/{job}/artefacts/{name}", target, known[name]["sha256"])
-    show({"file": str(target), **known[name]}, as_json, f"{target}: {known[name]['bytes']} bytes")
+        size = client.download(f"/jobs/{job}/artefacts/{name}", target, known[name]["sha256"])
+    show(
+        {"file": str(target), **known[name]},
+        as_json,
+        f"{target}: {counted(size, 'byte')}",
+    )
 
 
 @checkpoints.command("ls")
@@ -51,7 +56,7 @@ def list_checkpoints(service: ServiceAddress, job: JobArgument, as_json: AsJson 
     with service.open() as client:
         found = client.get(f"/jobs/{job}/checkpoints")
     lines = [
-        f"{each['name']:>10}  {each['steps']} steps  {each['bytes'] / 1e6:.1f} MB"
+        f"{each['name']:>10}  {counted(each['steps'], 'step')}  {each['bytes'] / 1e6:.1f} MB"
         f"{'  pinned' if each['pinned'] else ''}"
         for each in found["checkpoints"]
     ]
@@ -104,7 +109,7 @@ def export(
     with service.open() as client:
         path = f"/jobs/{job}/checkpoints/{number}:export"
         size = client.download(path, output, format=form)
-    show({"file": str(output), "bytes": size}, as_json, f"{output}: {size} bytes")
+    show({"file": str(output), "bytes": size}, as_json, f"{output}: {counted(size, 'byte')}")
 
 
 @checkpoints.command()

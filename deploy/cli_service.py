@@ -17,6 +17,7 @@ from deploy.cli_connection import CONNECTION, ServiceAddress, connected, install
 from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
 from deploy.settings import TrainSettings, option_name
+from shards.counted import counted
 from shards.errors import BadInput
 from worker.option_fields import declared
 from worker.options import LONGEST_S
@@ -28,6 +29,7 @@ app = typer.Typer(
     help="The home of a training service: its tokens, its projects, its database.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
 app.add_typer(token_commands, name="token")
 app.add_typer(project_commands, name="project")
 
@@ -280,7 +282,7 @@ def reindex_home(as_json: AsJson = False) -> None:
         from deploy.service import server
     home = server.home()
     jobs = server.reindex(home)
-    show({"home": str(home), "jobs": jobs}, as_json, f"{home}: {jobs} jobs")
+    show({"home": str(home), "jobs": jobs}, as_json, f"{home}: {counted(jobs, 'job')}")
 
 
 @app.command("backup")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.settings import Clusters, RunFiles, TrainSettings
+from shards.counted import counted
 from shards.errors import BadInput
 from worker.option_fields import Declared, declared
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainingPlan, WorkerRuntime
@@ -115,7 +116,7 @@ def _result(summary: "Summary", out: Path) -> str:
     """The result of a run, in one line."""
     tested = summary.test_accuracy is not None
     accuracy = f"test accuracy {summary.test_accuracy:.2%}, " if tested else ""
-    return f"{accuracy}{summary.updates} updates in {summary.seconds:.0f} s; see {out}"
+    return f"{accuracy}{counted(summary.updates, 'update')} in {summary.seconds:.0f} s; see {out}"
 
 
 def _settings(

@@ -20,6 +20,7 @@ from deploy.settings import TrainSettings
 from deploy.snapshot_ref import shelf_of
 from deploy.summary import Summary, summarise
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from shards.counted import counted
 from shards.errors import UNDECODABLE, GiveUp
 from shards.repartition import whole_weights
 from worker.caffe.weight_files import write_weights
@@ -143,7 +144,8 @@ def complete(
     tested = inputs.test is None or summary.test_loss is not None
     if written and (tested or summary.test_accuracy is not None):
         raise AlreadyFinished(
-            f"{out} is finished: each worker has taken its {inputs.job.plan.steps} steps;"
+            f"{out} is finished: each worker has taken its"
+            f" {counted(inputs.job.plan.steps, 'step')};"
             " to train further, give a larger --max-iter"
         )
     with (

@@ -7,13 +7,14 @@ from typing import NamedTuple
 from msgspec import structs
 
 from deploy.run_folder import LOGS, SETTINGS
+from deploy.run_places import check_own
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, newest
 from ps.launch.launch_plan import place_of
-from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
+from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
-from ps.storage import without_secrets
 from ps.wal.job_logs import is_job, newest_logs
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.schedules import Poly
 from shards.tables import Layout
@@ -55,7 +56,7 @@ def prepare(settings: TrainSettings, origin: SnapshotRef | None) -> Prepared:
     inputs = Inputs(settings)
     in_place = origin is not None and origin.name is None and origin.run == settings.out
     if not in_place:
-        _check_own(settings)
+        check_own(settings)
     found = _found(origin, inputs) if origin is not None else None
     is_over = found is not None and _is_over(inputs, found)
     if found is not None and is_over and not in_place:
@@ -81,7 +82,8 @@ class Inputs:
         source = self._train(None)
         if source.rows < settings.workers:
             raise BadInput(
-                f"--workers: expected at most {source.rows}, as {self.place} has {source.rows} rows"
+                f"--workers: expected at most {source.rows}, as {self.place} has"
+                f" {counted(source.rows, 'row')}"
                 f" to train on and each worker needs one, got {settings.workers}"
             )
         self.solver = solver.with_data_shape(source.shape, row_shapes(source))
@@ -205,25 +207,6 @@ class Inputs:
     def _files(self) -> Sequence[str | Path]:
         """The files of starting weights: --weights, else those that the solver names."""
         return self.solver.weights if self.settings.weights is None else (self.settings.weights,)
-
-
-def _check_own(settings: TrainSettings) -> None:
-    """Raise BadInput if --snapshots or --logs names a place with files of another job."""
-    place, logs = settings.snapshots, settings.logs
-    if (
-        place is not None
-        and "://" not in place
-        and Path(place).exists()
-        and not Path(place).is_dir()
-    ):
-        raise BadInput(f"--snapshots {place}: expected a folder, got a file")
-    if place is not None and SnapshotCatalog(place).entries():
-        raise BadInput(
-            f"--snapshots {without_secrets(place)}: expected a place of this run's own, got one"
-            " with snapshots; choose another place"
-        )
-    if logs is not None and logs.is_dir() and any(logs.iterdir()):
-        raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
 
 
 def _found(origin: SnapshotRef, inputs: Inputs) -> LoadedSnapshot:

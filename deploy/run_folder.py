@@ -55,6 +55,8 @@ FILES = {
     " can read it.",
 }
 """What each file and folder of a run contains, in Markdown."""
+A_RUN = "a run"
+"""What a folder holds in which a run has begun."""
 _LOCK = ".lock"
 
 
@@ -90,17 +92,16 @@ class RunFolder:
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            present = sorted(entry.name for entry in path.iterdir())
+            content = content_of(path)
         except OSError as error:
             raise BadInput(f"run folder {path}: {error.strerror}") from None
-        others = [name for name in present if name not in {SETTINGS, _LOCK}]
-        if others and SETTINGS in present:
+        if content == A_RUN:
             raise BadInput(
-                f"run folder {path}: expected a new folder, got one that holds a run;"
+                f"run folder {path}: expected a new folder, got one that holds {A_RUN};"
                 f" choose another --out, or continue that run with --resume {path}"
             )
-        if others:
-            raise BadInput(f"run folder {path}: expected a new folder, got one with {others[0]}")
+        if content is not None:
+            raise BadInput(f"run folder {path}: expected a new folder, got one with {content}")
         return cls._open(path, settings, made)
 
     @classmethod
@@ -196,6 +197,18 @@ class RunFolder:
         if kind is not None and not self._begun:
             self.undo()
         self.close()
+
+
+def content_of(path: Path) -> str | None:
+    """What keeps a new run from using an existing folder: A_RUN, or the name of another file.
+
+    None if nothing does. Raises OSError for a folder that cannot be read.
+    """
+    present = sorted(entry.name for entry in path.iterdir())
+    others = [name for name in present if name not in {SETTINGS, _LOCK}]
+    if not others:
+        return None
+    return A_RUN if SETTINGS in present else others[0]
 
 
 def lock_folder(path: Path) -> int:

@@ -108,26 +108,62 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
     def load(path: Path) -> "TrainSettings":
         """Read `settings.json`; raises BadInput that names the file."""
         try:
-            return checked_json.decode(path.read_bytes(), TrainSettings, dec_hook=_decode)
+            content = path.read_bytes()
         except OSError as error:
             raise BadInput(f"settings {path}: {error.strerror}") from None
-        except (*UNDECODABLE, BadInput) as error:
+        try:
+            return checked_json.decode(content, TrainSettings, dec_hook=_decode)
+        except BadInput as error:
             raise BadInput(f"settings {path}: {error}") from None
+        except UNDECODABLE:
+            raise BadInput(f"settings {path}: {_fault(content)}") from None
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> "TrainSettings":
         """The settings that `plain` returned, or a part of them; raises BadInput."""
-        for name in plain.keys() - declared(TrainSettings).keys():
-            raise BadInput(f"{option_name(name)}: expected an option of downpour train, got none")
         try:
-            return msgspec.convert(plain, TrainSettings, dec_hook=_decode)
-        except UNDECODABLE as error:
-            raise BadInput(f"settings: {error}") from None
+            return msgspec.convert(_known(plain), TrainSettings, dec_hook=_decode)
+        except UNDECODABLE:
+            raise BadInput(_wrong_value(plain)) from None
 
     def plain(self) -> dict[str, object]:
         """These settings as JSON values."""
         plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
         return plain
+
+
+def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same; raises BadInput for an option that does not exist, or that is missing."""
+    options = declared(TrainSettings)
+    for name in plain.keys() - options.keys():
+        raise BadInput(f"{option_name(name)}: expected an option of downpour train, got none")
+    for name, each in options.items():
+        if each.required and name not in plain:
+            raise BadInput(f"{option_name(name)}: expected a value, got none")
+    return plain
+
+
+def _wrong_value(plain: Mapping[str, Any]) -> str:
+    """What is wrong with options as JSON values of which one cannot be converted."""
+    for name, each in declared(TrainSettings).items():
+        try:
+            if name in plain:
+                each.checked(option_name(name), plain[name])
+        except BadInput as error:
+            return str(error)
+    return "settings: expected options of downpour train, got values of other kinds"
+
+
+def _fault(content: bytes) -> str:
+    """What is wrong with the content of a settings file that cannot be decoded."""
+    try:
+        plain = msgspec.json.decode(content, type=dict[str, Any])
+        plain.pop(checked_json.CHECK, None)
+        return _wrong_value(_known(plain))
+    except BadInput as error:
+        return str(error)
+    except UNDECODABLE:
+        return "expected the options of a run as JSON, got a file that is damaged or no JSON"
 
 
 def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:

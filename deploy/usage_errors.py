@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from deploy.validation_words import expected
 from shards.errors import BadInput
 
 # The errors that Typer raises. By version they are from Click or from Typer's own copy of it, so
@@ -18,17 +19,6 @@ from shards.errors import BadInput
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception)
 )[:-1]
-_KINDS = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
-    "float_parsing": "a number",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "finite_number": "a finite number",
-}
-"""Pydantic's error types for invalid values, with the phrase that follows "expected"."""
-
 _OPTIONS = {
     "compressed pull": "--compress-pull",
     "compression": "--compress",
@@ -106,7 +96,7 @@ def _expected(error: Any, message: str) -> str:
         return f"expected one of {choice[2].replace(chr(39), '')}, got {choice[1]}"
     try:
         first = error.__cause__.errors()[0]
-        expected = _KINDS[first["type"]].format(**first.get("ctx", {})).removesuffix(".0")
+        phrase = expected(first)
     except (AttributeError, LookupError):  # an older Typer, which checks values with Click
         return message
-    return f"expected {expected}, got {first['input']!r}"
+    return message if phrase is None else f"expected {phrase}, got {first['input']!r}"

@@ -33,6 +33,7 @@ from ps.tables import Tables, tables_of
 from ps.wal.job_logs import load_state, logs_of
 from shards import arguments
 from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.resumed_state import resumed
 from shards.shard_state import ShardState
@@ -121,7 +122,7 @@ class OwnJob(Job):
         """
         shards = arguments.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
-            raise BadInput(f"reshard: the job already has {shards} shards")
+            raise BadInput(f"reshard: the job already has {counted(shards, 'shard')}")
         specs = resharded_specs(self._specs, shards)
         cluster = self._started(specs)
         fresh = self._hosts[-1:]

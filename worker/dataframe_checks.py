@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
+from shards.counted import counted
 from shards.errors import BadInput
 from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, row_shape
@@ -133,8 +134,8 @@ def dealt(
         raise BadInput("the DataFrame: expected rows, got none")
     if rows < workers:
         raise BadInput(
-            f"workers: expected at most {rows}, as the data has {rows} rows and each worker needs"
-            f" one, got {workers}"
+            f"workers: expected at most {rows}, as the data has {counted(rows, 'row')} and each"
+            f" worker needs one, got {workers}"
         )
     skewed = even and max(full) > _SKEWED * min(full)
     if len(full) == workers and not skewed and spark.has_partitions(df, len(parts)):

@@ -27,6 +27,7 @@ from ps.launch.launcher import LaunchedShards
 from ps.resharding import reshard
 from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
 from ps.wal.job_logs import logs_of
+from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.spec import ShardSpec
 
@@ -105,7 +106,7 @@ class ReshardedShards(msgspec.Struct, frozen=True):
 
 def in_words(shards: int) -> str:
     """A number of shards in words, as "1 shard" or "2 shards"."""
-    return "1 shard" if shards == 1 else f"{shards} shards"
+    return counted(shards, "shard")
 
 
 class JobShards:

@@ -25,6 +25,7 @@ from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, origin_of, shelf_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
+from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
 from worker.signals import sigterm_too
 
@@ -154,7 +155,9 @@ class _Attempt:
             return self._failed(End.FAILED, "error", error)
         if summary is None:
             return End.STOPPED, "", "stopped, with a snapshot"
-        took = f"{summary.updates} updates; the last attempt took {summary.seconds:.0f} s"
+        took = (
+            f"{counted(summary.updates, 'update')}; the last attempt took {summary.seconds:.0f} s"
+        )
         return End.SUCCEEDED, "", took
 
     def _failed(self, end: End, code: str, error: Exception) -> tuple[End, str, str]:
@@ -231,7 +234,7 @@ class _Attempt:
 
         shards = int(order.data["shards"])
         request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
-        return {"text": f"moved to {shards} shards", "shards": shards}
+        return {"text": f"moved to {counted(shards, 'shard')}", "shards": shards}
 
     def _change_settings(self, order: Entry) -> dict[str, Any]:
         from deploy.run_requests import request_settings

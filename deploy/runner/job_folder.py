@@ -109,8 +109,8 @@ def load(path: Path, kind: type[T]) -> T | None:
         return None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
-    except UNDECODABLE as error:
-        raise BadInput(f"{path}: {error}") from None
+    except UNDECODABLE:
+        raise BadInput(f"{path}: expected what the service wrote there, got another file") from None
 
 
 def load_settings(folder: Path) -> TrainSettings:

@@ -28,36 +28,59 @@ class Entry(msgspec.Struct, frozen=True):
     data: dict[str, Any] = {}
 
 
+class JournalEnd(msgspec.Struct, frozen=True):
+    """Where a journal ended: the size of the file, and the number of its last entry."""
+
+    size: int = 0
+    number: int = 0
+
+
 class Journal:
     """The writing end. Threads may share it."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file to continue it, or create it; raises GiveUp if the disk fails."""
+    def __init__(self, path: Path, known: JournalEnd | None = None) -> None:
+        """Open the file to continue it, or create it; raises GiveUp if the disk fails.
+
+        `known` is the `end` of a writer that had the file before. What follows it is read, and no
+        byte before it, so that opening a long journal costs no more than opening a short one.
+        """
         self._path = path
         self._lock = threading.Lock()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            entries, whole = _parse(path.read_bytes())
-            os.ftruncate(self._file, whole)
+            self._end = self._recovered(known or JournalEnd())
         except OSError as error:
             raise GiveUp(f"{path}: {error.strerror}") from None
-        self._last = entries[-1].number if entries else 0
+
+    def _recovered(self, known: JournalEnd) -> JournalEnd:
+        """The present end, without a line that a killed writer left unfinished."""
+        size = os.fstat(self._file).st_size
+        # A file that is shorter, or has no line that ends there, is not the one that was known.
+        if known.size and os.pread(self._file, 1, known.size - 1) != b"\n":
+            known = JournalEnd()
+        entries, whole = _parse(os.pread(self._file, size - known.size, known.size))
+        os.ftruncate(self._file, known.size + whole)
+        return JournalEnd(known.size + whole, entries[-1].number if entries else known.number)
+
+    @property
+    def end(self) -> JournalEnd:
+        """Where the journal ends now."""
+        return self._end
 
     def append(self, kind: str, attempt: int, /, **data: Any) -> Entry:
         """Write an entry through to the disk, and return it; raises GiveUp if the disk fails."""
         with self._lock:
-            entry = Entry(self._last + 1, time.time(), attempt, kind, data)
+            entry = Entry(self._end.number + 1, time.time(), attempt, kind, data)
             line = msgspec.json.encode(entry) + b"\n"
-            before = os.fstat(self._file).st_size
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file)
             except OSError as error:
                 with suppress(OSError):  # the next entry must not continue half a line
-                    os.ftruncate(self._file, before)
+                    os.ftruncate(self._file, self._end.size)
                 raise GiveUp(f"{self._path}: {error.strerror}") from None
-            self._last = entry.number
+            self._end = JournalEnd(self._end.size + len(line), entry.number)
             return entry
 
     def close(self) -> None:
@@ -78,7 +101,8 @@ class JournalReader:
 
     def __init__(self, path: Path, after: int = 0) -> None:
         self._path = path
-        self._after = after
+        self.after = after
+        """The number of the last entry that was read."""
         self._offset = 0
 
     def read(self) -> list[Entry]:
@@ -91,9 +115,9 @@ class JournalReader:
             return []
         entries, whole = _parse(content)
         self._offset += whole
-        found = [entry for entry in entries if entry.number > self._after]
+        found = [entry for entry in entries if entry.number > self.after]
         if found:
-            self._after = found[-1].number
+            self.after = found[-1].number
         return found
 
 

@@ -30,7 +30,7 @@ from deploy.service import credentials
 from deploy.service.access_store import AccessStore, AuditEntry
 from deploy.service.credentials import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
-from deploy.service.problems import Problem, not_found, of_database_error
+from deploy.service.problems import Answer, Problem, not_found, of_database_error
 from deploy.service.route_roles import Route, route_of
 from ps.logs import logger
 from ps.transport.addresses import on_this_host
@@ -151,8 +151,10 @@ class AccessGuard:
         access: AccessStore,
         store: JobStore,
         failures: FailedLogins,
+        answer: Answer,
     ) -> None:
         self._app = app
+        self._answer = answer
         self._exposure = exposure
         self._access = access
         self._store = store
@@ -171,16 +173,16 @@ class AccessGuard:
             self._check_site(scope["method"], headers)
             check_length(headers, route.rule.most_body)
         except Problem as problem:
-            await problem.response()(scope, receive, reply.send)
+            await self._answer(problem, scope)(scope, receive, reply.send)
             return
         state = scope.setdefault("state", {})
         state["audit"] = note = {"job": route.job or "", "project": "", "detail": ""}
         try:
             state["principal"] = await self._admitted(scope, route, headers, note)
         except Problem as problem:
-            await _refusal(problem, route, scope)(scope, receive, reply.send)
+            await self._refusal(problem, route, scope)(scope, receive, reply.send)
         except sa.exc.SQLAlchemyError as error:
-            await of_database_error(error).response()(scope, receive, reply.send)
+            await self._answer(of_database_error(error), scope)(scope, receive, reply.send)
         else:
             await self._pass(scope, _Body(receive, route.rule.most_body), reply)
         if scope["method"] in _UNSAFE or (reply.status == 401 and "token" in note):
@@ -203,7 +205,7 @@ class AccessGuard:
             if not body.too_large:
                 self._log.exception("%s", f"{scope['method']} {scope['path']}")
                 problem = Problem(500, "defect", "the service failed; its log says why")
-                await problem.response()(scope, body.receive, reply.send)
+                await self._answer(problem, scope)(scope, body.receive, reply.send)
         if body.too_large and not reply.started:
             await _too_large(body.most).response()(scope, body.receive, reply.send)
 
@@ -281,6 +283,14 @@ class AccessGuard:
         own = self._exposure.origin or host
         if foreign or (origin is not None and urlsplit(origin).netloc != own):
             raise _foreign()
+
+    def _refusal(self, problem: Problem, route: Route, scope: Scope) -> Response:
+        """The answer to a request that is not let through: a page leads to that for signing in."""
+        if problem.status != 401 or not route.rule.page:
+            return self._answer(problem, scope)
+        query = scope["query_string"].decode("latin-1")
+        here = scope["path"] + (f"?{query}" if query else "")
+        return RedirectResponse(f"/sign-in?next={quote(here)}", 303)
 
     async def _record(self, scope: Scope, route: Route, note: dict[str, str], status: int) -> None:
         """Add a change, or the refusal of one, to the audit."""
@@ -406,12 +416,3 @@ def unauthenticated(why: str) -> Problem:
     hint = "send the header Authorization: Bearer TOKEN, or give --token-file"
     headers = {"WWW-Authenticate": "Bearer"}
     return Problem(401, "unauthenticated", f"token: {why}", hint=hint, headers=headers)
-
-
-def _refusal(problem: Problem, route: Route, scope: Scope) -> Response:
-    """The answer to a request that is not let through; a page leads to the one for signing in."""
-    if problem.status != 401 or not route.rule.page:
-        return problem.response()
-    query = scope["query_string"].decode("latin-1")
-    here = scope["path"] + (f"?{query}" if query else "")
-    return RedirectResponse(f"/sign-in?next={quote(here)}", 303)

@@ -4,6 +4,7 @@ An alert is on or off; each change is an entry in the job's journal, so that a r
 repeats none. Rules that ask how long something has been so begin again after a restart.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,6 +91,16 @@ class JobWatch:
             self._since.pop((job, name), None)
             return -1.0
         return now - self._since.setdefault((job, name), now)
+
+
+def unwritable(folder: Path) -> str:
+    """Why the service cannot write into its folder of jobs; empty if it can."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    return (
+        f"{folder} cannot be written, as on a disk that was mounted read-only; jobs under way are"
+        " left alone"
+    )
 
 
 class DiskWatch:

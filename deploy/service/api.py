@@ -20,9 +20,10 @@ from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.credentials import LOCAL, Principal
-from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
+from deploy.service.strict_requests import CURSOR, StrictRoute
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.uploads import Uploads
@@ -98,16 +99,15 @@ class Services(msgspec.Struct, frozen=True):
 def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
     """A job as the interface shows it."""
     plain: dict[str, Any] = msgspec.to_builtins(row)
-    for name in ("nonce", "events_read", "not_before", "fruitless", "cancelled", "request_key"):
-        del plain[name]
-    if not settings:
-        del plain["settings"]
-    return plain
+    kind = JobDetails if settings else JobShown
+    return {name: plain[name] for name in kind.__struct_fields__}
 
 
 def routes(services: Services) -> APIRouter:
     """All routes, for these services."""
-    router = APIRouter(prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS})
+    router = APIRouter(
+        prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS}, route_class=StrictRoute
+    )
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
     tokens_api.add_routes(router, services.access, services.usage)
@@ -197,7 +197,7 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
         project: str | None = None,
         label: Annotated[str | None, Query(description="NAME or NAME=VALUE.")] = None,
         q: Annotated[str | None, Query(description="A part of the name.", max_length=200)] = None,
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
         """Jobs, the newest first. `cursor` of an answer continues the list."""

@@ -20,10 +20,11 @@ from deploy.service.clock import SteadyClock
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
-from deploy.service.problems import Problem, of_database_error, of_error
+from deploy.service.problems import Problem, of_database_error, of_error, reason_of
 from deploy.service.retention import ServiceLimits
 from deploy.service.states import JobState
 from deploy.service.stream import Feed
+from deploy.service.strict_requests import malformed, refusal
 from deploy.service.submissions import Submissions
 from deploy.service.supervisor import Supervisor
 from deploy.service.traces import JobTraces
@@ -141,7 +142,9 @@ class Service:
                 if logged != repr(error):
                     log.error("%s", f"jobs are not driven until this is over: {error!r}")
                 logged = repr(error)
+                self.supervisor.halted = reason_of(error)
                 self._stopped.wait(1.0)
+            self.feed.notify(self.supervisor.halted)
 
 
 def application(service: Service) -> FastAPI:
@@ -163,15 +166,17 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    failures = FailedLogins()
+    failures, render = FailedLogins(), page.renderer()
+    pages = page.ErrorPages(render)
     app.add_middleware(
         AccessGuard,
         exposure=service.exposure,
         access=service.access,
         store=service.store,
         failures=failures,
+        answer=pages.answer,
     )
-    _add_errors(app)
+    _add_errors(app, pages)
     parts = api.Services(
         service.store, service.supervisor, service.admission, service.feed, service.access,
         service.uploads,
@@ -183,7 +188,7 @@ def application(service: Service) -> FastAPI:
     app.include_router(
         maintenance_api.routes(parts, service.webhooks, options.home, options.limits)
     )
-    app.include_router(page.routes(parts, service.exposure, failures, experiments))
+    app.include_router(page.routes(parts, service.exposure, failures, experiments, render))
     metrics = ServiceMetrics(service.store, service.feed, service.options.limits.free_mb << 20)
 
     # Not in a thread, which requests to a locked database may all hold.
@@ -203,31 +208,27 @@ def application(service: Service) -> FastAPI:
     return app
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, pages: page.ErrorPages) -> None:
     """Answer every error by a problem."""
 
     @app.exception_handler(Problem)
-    def refused(_: Request, problem: Problem) -> Response:
-        return problem.response()
+    def refused(request: Request, problem: Problem) -> Response:
+        return pages.answer(problem, request.scope)
 
     @app.exception_handler(DownpourError)
     @app.exception_handler(OSError)
-    def failed(_: Request, error: DownpourError | OSError) -> Response:
-        return of_error(error).response()
+    def failed(request: Request, error: DownpourError | OSError) -> Response:
+        return pages.answer(of_error(error), request.scope)
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
-    def unavailable(_: Request, error: sa.exc.SQLAlchemyError) -> Response:
-        return of_database_error(error).response()
+    def unavailable(request: Request, error: sa.exc.SQLAlchemyError) -> Response:
+        return pages.answer(of_database_error(error), request.scope)
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"][1:])) or "body"
-        return Problem(
-            422, "bad_input", f"{field}: {first['msg']}", field=field, got=repr(first["input"])[:80]
-        ).response()
+    def invalid(request: Request, error: RequestValidationError) -> Response:
+        return pages.answer(refusal(request, error), request.scope)
 
     @app.exception_handler(HTTPException)
-    def wrong(_: Request, error: HTTPException) -> Response:
-        code = {404: "not_found", 405: "wrong_method"}.get(error.status_code, "refused")
-        return Problem(error.status_code, code, str(error.detail)).response()
+    def unreadable(request: Request, error: HTTPException) -> Response:
+        # Paths and methods are checked before: this is a body that cannot be read.
+        return pages.answer(malformed(error.status_code), request.scope)

@@ -1,5 +1,6 @@
 """The client of the service that the command line uses. It outlasts a restart of the service."""
 
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class ServiceClient:
                 answer = self._http.request(method, path, **request)
             except httpx.TransportError as error:
                 if waited >= patience_s:
-                    text = f"--server {self._url}: {str(error) or type(error).__name__}"
+                    text = f"--server {self._url}: {_why(error)}"
                     raise BadInput(f"{text}; is `downpour serve` running there?") from None
                 self._sleep(_RETRY_S)
                 waited += _RETRY_S
@@ -194,6 +195,13 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError is one
         why = error.strerror or str(error)
         raise BadInput(f"--ca-file {ca_file}: expected certificates in PEM, got: {why}") from None
+
+
+def _why(error: httpx.TransportError) -> str:
+    """Why there is no answer, in a few words."""
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return re.sub(r"^\[\w+ [-\w]+\] ", "", str(error)) or "the connection broke"
 
 
 def _refusal(answer: httpx.Response) -> BadInput | GiveUp:

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from deploy.run_folder import write_whole
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
-from deploy.runner.journal import Entry, Journal, JournalReader
+from deploy.runner.journal import Entry, Journal, JournalEnd, JournalReader
 from deploy.service import database_tables
 from deploy.service.access_store import ProjectLimits
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
@@ -39,8 +39,14 @@ _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table `job`."""
+class JobShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as users see it.
+
+    `slots` are its workers. `state_seq` grows with each transition; `code` and `reason` say why the
+    state is what it is. `contact` is empty unless the job's process is not heard from. `head` has
+    the newest figures, and a line of losses. `pinned` are the checkpoints that are never deleted.
+    Times are in seconds since 1970.
+    """
 
     id: str
     name: str
@@ -52,22 +58,32 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     state_seq: int
     attempt: int
-    nonce: str
     code: str
     reason: str
     contact: str
-    cancelled: bool
-    fruitless: int
-    not_before: float
     snapshot: str | None
-    request_key: str | None
-    events_read: int
     created: float
     updated: float
     head: dict[str, Any]
     alerts: list[str] = []
     pinned: list[str] = []
+
+
+class JobDetails(JobShown, frozen=True, kw_only=True):
+    """The same with `settings`, the options of `downpour train`."""
+
     settings: dict[str, Any] = {}
+
+
+class JobRow(JobDetails, frozen=True, kw_only=True):
+    """A row of the table `job`."""
+
+    nonce: str
+    cancelled: bool
+    fruitless: int
+    not_before: float
+    request_key: str | None
+    events_read: int
 
 
 class StateChanged(GiveUp):
@@ -137,6 +153,10 @@ class JobStore:
         self._last_id_ms = 0
         self._lock = threading.RLock()
         self._behind: set[str] = set()  # jobs whose journals have what the database may lack
+        # Where the journals of unfinished jobs end, and how far the database follows them: without
+        # these, each order would read all orders before it.
+        self._ends: dict[str, JournalEnd] = {}
+        self._followed: dict[str, JournalReader] = {}
 
     def folder(self, job: str) -> Path:
         """The folder of a job; `job` is an id that this store has given out."""
@@ -214,6 +234,16 @@ class JobStore:
             found: str | None = connection.execute(
                 sa.select(database_tables.job.c.id).where(out == str(run)).limit(1)
             ).scalar()
+        return found
+
+    def writer_to(self, run: Path) -> str | None:
+        """The id of an unfinished job with this run folder; None if there is none."""
+        table = database_tables.job
+        query = sa.select(table.c.id).where(
+            table.c.state.not_in(list(TERMINAL)), table.c.settings["out"].as_string() == str(run)
+        )
+        with self._engine.connect() as connection:
+            found: str | None = connection.execute(query.limit(1)).scalar()
         return found
 
     def page(self, wanted: JobFilter, limit: int, cursor: str | None = None) -> Page:
@@ -350,6 +380,8 @@ class JobStore:
                 raise StateChanged(f"job {seen.id} is {present.state}", present.state)
             data = {"state": to, "state_seq": present.state_seq + 1, **changes}
             self._record(seen.id, changes.get("attempt", present.attempt), kind, data)
+            if to in TERMINAL:
+                self._forget_journal(seen.id)
         self._changed()
         return self.get(seen.id)
 
@@ -393,6 +425,7 @@ class JobStore:
                 (database_tables.event, database_tables.event.c.job),
             ):
                 connection.execute(sa.delete(table).where(column == seen.id))
+            self._forget_journal(seen.id)
         self._changed()
 
     # Idempotency keys.
@@ -490,6 +523,8 @@ class JobStore:
         if row.state in ATTEMPTED:  # later ones may still change the state: the supervisor follows
             last = self._last_followed(row.id)
             events = [entry for entry in events if entry.number <= last]
+        if row.state in TERMINAL:
+            self._forget_journal(row.id)
         self.ingest(row, events)
         return True
 
@@ -506,7 +541,11 @@ class JobStore:
         )
         with self._engine.connect() as connection:
             last = connection.execute(query).scalar() or 0
-        entries = JournalReader(self.folder(job) / job_folder.ORDERS, after=last).read()
+        reader = self._followed.get(job)
+        if reader is None or reader.after != last:  # the database did not take all that was read
+            reader = JournalReader(self.folder(job) / job_folder.ORDERS, after=last)
+            self._followed[job] = reader
+        entries = reader.read()
         for entry in entries:
             self._apply(job, entry)
         return bool(entries)
@@ -517,8 +556,15 @@ class JobStore:
         return entry
 
     def _append(self, job: str, attempt: int, kind: str, data: dict[str, Any]) -> Entry:
-        with Journal(self.folder(job) / job_folder.ORDERS) as journal:
-            return journal.append(kind, attempt, **data)
+        path = self.folder(job) / job_folder.ORDERS
+        with Journal(path, self._ends.get(job)) as journal:
+            entry = journal.append(kind, attempt, **data)
+            self._ends[job] = journal.end
+            return entry
+
+    def _forget_journal(self, job: str) -> None:
+        self._ends.pop(job, None)
+        self._followed.pop(job, None)
 
     def _apply(self, job: str, entry: Entry) -> None:
         """Apply one entry of a journal to the database, in one transaction."""

@@ -6,6 +6,7 @@ so the page works without any other network.
 
 import asyncio
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from pydantic import BeforeValidator
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from deploy.disk_space import free_bytes
-from deploy.service.access import Exposure, FailedLogins, Sender, address_of, note
+from deploy.service.access import NOBODY, Exposure, FailedLogins, Sender, address_of, note
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
@@ -26,9 +30,13 @@ from deploy.service.comparison import MOST_JOBS, compare
 from deploy.service.credentials import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.experiments import experiments
 from deploy.service.job_store import JobFilter, JobRow, JobStore
-from deploy.service.problems import not_found
+from deploy.service.problems import Problem, not_found
+from deploy.service.route_roles import API
 from deploy.service.states import JobState, Verb, states_for
+from deploy.service.strict_requests import CURSOR
+from deploy.service.submissions import MOST_NAME
 from ps import __version__
+from shards.counted import counted
 
 _HERE = Path(__file__).parent
 _STATIC = {path.name: path for path in sorted((_HERE / "static").iterdir())}
@@ -39,17 +47,50 @@ _SHAPES = {
     JobState.STOPPING: "◒", JobState.SUCCEEDED: "✓", JobState.FAILED: "✗", JobState.CANCELLED: "⊘",
 }  # fmt: skip
 _PER_PAGE = 50
+States = Annotated[
+    list[JobState], Query(), BeforeValidator(lambda given: [each for each in given if each])
+]
+"""The states that the form of the list sends; its choice "all" is an empty text."""
 
 Render = Callable[..., str]
 """Renders a template by its name, for a sender, with the values that it names."""
 
 
+_TITLES = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 409: "Not now"}
+
+
+class ErrorPages:
+    """Answers problems: a browser that opens a page gets one, everything else gets JSON."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+
+    def answer(self, problem: Problem, scope: Scope) -> Response:
+        if not _opens_page(scope):
+            return problem.response()
+        principal = scope.get("state", {}).get("principal", NOBODY)
+        title = _TITLES.get(problem.status, "This did not work")
+        text = self._render("error.html", principal, problem=problem, title=title)
+        return HTMLResponse(text, problem.status, headers=problem.headers)
+
+
+def _opens_page(scope: Scope) -> bool:
+    """Whether a browser wants to show what a request outside of the REST interface is answered."""
+    accepted = Headers(scope=scope).get("accept", "").split(",")
+    kinds = {kind.partition(";")[0].strip() for kind in accepted}
+    return "text/html" in kinds and not scope["path"].startswith(f"{API}/")
+
+
 def routes(
-    services: Services, exposure: Exposure, failures: FailedLogins, folder: Path
+    services: Services,
+    exposure: Exposure,
+    failures: FailedLogins,
+    folder: Path,
+    render: Render,
 ) -> APIRouter:
     """The routes of the page; `folder` holds the experiments."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store, access, render = services.store, services.access, _renderer()
+    store, access = services.store, services.access
     _add_jobs(router, store, render)
     _add_results(router, store, folder, render)
     _add_signing(router, access, exposure, failures, render)
@@ -105,9 +146,9 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
     @router.get("/")
     def jobs(
         sender: Sender,
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        state: States = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
     ) -> str:
         """The list of jobs."""
         return render(
@@ -117,9 +158,9 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
     @router.get("/parts/jobs")
     def rows(
         sender: Sender,
-        state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+        state: States = [],  # noqa: B006
         q: Annotated[str, Query(max_length=200)] = "",
-        cursor: Annotated[str | None, Query(max_length=64)] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
     ) -> str:
         """The table of the list, for a page that is open."""
         return render("job_table.html", sender, **listed(sender, state, q, cursor))
@@ -129,7 +170,14 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
         """One job."""
         row = find(store, job)
         verbs = {verb.value: states_for(verb) for verb in Verb}
-        return render("job.html", sender, job=row, verbs=verbs, last_event=store.last_event())
+        return render(
+            "job.html",
+            sender,
+            job=row,
+            verbs=verbs,
+            clone_fields=_clone_fields(row),
+            last_event=store.last_event(),
+        )
 
 
 def _add_results(router: APIRouter, store: JobStore, folder: Path, render: Render) -> None:
@@ -205,7 +253,8 @@ def _own(target: str) -> str:
     return target if re.fullmatch(r"/(?![/\\])[^\\\x00-\x20\x7f]*", target) else "/"
 
 
-def _renderer() -> Render:
+def renderer() -> Render:
+    """What renders the templates."""
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -222,7 +271,7 @@ def _renderer() -> Render:
         "shape": _SHAPES,
         "sparkline": sparkline,
     }
-    environment.filters |= {"number": _number, "utc": _utc}
+    environment.filters |= {"number": _number, "utc": _utc, "counted": counted}
 
     def render(name: str, sender: Principal, **values: Any) -> str:
         csrf = csrf_of(sender.session) if sender.session else ""
@@ -245,11 +294,41 @@ def sparkline(row: JobRow, width: int = 120, height: int = 24) -> str:
     )
 
 
+def _clone_fields(row: JobRow) -> list[tuple[str, str, str, str]]:
+    """The fields of the form for a clone: name, label, value, and what stands for none."""
+    given = row.settings
+    bound = given.get("staleness")
+    return [
+        ("name", "Name", f"{row.name} (copy)"[:MOST_NAME], ""),
+        ("snapshot", "Starts from", "", ""),
+        ("max_iter", "Steps of each worker", _text(given.get("max_iter")), "as the solver says"),
+        (
+            "strategy",
+            "Strategy; scale=0.5 halves the rate",
+            _text(given.get("strategy")),
+            "downpour",
+        ),
+        ("staleness", "Staleness bound, or inf", "inf" if bound is None else _text(bound), ""),
+        ("workers", "Workers", _text(given.get("workers")), ""),
+        ("shards", "Shards", _text(given.get("shards")), ""),
+    ]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
 def _number(value: float | None, digits: int = 4) -> str:
-    """A figure in a few digits; a dash if it is unknown."""
-    if value is None:
+    """A figure in a few digits, as `figure` in page.js shows it; a dash if it is unknown."""
+    if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+    size = abs(value)
+    if float(value).is_integer() or size >= 1000:
+        return f"{round(value):,}"
+    if size < 1e-6:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{mantissa}e{int(power)}"
+    return f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".")
 
 
 def _utc(value: float) -> str:

@@ -1,11 +1,13 @@
 """Errors as RFC 9457 problem details: what is wrong, what was expected, what to do."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 from fastapi.responses import JSONResponse
+from starlette.responses import Response
+from starlette.types import Scope
 
 from deploy.service.database_tables import first_line
 from deploy.service.job_store import StateChanged
@@ -29,7 +31,8 @@ PROBLEMS: dict[str, Any] = {
     },
 }
 """Every error, as the OpenAPI document describes it."""
-_EXPECTED = re.compile(r"(?:--)?([\w-]+)[^:]*: expected (.+?),? (?:and )?got (.*?)(?:; (.*))?$")
+_APPLIES = re.compile(r": expected (?:a job in )?([^;]+);")
+_EXPECTED = re.compile(r"(?:--)?([\w-]+).*?: expected (.+?)[,;]? (?:and )?got (.*?)(?:; (.*))?$")
 
 
 class Problem(Exception):
@@ -55,26 +58,59 @@ class Problem(Exception):
         return JSONResponse(body, self.status, headers=self.headers, media_type=MEDIA_TYPE)
 
 
+Answer = Callable[[Problem, Scope], Response]
+"""Answers a request with a problem, in the form that its sender can read."""
+
+_WHERE = {
+    "job": "the list of jobs has those that you may see",
+    "part": "the header X-Log-Parts of the logs names them",
+    "checkpoint": "the job's checkpoints list them",
+    "artefact": "the job's artefacts list them",
+}
+"""Where to look for the names of what was not found."""
+
+
 def not_found(what: str, name: str) -> Problem:
-    return Problem(404, "not_found", f"{what} {name}: not found", field=what)
+    wanted = f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} that is there"
+    hint = _WHERE.get(what, "/api/v1/openapi.json describes every route")
+    return Problem(
+        404, "not_found", f"{what} {name}: not found", field=what, expected=wanted, got=name,
+        hint=hint,
+    )  # fmt: skip
 
 
 def of_error(error: DownpourError | OSError) -> Problem:
     """The problem that an error of this project is, with its field if the text names one."""
-    text = str(error)
+    text = reason_of(error)
     if isinstance(error, StateChanged):
-        return Problem(409, "wrong_state", text, got=str(error.state))
+        applies = _APPLIES.search(text)
+        return Problem(
+            409, "wrong_state", text, field="state", expected=applies[1] if applies else None,
+            got=str(error.state), hint="the job may have changed meanwhile: look at its state",
+        )  # fmt: skip
     if isinstance(error, BadInput):
         found = _EXPECTED.match(text)
         field, expected, got, hint = found.groups() if found else (None,) * 4
         name = field.replace("-", "_") if field else None
         return Problem(422, "bad_input", text, field=name, expected=expected, got=got, hint=hint)
-    return Problem(503, "unavailable", text, hint="free disk space, then repeat the request")
+    hint = "make the disk writable, or free space on it, then repeat the request"
+    return Problem(503, "unavailable", text, hint=hint)
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, in words for users."""
+    if isinstance(error, sa.exc.DBAPIError):
+        return f"database: {first_line(error)}"
+    if isinstance(error, sa.exc.SQLAlchemyError):
+        return "database: no free connection"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
 
 
 def of_database_error(error: sa.exc.SQLAlchemyError) -> Problem:
     """The problem of a database that is locked, gone, damaged or too slow for the moment."""
-    text = first_line(error) if isinstance(error, sa.exc.DBAPIError) else "no free connection"
+    text = reason_of(error)
     hint = "repeat the request; jobs train on. If this lasts: the log of downpour serve says why"
     headers = {"Retry-After": "5"}
-    return Problem(503, "unavailable", f"database: {text}", hint=hint, headers=headers)
+    return Problem(503, "unavailable", text, hint=hint, headers=headers)

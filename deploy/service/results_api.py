@@ -19,15 +19,16 @@ from deploy.service.comparison import MOST_JOBS, compare
 from deploy.service.experiments import experiments, report
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
+from deploy.service.strict_requests import NUMBER, StrictRoute
 from deploy.settings import TrainSettings
 
-Number = Annotated[str, Path(description="The number of a checkpoint.", pattern="^[0-9]{1,18}$")]
+Number = Annotated[str, Path(description="The number of a checkpoint.", pattern=NUMBER)]
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
 def routes(store: JobStore, experiments_folder: FilePath) -> APIRouter:
     """All routes of results."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
     _add_artefacts(router, store)
     _add_checkpoints(router, store)
     _add_comparisons(router, store, experiments_folder)

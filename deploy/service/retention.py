@@ -26,7 +26,9 @@ from deploy.snapshot_ref import origin_of
 from shards.errors import BadInput, DownpourError
 
 _DAY_S = 86400.0
-_Amount = Annotated[float, Meta(ge=0.0, le=1e6)]
+_MOST = 10**6
+_Amount = Annotated[float, Meta(ge=0.0, le=_MOST)]
+_Count = Annotated[int, Meta(ge=0, le=_MOST)]
 
 
 class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,27 +38,36 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     Days count from the end of a job; `checkpoints` is the number of the newest ones that are kept.
     """
 
-    free_mb: Annotated[int, Meta(ge=0)] = 512
+    free_mb: _Count = 512
     upload_gb: _Amount = 20.0
     updates_days: _Amount = 30.0
     logs_days: _Amount = 90.0
-    checkpoints: Annotated[int, Meta(ge=0)] = 3
+    checkpoints: _Count = 3
     uploads_days: _Amount = 30.0
     silent_s: _Amount = 30.0
 
     @staticmethod
     def of_words(words: Iterable[str]) -> "ServiceLimits":
         """The limits that words such as `logs-days=30` change; raises BadInput."""
-        changes = {}
+        found = ServiceLimits()
         for word in words:
-            name, _, changes[name] = word.replace("-", "_").partition("=")
-            if name not in ServiceLimits.__struct_fields__:
+            name, _, value = word.partition("=")
+            field = name.replace("-", "_")
+            if field not in ServiceLimits.__struct_fields__:
                 names = ", ".join(ServiceLimits.__struct_fields__).replace("_", "-")
                 raise BadInput(f"--limit: expected one of {names}; got {word[:80]}")
-        try:
-            return msgspec.convert(changes, ServiceLimits, strict=False)
-        except msgspec.ValidationError as error:
-            raise BadInput(f"--limit: {error}") from None
+            try:
+                changed = msgspec.convert({field: value}, ServiceLimits, strict=False)
+            except msgspec.ValidationError:
+                kind = "whole number" if field in _WHOLE else "number"
+                raise BadInput(
+                    f"--limit {name}: expected a {kind} from 0 to {_MOST:g}, got {value[:80]!r}"
+                ) from None
+            found = msgspec.structs.replace(found, **{field: getattr(changed, field)})
+        return found
+
+
+_WHOLE = {"free_mb", "checkpoints"}
 
 
 class Removal(msgspec.Struct, frozen=True):

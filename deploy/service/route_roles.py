@@ -10,6 +10,7 @@ from deploy.service.problems import Problem
 
 MOST_BODY_BYTES = 1 << 20
 API = "/api/v1"
+_HINT = f"{API}/openapi.json describes every route"
 
 
 class Rule(NamedTuple):
@@ -106,8 +107,38 @@ _ROUTES: list[_Pattern] = [
 ]
 
 
+def _verbs() -> list[tuple[re.Pattern[str], list[str]]]:
+    """The things that verbs are asked of, as paths, with the verbs of each."""
+    found: dict[str, list[str]] = {}
+    for name in RULES:
+        path, colon, verb = name.partition(" ")[2].rpartition(":")
+        if colon and "}" not in verb:
+            found.setdefault(path, []).append(verb)
+    # Ids have no colon: with one, the last part of a path is a thing and a verb.
+    return [(compile_path(path)[0], verbs) for path, verbs in found.items()]
+
+
+_VERBS = _verbs()
+
+
+def _check_verb(path: str) -> None:
+    """Raise the problem 404 for a verb that does not exist."""
+    thing, colon, verb = path.rpartition(":")
+    if not colon or "/" in verb:
+        return
+    for pattern, verbs in _VERBS:
+        if pattern.match(thing) and verb not in verbs:
+            known = ", ".join(sorted(verbs))
+            text = f"verb: expected one of {known}, got {verb[:80] or 'none'}"
+            raise Problem(
+                404, "not_found", text, field="verb", expected=f"one of {known}",
+                got=verb[:80] or "none", hint=_HINT,
+            )  # fmt: skip
+
+
 def route_of(method: str, path: str) -> Route:
     """The route of a request; raises the problem 404 or 405."""
+    _check_verb(path)
     allowed = []
     for verb, pattern, name, rule in _ROUTES:
         found = pattern.match(path)
@@ -119,5 +150,11 @@ def route_of(method: str, path: str) -> Route:
     if allowed:
         verbs = ", ".join(sorted(set(allowed)))
         text = f"method: expected {verbs}, got {method[:20]}"
-        raise Problem(405, "wrong_method", text, headers={"Allow": verbs})
-    raise Problem(404, "not_found", f"path {path[:200]}: not found")
+        raise Problem(
+            405, "wrong_method", text, headers={"Allow": verbs}, field="method", expected=verbs,
+            got=method[:20], hint=_HINT,
+        )  # fmt: skip
+    raise Problem(
+        404, "not_found", f"path {path[:200]}: not found", field="path",
+        expected="a path of the interface or of the page", got=path[:200], hint=_HINT,
+    )  # fmt: skip

@@ -64,6 +64,9 @@ def serve(
     `announce` receives a line once the service can be reached. Jobs are not affected by its end.
     """
     listen.check()
+    for root in options.roots:
+        if not root.is_dir():
+            raise BadInput(f"--root: expected a folder that exists, got {root}")
     host, port = listen.host, listen.port
     with ExitStack() as held:
         held.enter_context(_locked(options.home))

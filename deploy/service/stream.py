@@ -36,6 +36,8 @@ class Feed:
         self._lock = threading.Lock()
         self.version = 0
         """Differs after each change."""
+        self.notice = ""
+        """Why no job is started at present, for all viewers; empty if jobs are started."""
         self.clients = 0
         self.closed = False
 
@@ -49,6 +51,12 @@ class Feed:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
+
+    def notify(self, text: str) -> None:
+        """Show all viewers why no job is started; any thread may call it."""
+        if text != self.notice:
+            self.notice = text
+            self.changed()
 
     def close(self) -> None:
         """End all streams; any thread may call it."""
@@ -196,14 +204,19 @@ async def messages(
     last = after if after is not None else await asyncio.to_thread(store.last_event)
     recent = await asyncio.to_thread(feed.recent, store)
     shown: dict[str, object] = {}
+    noticed = ""
 
     def due() -> tuple[list[bytes], int, bool] | None:
         """What to send, the number to continue from, and whether more waits; None: no more."""
+        nonlocal noticed
         if not is_valid():
             return None
         found, number, more = recent.events(jobs, last, projects)
         if not more:
             found += recent.readings(jobs, projects, shown)
+        if feed.notice != noticed:
+            noticed = feed.notice
+            found.append(message("service", {"halted": noticed}))
         return found, number, more
 
     feed.clients += 1

@@ -1,5 +1,6 @@
 """Checks what a user submits, as far as that can be known without reading data."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.run_folder import SETTINGS, SUMMARY, writer_of
+from deploy.run_folder import A_RUN, LOGS, SETTINGS, SUMMARY, content_of, writer_of
+from deploy.run_places import check_own
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
@@ -22,12 +24,15 @@ from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import JobState
 from deploy.service.uploads import Uploads
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import origin_of
+from deploy.settings import TrainSettings, option_name
+from deploy.snapshot_ref import SnapshotRef, origin_of
+from ps.snapshots.manifest import Manifest
 from ps.storage import without_secrets
 from shards.errors import BadInput
 
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+MOST_NAME = 200
+"""Characters of a job's name."""
+_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MOST_NAME}}}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _MOST_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
@@ -41,6 +46,8 @@ CHANGEABLE = frozenset(
 )  # fmt: skip
 """Options that `:set` may change: the others decide what the job is, or what it holds."""
 _ADOPTION_S = 120.0
+_MAX_ITER = re.compile(r"^[^#\n]*?\bmax_iter\s*:\s*([0-9]{1,10})\b", re.MULTILINE)
+_MOST_SOLVER_BYTES = 1 << 20
 _ADDRESSES = ("snapshots", "spark", "ray")
 # Others, such as local://, may name files of this machine, which a sender may not see.
 _OBJECT_STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs"})
@@ -118,8 +125,9 @@ class Submissions:
         settings = TrainSettings.of_plain(plain)
         _check_secrets(settings)
         self._check_paths(settings, job, sender)
+        check_own(settings, stores=False)
         if request.resume is not None:
-            self._check_resume(request.resume, sender)
+            self._check_resume(request.resume, settings, sender)
         submission = Submission(
             id=job,
             name=_name(request.name or settings.solver.stem),
@@ -132,6 +140,8 @@ class Submissions:
             request_key=key,
         )
         with self._lock:
+            if "out" in request.settings:
+                self._check_out(settings.out)
             self._check_size(settings, submission.project)
             return self._store.create(submission, settings)
 
@@ -147,13 +157,7 @@ class Submissions:
         }
         out, resume = row.settings["out"], None
         if changes.snapshot is not None:
-            number = row.snapshot if changes.snapshot == "newest" else changes.snapshot
-            if number is None or not number.isdecimal():
-                raise BadInput(
-                    f"snapshot: expected one of job {row.id}, got {changes.snapshot};"
-                    " see its checkpoints"
-                )
-            resume = f"{out or own}@{number}"
+            resume = f"{out or own}@{_snapshot_of(row, changes.snapshot)}"
             kept["weights"] = None
         return self.submit(
             Submitted(
@@ -172,8 +176,10 @@ class Submissions:
         """The settings of a job with these changes; raises BadInput for one that cannot change."""
         for name in changes:
             if name not in CHANGEABLE:
-                expected = ", ".join(sorted(CHANGEABLE))
-                raise BadInput(f"{name[:80]}: expected one of {expected}; got another option")
+                expected = ", ".join(option_name(each) for each in sorted(CHANGEABLE))
+                raise BadInput(
+                    f"{option_name(name[:80])}: expected one of {expected}; got another option"
+                )
         settings = TrainSettings.of_plain(row.settings | dict(changes))
         _check_secrets(settings)
         return settings.plain()
@@ -242,15 +248,65 @@ class Submissions:
         if place is not None:
             self._within("--snapshots", place, sender, job)
 
-    def _check_resume(self, text: str, sender: Principal) -> None:
-        """Raise BadInput unless `text` is a snapshot, of a run and at a place for the sender."""
+    def _check_resume(self, text: str, settings: TrainSettings, sender: Principal) -> None:
+        """Raise BadInput unless `text` is a snapshot at a place for the sender, with steps left.
+
+        What an object store has is checked when the job starts.
+        """
         run, separator, number = text.rpartition("@")
         place = _local("resume", run if separator and number.isdecimal() else text)
         if place is not None:
             self._within("resume", place, sender)
-        shelf = _local("resume", origin_of(text).shelf)
-        if shelf is not None:
-            self._within("resume", shelf, sender)
+        try:
+            origin = origin_of(text)
+        except BadInput:
+            raise BadInput(
+                f"resume: expected a run folder or a place with snapshots, got {text};"
+                " `downpour snapshots list RUN` shows those of a run"
+            ) from None
+        shelf = _local("resume", origin.shelf)
+        if shelf is None:
+            return
+        self._within("resume", shelf, sender)
+        manifest = _manifest_of(origin, text)
+        wanted = settings.max_iter or _max_iter_of(settings.solver)
+        if manifest is None or wanted is None:
+            return
+        if manifest.steps >= wanted * settings.workers:
+            taken = -(-manifest.steps // settings.workers)
+            raise BadInput(
+                f"--max-iter: expected more than {taken}, the steps that the snapshot has taken,"
+                f" got {wanted}; give a larger one, or begin with an earlier snapshot"
+            )
+
+    def _check_out(self, out: Path) -> None:
+        """Raise BadInput for a run folder that is in use, or that cannot be made."""
+        advice = f"choose another --out, or continue that run with --resume {out}"
+        if (job := self._store.writer_to(out)) is not None:
+            raise BadInput(
+                f"--out: expected a folder of its own, got {out}, that of job {job};"
+                " choose another --out"
+            )
+        try:
+            content = content_of(out)
+        except FileNotFoundError:
+            content = None
+        except OSError as error:
+            raise BadInput(f"--out: expected a new folder, got {out}: {error.strerror}") from None
+        if content == A_RUN:
+            raise BadInput(
+                f"--out: expected a new folder, got {out}, which holds {A_RUN}; {advice}"
+            )
+        if content is not None:
+            raise BadInput(
+                f"--out: expected a new folder, got {out} with {content}; choose another --out"
+            )
+        above = next(path for path in (out, *out.parents) if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise BadInput(
+                f"--out: expected a folder that the service can make, got {out}, where {above}"
+                " cannot be written; choose another --out"
+            )
 
     def _within(self, what: str, path: Path, sender: Principal, job: str = "") -> None:
         """Raise BadInput for a path that the sender may not name, symbolic links resolved.
@@ -313,6 +369,52 @@ def _local(what: str, place: str) -> Path | None:
     return None if separator else Path(place)
 
 
+def _snapshot_of(row: JobRow, wanted: str) -> str:
+    """The number of a checkpoint of a job, by its number or "newest"; raises BadInput."""
+    names = [each["name"] for each in checkpoints(TrainSettings.of_plain(row.settings))]
+    if wanted == "newest" and names:
+        return str(names[-1])
+    if wanted not in names:
+        kept = f"one of {', '.join(names)}" if names else "none"
+        raise BadInput(
+            f"snapshot: expected a checkpoint of job {row.id}, which has {kept}, got"
+            f" {wanted[:80]}; leave it out to start from the beginning"
+        )
+    return wanted
+
+
+def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
+    """The manifest of the snapshot that a job is to begin with; None if only its logs can say.
+
+    Raises BadInput if there is no such snapshot.
+    """
+    found = {
+        entry.name: entry.manifest
+        for entry in origin.open().entries()
+        if entry.manifest is not None
+    }
+    if origin.name in found:
+        return found[origin.name]
+    kept = f"one of {', '.join(found)}" if found else "none"
+    if origin.name is not None:
+        raise BadInput(
+            f"resume: expected a snapshot of {origin.place}, which has {kept}, got {origin.name}"
+        )
+    if not found and not (origin.run is not None and any((origin.run / LOGS).glob("*"))):
+        raise BadInput(f"resume: expected a run with a snapshot, got {text}, which has none")
+    return list(found.values())[-1] if found else None
+
+
+def _max_iter_of(solver: Path) -> int | None:
+    """The `max_iter` of a solver's file; None if it cannot be found by a look at the text."""
+    try:
+        with solver.open(encoding="utf-8") as file:
+            found = _MAX_ITER.findall(file.read(_MOST_SOLVER_BYTES))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(found[0]) if len(found) == 1 else None
+
+
 def _check_secrets(settings: TrainSettings) -> None:
     """Raise BadInput for an address with a key in it: settings are shown to all of a project."""
     for name in _ADDRESSES:
@@ -326,7 +428,7 @@ def _check_secrets(settings: TrainSettings) -> None:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise BadInput(f"name: expected 1 to 200 printable characters, got {text[:80]!r}")
+        raise BadInput(f"name: expected 1 to {MOST_NAME} printable characters, got {text[:80]!r}")
     return text
 
 

@@ -25,7 +25,7 @@ from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
 from deploy.runner.readings import read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.alerts import RESERVE_BYTES, AlertChange, DiskWatch, JobWatch
+from deploy.service.alerts import RESERVE_BYTES, AlertChange, DiskWatch, JobWatch, unwritable
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import CAUSE, JobRow, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
@@ -93,6 +93,7 @@ class Supervisor:
         self._urgent: dict[str, float] = {}  # when a job was first seen to have to end at once
         self._heard: dict[str, tuple[float, float]] = {}  # the last sign of life, and when seen
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
+        self._complaints: dict[str, str] = {}  # why a job could not be advanced, once in the log
         self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
         self.halted = ""
@@ -106,10 +107,13 @@ class Supervisor:
             with self._lock:
                 try:
                     self._advance(self._store.get(row.id))
+                    self._complaints.pop(row.id, None)
                 except StateChanged:
                     continue  # the next look sees the present state
                 except Exception as error:  # noqa: BLE001  # one job must not stop the others
-                    self._log.warning("%s", f"job {row.id}: {error!r}")
+                    if self._complaints.get(row.id) != repr(error):
+                        self._log.warning("%s", f"job {row.id}: {error!r}")
+                    self._complaints[row.id] = repr(error)
         with self._lock:
             self._start_queued()
 
@@ -180,7 +184,8 @@ class Supervisor:
     def _start_queued(self) -> None:
         """Start the queued jobs that fit into the free slots."""
         queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
-        self.halted = self._disk.halts_queue(self._store.folder(""))
+        folder = self._store.folder("")
+        self.halted = unwritable(folder) or self._disk.halts_queue(folder)
         if not queued or self.halted:
             return
         free = self.slots - self._store.slots_held()
@@ -374,7 +379,14 @@ class Supervisor:
         self._show_final(row, folder)
         self._launcher.forget(row.nonce)
         self._watch.forget(row.id)
-        for kept in (self._events, self._shown, self._killed, self._urgent, self._heard):
+        for kept in (
+            self._events,
+            self._shown,
+            self._killed,
+            self._urgent,
+            self._heard,
+            self._complaints,
+        ):
             kept.pop(row.id, None)
 
     def _answer_rest(self, row: JobRow, folder: Path) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.credentials import Principal, TokenRole
+from deploy.service.strict_requests import TOKEN_NAME
 from deploy.service.submissions import checked_project
 
 DAY_S = 86400.0
@@ -20,7 +21,7 @@ class NewToken(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}$", description="Its user.")
+    name: str = Field(pattern=TOKEN_NAME, description="Its user.")
     role: TokenRole
     projects: list[str] | None = Field(default=None, min_length=1, max_length=100)
     days: float = Field(default=90.0, gt=0, le=366, description="Days until it expires.")

@@ -405,21 +405,12 @@ def _prose(docstring: str | None) -> str:
 
 def service_routes() -> str:
     """Every route of the service, from its description for programs."""
-    from fastapi import FastAPI
-
-    from deploy.service import api, maintenance_api, results_api
     from deploy.service.route_roles import RULES
+    from tests.support.service_bodies import described
 
-    rules = {name.replace(":path}", "}"): rule for name, rule in RULES.items()}
-    absent: Any = None  # describing the routes calls none of them
-    services = api.Services(absent, absent, absent, absent, absent, absent)
-    service = FastAPI()
-    service.include_router(api.routes(services))
-    service.include_router(results_api.routes(absent, absent))
-    service.include_router(maintenance_api.routes(services, absent, absent, absent))
     rules = {route.replace(":path}", "}"): rule for route, rule in RULES.items()}
     rows = []
-    for path, methods in service.openapi()["paths"].items():
+    for path, methods in described().openapi()["paths"].items():
         for method, each in methods.items():
             query = [p["name"] for p in each.get("parameters", ()) if p["in"] == "query"]
             meaning = " ".join(each["description"].split())
@@ -429,6 +420,13 @@ def service_routes() -> str:
             name = f"`{method.upper()} {path.removeprefix('/api/v1')}`"
             rows.append((name, shown, role, meaning))
     return table(["route", "query", "role", "meaning"], rows)
+
+
+def service_bodies() -> str:
+    """The bodies of the service's requests and answers."""
+    from tests.support.service_bodies import bodies
+
+    return bodies()
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -452,6 +450,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "worker.torch": lambda: names(worker.torch),
     "deploy": lambda: names(deploy),
     "routes of the service": service_routes,
+    "bodies of the service": service_bodies,
 }
 
 

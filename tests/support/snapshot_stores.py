@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 from pyarrow import fs
 
 import ps
 from ps import ShardState
-from ps.storage import ArrowStore
+from ps.snapshots.manifest import save_snapshot
+from ps.storage import ArrowStore, open_store
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import Standing
 from shards.shard_state import SavedProgress
@@ -42,6 +44,15 @@ def states_of(version: int = 5) -> list[ShardState]:
         )
         for shard, keys in enumerate(MAP.ranges)
     ]
+
+
+def write_snapshot(shelf: Path, number: int, *, steps: int) -> None:
+    """A whole snapshot of a job that has taken this number of steps on all workers together."""
+    states = [
+        msgspec.structs.replace(state, saved=msgspec.structs.replace(state.saved, steps=steps))
+        for state in states_of(number)
+    ]
+    save_snapshot(open_store(shelf).below(str(number)), states, taken_at=float(number), **JOB)
 
 
 def _entries() -> dict[str, LedgerEntry]:

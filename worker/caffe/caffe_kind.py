@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ps import path_checks
 from ps.logs import logger
 from shards import arguments
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker import spark
@@ -125,7 +126,7 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
     if options.workers is None or options.workers > source.rows:
         raise BadInput(
             f"train: workers: expected the number of workers, at most {source.rows}, as the source"
-            f" has {source.rows} rows, got {options.workers}"
+            f" has {counted(source.rows, 'row')}, got {options.workers}"
         )
     return source
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.caffe.model import CaffeModel
@@ -59,7 +60,8 @@ def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied
             continue
         if not own <= found.keys() <= every.keys():
             raise BadInput(
-                f"{source}: layer {layer}: expected {len(tensors)} blobs, got {len(found)}"
+                f"{source}: layer {layer}: expected {counted(len(tensors), 'blob')},"
+                f" got {len(found)}"
             )
         for at, blob in found.items():
             _copy(blob, views[every[at]], f"{source}: layer {layer}: blob {at}")

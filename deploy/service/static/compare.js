@@ -18,7 +18,7 @@ async function draw() {
     return across.map((x) => at.get(x) ?? null);
   });
   const last = curves.map((curve) => curve.y.filter((value) => value !== null).at(-1));
-  said.textContent = across.length ? jobs.map((job, n) => `${job.name}: ${last[n] === undefined ? "–" : Number(last[n].toPrecision(4))}`).join("; ") : "No figures yet.";
+  said.textContent = across.length ? jobs.map((job, n) => `${job.name}: ${last[n] === undefined ? "–" : last[n].toLocaleString("en-GB", { maximumSignificantDigits: 4 })}`).join("; ") : "No figures yet.";
   chart?.destroy();
   chart = new uPlot({
     width: holder.clientWidth, height: 320, scales: { x: { time: false } },

@@ -20,11 +20,17 @@ function element(name, text, attributes = {}) {
   return made;
 }
 
+// As _number in page.py, which renders the same figures before this script has run.
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en-GB");
-  return Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+  const size = Math.abs(value);
+  if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en-GB");
+  if (size < 1e-6) return value.toExponential(2);
+  return value.toLocaleString("en-GB", { maximumSignificantDigits: digits });
 }
+
+const counted = (value, noun) => `${figure(value)}\u00a0${noun}${value === 1 ? "" : "s"}`;
+const ratio = (part, whole) => `${figure(part)}\u00a0/\u00a0${figure(whole)}`;
 
 function duration(seconds) {
   const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
@@ -53,7 +59,7 @@ const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).rep
 function connect() {
   const which = job ? `jobs=${encodeURIComponent(job)}&` : "";
   source = new EventSource(`/api/v1/stream?${which}after=${last}`);
-  source.onopen = () => { $("#link").textContent = "live"; };
+  source.onopen = () => { $("#link").textContent = "live"; showHalt({ halted: "" }); };
   const own = source;
   source.onerror = () => {
     const closed = own.readyState === EventSource.CLOSED;
@@ -66,10 +72,16 @@ function connect() {
     last = event.id;
     job ? showEvent(event) : refreshSoon();
   });
+  source.addEventListener("service", (message) => showHalt(JSON.parse(message.data)));
   source.addEventListener("reading", (message) => {
     const reading = JSON.parse(message.data);
     job ? showReading(reading) : showRow(reading);
   });
+}
+
+function showHalt({ halted }) {
+  $("#halted").hidden = !halted;
+  $("#halted").textContent = halted ? `▲ No job is started: ${halted}` : "";
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -104,7 +116,7 @@ function showRow(reading) {
   const head = reading.head;
   for (const cell of row.querySelectorAll("[data-figure]")) {
     const name = cell.dataset.figure;
-    cell.textContent = name === "steps" ? `${figure(head.steps)} / ${figure(head.planned)}` : figure(head[name]);
+    cell.textContent = name === "steps" ? ratio(head.steps, head.planned) : figure(head[name]);
   }
   const values = (head.line ?? []).filter((value) => value !== null);
   if (values.length > 1) {
@@ -148,7 +160,7 @@ function showReading({ head, contact, reading }) {
   const left = now.remaining_s ? duration(now.remaining_s) : "";
   $("#figures").replaceChildren(...[
     ["loss", figure(now.loss)], ["accuracy", figure(point.accuracy)], ["samples/s", figure(now.samples_per_s, 3)],
-    ["steps", `${figure(now.steps)} / ${figure(now.planned)}`], ["learning rate", figure(now.rate)],
+    ["steps", ratio(now.steps, now.planned)], ["learning rate", figure(now.rate)],
     ["epoch", figure(now.epoch, 3)], ["to the end", left || "–"],
   ].map(([name, value]) => { const span = element("span", name); span.prepend(element("b", value)); return span; }));
   showStaleness(reading, now, point);
@@ -160,7 +172,7 @@ function showReading({ head, contact, reading }) {
 
 function showStaleness(reading, now, point) {
   const bound = now.bound === null ? "without a bound" : `with bound ${now.bound}`;
-  say("#stale", `Half of the updates missed at most ${figure(point.staleness_p50)} versions, 99 % at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${point.clock_gap} steps.`);
+  say("#stale", point.staleness_p50 === null ? "No update yet." : `Half of the updates missed at most ${counted(point.staleness_p50, "version")}, 99\u00a0% at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${counted(point.clock_gap, "step")}.`);
   bars("#stale", reading.staleness.map((count, n) => ({ name: n === 64 ? "64+" : String(n), value: count, text: figure(count) })));
 }
 
@@ -174,7 +186,7 @@ function showWorkers(reading, now) {
   bars("#clocks", [
     ...bands.map(([name, share]) => ({ name, value: quantile(share), text: `clock ${figure(quantile(share))}` })),
     ...(many ? sorted.slice(0, WORST) : now.workers).map((worker) => ({ name: worker.name, value: worker.clock, slow: worker.clock === slowest && worker.clock < fastest,
-      text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${worker.restarts} restarts` : ""}` })),
+      text: `clock ${figure(worker.clock)}, ${worker.standing}${worker.restarts ? `, ${counted(worker.restarts, "restart")}` : ""}` })),
   ]);
   const holds = Object.entries(reading.holds).sort((a, b) => b[1] - a[1]);
   const total = holds.reduce((sum, [, count]) => sum + count, 0);
@@ -297,10 +309,10 @@ async function showCheckpoints() {
   if (!answer.ok) return;
   const { checkpoints } = await answer.json();
   const oldest = checkpoints[0];
-  say("#checkpoints", checkpoints.length ? `${checkpoints.length}; a clone starts from one of them.` : "None yet.");
+  say("#checkpoints", checkpoints.length ? `${counted(checkpoints.length, "checkpoint")}. A clone may start from ${checkpoints.length === 1 ? "it" : "one of them"}.` : "None yet.");
   $("#checkpoints tbody").replaceChildren(...checkpoints.reverse().map((each) => {
     const row = element("tr"), cell = element("td"), button = element("button", "Clone from here", { type: "button" });
-    button.addEventListener("click", () => ask("clone", { snapshot: each.name }));
+    button.addEventListener("click", () => openCloning(each.name));
     cell.append(button);
     const act = (label, run) => { const made = element("button", label, { type: "button" }); made.addEventListener("click", run); cell.append(" ", made); };
     act("Verify", () => check(each.name, "verify"));
@@ -333,7 +345,7 @@ async function showArtefacts() {
   const answer = await got(`${api}/artefacts`);
   if (!answer.ok) return;
   const { artefacts } = await answer.json();
-  say("#artefacts", artefacts.length ? `${artefacts.length} files.` : "None yet.");
+  say("#artefacts", artefacts.length ? `${counted(artefacts.length, "file")}.` : "None yet.");
   $("#artefacts tbody").replaceChildren(...artefacts.map((each) => {
     const row = element("tr"), name = element("th", undefined, { scope: "row" });
     name.append(element("a", each.name, { href: `${api}/artefacts/${each.name.split("/").map(encodeURIComponent).join("/")}`, download: "" }));
@@ -362,14 +374,64 @@ async function showLogs() {
   if (atEnd) text.scrollTop = text.scrollHeight;
 }
 
+// The answer to a verb, or null while the service cannot be reached.
+const sent = (verb, details) => fetch(`${api}:${verb}`, {
+  method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
+}).catch(() => null);
+
 async function ask(verb, details = {}) {
-  const answer = await fetch(`${api}:${verb}`, {
-    method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": $("meta[name=csrf]").content, "Idempotency-Key": crypto.randomUUID() }, body: JSON.stringify(details),
-  }).catch(() => null);
+  const answer = await sent(verb, details);
   if (!answer) { $("#said").textContent = `${verb}: the service does not answer; repeat it later`; return; }
   const found = await answer.json();
-  if (answer.ok && verb === "clone") { location.href = `/jobs/${encodeURIComponent(found.id)}`; return; }
   $("#said").textContent = answer.ok ? `${verb}: accepted, the job is ${found.state}` : found.detail;
+}
+
+// The form for a clone: what differs from the job is sent, and what is refused is said at its field.
+
+const cloning = $("#cloning"), OF_CLONE = ["name", "snapshot"];
+const cloneFields = () => [...cloning.querySelectorAll("input, select")];
+
+async function openCloning(snapshot = "") {
+  const answer = await got(`${api}/checkpoints`);
+  const { checkpoints } = answer.ok ? await answer.json() : { checkpoints: [] };
+  $("select", cloning).replaceChildren(element("option", "the beginning", { value: "" }),
+    ...checkpoints.reverse().map((each) => element("option", `checkpoint ${figure(Number(each.name))}, ${counted(each.steps, "step")}`, { value: each.name })));
+  $("select", cloning).value = snapshot;
+  showFaults({});
+  cloning.showModal();
+}
+
+function showFaults(problem) {
+  const named = { resume: "snapshot" }[problem.field] ?? problem.field;
+  const wrong = cloneFields().find((field) => field.name === named);
+  for (const field of cloneFields()) {
+    field.setAttribute("aria-invalid", String(field === wrong));
+    $(`#${field.getAttribute("aria-describedby")}`).textContent = field === wrong ? problem.detail : "";
+  }
+  $("#cloning-fault").textContent = wrong ? "" : problem.detail ?? "";
+  wrong?.focus();
+}
+
+function cloneWanted() {
+  const wanted = { settings: {} };
+  for (const field of cloneFields()) {
+    const text = field.value.trim();
+    if (field.name === "snapshot" ? !text : text === field.defaultValue) continue;
+    if (OF_CLONE.includes(field.name)) wanted[field.name] = text;
+    else wanted.settings[field.name] = /^\d+$/.test(text) ? Number(text) : text || null;
+  }
+  return wanted;
+}
+
+async function submitClone(event) {
+  event.preventDefault();
+  const button = $("button:not([type=button])", cloning);
+  button.disabled = true;
+  const answer = await sent("clone", cloneWanted());
+  button.disabled = false;
+  const found = answer ? await answer.json() : { detail: "The service does not answer; repeat it later." };
+  if (answer?.ok) location.href = `/jobs/${encodeURIComponent(found.id)}`;
+  else showFaults(found);
 }
 
 function shardsWanted() {
@@ -389,11 +451,14 @@ async function openJob() {
   for (const button of document.querySelectorAll("[data-verb]")) {
     button.addEventListener("click", () => {
       const verb = button.dataset.verb;
+      if (verb === "clone") { openCloning(); return; }
       if (verb === "cancel" && !confirm("Cancel this job? A snapshot is saved.")) return;
       const details = verb === "reshard" ? shardsWanted() : verb === "set" ? changesWanted() : {};
       if (details) ask(verb, details);
     });
   }
+  $("form", cloning).addEventListener("submit", submitClone);
+  $("#close-cloning").addEventListener("click", () => cloning.close());
   $("#axis").addEventListener("change", () => {
     for (const kind of Object.keys(charts)) { charts[kind].destroy(); delete charts[kind]; }
     drawSoon();

@@ -105,7 +105,7 @@ def test_a_disk_that_fills_up(start: Start) -> None:
         running.await_state(job, "RUNNING")
         supervisor.look()
         assert "157.3 MB free" in running.http.get("/api/v1/service").json()["halted"]
-        assert "The queue is halted" in running.http.get("/service").text
+        assert "No job is started" in running.http.get("/service").text
         assert running.get(waiting)["state"] == "QUEUED"
         free = 90 << 20
         found = running.await_state(job, "PAUSED")

@@ -1,12 +1,7 @@
 """The page in a browser: it stays current by itself, alone, and whatever names are made of."""
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,75 +9,20 @@ from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerRea
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.credentials import TokenRole
-from tests.support.service_in_process import CutLine, Running, Start, listening
+from deploy.service.page import _number
+from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
+from tests.support.service_in_process import CutLine, Running, Start
 
 sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on PATH")
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-
-
-class Tab:
-    """A page of a browser, and what it must not do: fail, or ask another machine."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page = page
-        self.url = url
-        self.faults: list[str] = []
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("dialog", lambda dialog: self.faults.append(dialog.message))
-        page.on("console", lambda line: self._note(line.type, line.text))
-        page.on("request", lambda request: self._asked(request.url))
-
-    def open(self, path: str) -> None:
-        self.page.goto(self.url + path)
-        self.sees("#link", "live")
-
-    def sees(self, where: str, text: str) -> None:
-        """Wait until the text is there; the page gets no help."""
-        sync_api.expect(self.page.locator(where).first).to_contain_text(text, timeout=120_000)
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind == "error":
-            self.faults.append(text)
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith((self.url, "data:")):
-            self.faults.append(f"outside request: {url}")
 
 
 @pytest.fixture
 def tab(service: Running) -> Iterator[Tab]:
     with opened(service) as found:
         yield found
-
-
-@contextmanager
-def opened(service: Running) -> Iterator[Tab]:
-    with listening(service) as url, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
-        page.set_default_timeout(120_000)
-        found = Tab(page, url)
-        yield found
-        browser.close()
-        service.service.feed.close()
-        assert found.faults == []
-
-
-def accessible(tab: Tab) -> None:
-    """Fail if axe finds a violation in the page, wide or narrow; without axe, look no further."""
-    axe = find_spec("axe_playwright_python")
-    if axe is None or axe.origin is None:
-        return
-    (script,) = Path(axe.origin).parent.rglob("axe.min.js")
-    tab.page.evaluate(script.read_text())
-    for width in (1280, 360):
-        tab.page.set_viewport_size({"width": width, "height": 740})
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        found = tab.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
-        assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
 def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int] = ()) -> None:
@@ -149,10 +89,73 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     accessible(tab)
 
 
-def events_shown(tab: Tab) -> list[str]:
-    """The lines of the list of events, the oldest first, without their times."""
-    lines = tab.page.locator("#events li").all_text_contents()
-    return [line[8:].strip() for line in reversed(lines)]
+def test_a_clone_by_a_form(service: Running, tab: Tab) -> None:
+    """The form has the job's settings, says what is wrong at its field, and sends what changed; the
+    keyboard suffices."""
+    job = service.submit("succeed", name=HOSTILE)
+    service.await_state(job, "SUCCEEDED")
+    tab.open(f"/jobs/{job}")
+    page = tab.page
+    focus(tab, "Clone")
+    page.keyboard.press("Enter")
+    tab.sees("#cloning h2", f"Clone {HOSTILE}")
+    settings = service.get(job)["settings"]
+    assert page.get_by_label("Workers").input_value() == str(settings["workers"])
+    assert page.get_by_label("Staleness bound").input_value() == str(settings["staleness"])
+    assert page.get_by_label("Name").input_value() == f"{HOSTILE} (copy)"
+    accessible(tab)
+    page.keyboard.press("Escape")
+    assert not page.locator("#cloning").is_visible()
+    page.get_by_role("button", name="Clone", exact=True).click()
+    for label, value, words in (
+        ("Workers", "many", "--workers: expected a whole number, got 'many'"),
+        ("Workers", "9", "--workers: expected at most 8"),
+        ("Staleness bound", "-1", "--staleness: expected"),
+        ("Strategy", "downpour:scale=0", "scale"),
+        ("Name", "x" * 201, "name: expected 1 to 200 printable characters"),
+    ):
+        field = page.get_by_label(label)
+        before = field.input_value()
+        field.fill(value)
+        page.keyboard.press("Enter")
+        sync_api.expect(field).to_have_attribute("aria-invalid", "true")
+        sync_api.expect(field).to_be_focused()
+        described = field.get_attribute("aria-describedby")
+        tab.sees(f"#{described}", words)
+        field.fill(before)
+    page.get_by_label("Steps of each worker").fill("77")
+    page.get_by_label("Name").fill("second")
+    page.get_by_role("button", name="Submit the clone").click()
+    tab.sees("h1", "second")
+    clone = page.url.rpartition("/")[2]
+    assert service.get(clone)["settings"]["max_iter"] == 77
+    assert service.get(clone)["settings"]["workers"] == settings["workers"]
+    tab.faults[:] = [fault for fault in tab.faults if "422" not in fault]
+
+
+def test_figures_are_written_alike(service: Running, tab: Tab) -> None:
+    """The page's script and its templates show a figure in the same words, in full digits."""
+    tab.open("/")
+    shown = {
+        0: "0", 7: "7", 1234567: "1,234,567", 3950.2: "3,950", 39_502_000.2: "39,502,000",
+        999.96: "1,000", 0.5: "0.5", 12.3456: "12.35", 0.00012347: "0.0001235",
+        1e-5: "0.00001", 3.95e-7: "3.95e-7", -2.5: "-2.5",
+    }  # fmt: skip
+    for value, text in shown.items():
+        assert (tab.page.evaluate(f"figure({value})"), _number(value)) == (text, text)
+    assert _number(None) == tab.page.evaluate("figure(null)") == "–"
+    assert tab.page.evaluate("counted(1, 'step')") == "1\N{NO-BREAK SPACE}step"
+
+
+def test_an_alert_of_the_service_is_on_open_pages(service: Running, tab: Tab) -> None:
+    """Why no job is started is shown without a reload, and goes away."""
+    tab.open("/")
+    halted = service.service.supervisor
+    service.service.supervisor.look = lambda: setattr(halted, "halted", "the disk is full")  # type: ignore[method-assign]
+    tab.sees("#halted", "▲ No job is started: the disk is full")
+    service.service.supervisor.look = lambda: setattr(halted, "halted", "")  # type: ignore[method-assign]
+    sync_api.expect(tab.page.locator("#halted")).to_be_hidden()
+    del service.service.supervisor.look
 
 
 def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
@@ -178,8 +181,8 @@ def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:
     store.note(store.get(job), "notice", text="the last")
     tab.sees("#events", "the last")
     expected = [f"notice {HOSTILE} {number}" for number in range(300)]
-    assert [line for line in events_shown(tab) if HOSTILE in line] == expected
-    assert len(events_shown(tab)) == len(store.events([job], limit=1000))
+    assert [line for line in tab.events_shown() if HOSTILE in line] == expected
+    assert len(tab.events_shown()) == len(store.events([job], limit=1000))
     assert page.locator("#events img, #events script").count() == 0
 
 
@@ -200,11 +203,10 @@ def test_a_connection_that_breaks(service: Running, tab: Tab) -> None:
         tab.sees("#link", "live")
         tab.sees("#events", f"break {number}")
     expected = len(store.events([job], limit=1000))
-    assert len(events_shown(tab)) == expected
+    assert len(tab.events_shown()) == expected
     tab.page.goto("about:blank")
     line.cut()
-    refused = "net::ERR_"  # what Chromium prints about requests that met the break
-    tab.faults[:] = [fault for fault in tab.faults if refused not in fault]
+    tab.faults[:] = [fault for fault in tab.faults if REFUSED not in fault]
 
 
 def test_a_page_of_a_large_job(service: Running, tab: Tab) -> None:

@@ -3,91 +3,24 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deploy.service.client import ServiceClient
 from deploy.service.launcher import processes_with
 from tests.support import tiny_job
-from tests.support.cli_process import Child
-from tests.support.clusters import QUICK_JAVA
+from tests.support.cli_process import PATIENCE_S
 from tests.support.eventually import eventually
-from tests.support.ports import free_port
-
-PATIENCE_S = 600.0
-START = "from deploy.cli import main; main()"
-
-
-class Served:
-    """A `downpour serve` of its own process, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.client = ServiceClient(self.url)
-        self.start()
-
-    def start(self) -> None:
-        options = ("serve", "--port", self.port, "--retry-s", 0.1, "--limit", "silent-s=3")
-        home = str(self.folder / "home")
-        # Its own output goes to a file: nobody reads a pipe here.
-        self.child = Child(self.folder, *options, DOWNPOUR_HOME=home, **QUICK_JAVA)
-        self.client.call("GET", "/jobs", patience_s=PATIENCE_S)
-
-    def kill(self) -> None:
-        self.child.process.send_signal(signal.SIGKILL)
-        self.child.process.wait()
-
-    def get(self, job: str) -> dict[str, Any]:
-        return self.client.get(f"/jobs/{job}")
-
-    def ask(self, job: str, verb: str, **body: Any) -> dict[str, Any]:
-        return self.client.post(f"/jobs/{job}:{verb}", body)
-
-    def await_state(self, job: str, state: str, attempt: int) -> dict[str, Any]:
-        def there() -> bool:
-            found = self.get(job)
-            return (found["state"], found["attempt"]) == (state, attempt)
-
-        def seen() -> str:
-            return f"{self.get(job)} {list(self.client.logs(job, None, 4096, follow=False))}"
-
-        eventually(there, because=seen, within_s=PATIENCE_S)
-        return self.get(job)
-
-    def command(self, *words: object) -> tuple[int, dict[str, Any]]:
-        """Run a command of the client with --json; returns its status and answer."""
-        done = subprocess.run(
-            [sys.executable, "-c", START, *map(str, words), "--server", self.url, "--json"],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
-    def runner(self, job: str) -> int:
-        path = self.folder / "home" / "jobs" / job / "attempt.json"
-        return int(json.loads(path.read_text())["pid"])
+from tests.support.served import Served, served_in
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A service in a folder with the tiny job. Whatever it has started is ended."""
+    """A service in a folder with the tiny job."""
     tiny_job.write_job(tmp_path)
-    found = Served(tmp_path)
-    yield found
-    jobs = found.client.get("/jobs")["jobs"]
-    found.kill()
-    for pid in processes_with({f"DOWNPOUR_JOB={job['id']}" for job in jobs}):
-        os.kill(pid, signal.SIGKILL)
+    with served_in(tmp_path) as found:
+        yield found
 
 
 @pytest.mark.slow

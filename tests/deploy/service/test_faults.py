@@ -349,7 +349,8 @@ def test_a_full_disk(start: Start, home: Path, place: DatabasePlace) -> None:
                 "/api/v1/jobs", json={"settings": {"solver": str(running.solver)}}
             )
             assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM)
-            assert "free disk space" in answer.json()["hint"] or "train on" in answer.json()["hint"]
+            hint = answer.json()["hint"]
+            assert "free space" in hint or "train on" in hint
             assert sorted((home / "jobs").iterdir()) == before
             assert running.get(job)["state"] == "RUNNING"
             (home / "filler").unlink()
@@ -403,6 +404,59 @@ def test_a_home_that_cannot_be_written(home: Path, place: DatabasePlace) -> None
     with pytest.raises(BadInput, match="no other service with this home"):
         serve(home)
     os.close(lock)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Make a folder read-only; skips the test where it cannot be mounted once more."""
+    if os.geteuid() or shutil.which("mount") is None:
+        pytest.skip("needs root, to mount a folder read-only")
+    for options in (("--bind", folder, folder), ("-o", "remount,bind,ro", folder)):
+        done = subprocess.run(["mount", *options], capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a folder read-only: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@SQLITE
+def test_a_home_that_becomes_read_only(start: Start, home: Path, place: DatabasePlace) -> None:
+    """The service answers and says why it starts nothing; the jobs under way train on. With a home
+    that can be written again it continues by itself, and the alert is over."""
+    with start() as running:
+        job = running.submit("train")
+        running.await_state(job, "RUNNING")
+        pid, store = pid_of(running, job), running.service.store
+        query_only: list[int] = [1]
+        sa.event.listen(
+            store._engine,
+            "checkout",
+            lambda dbapi, *_: dbapi.execute(f"PRAGMA query_only = {query_only[-1]}"),
+        )
+        with read_only(home):
+            eventually(lambda: running.service.feed.notice, because="the alert")
+            assert "cannot be written" in running.http.get("/api/v1/service").json()["halted"]
+            assert "▲ No job is started" in running.http.get("/service").text
+            body = {"settings": {"solver": str(running.solver)}}
+            for answer in (
+                running.http.post("/api/v1/jobs", json=body),
+                running.ask(job, "pause"),
+            ):
+                assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM)
+                assert "Errno" not in answer.text
+                assert answer.json()["hint"]
+            assert running.http.get("/healthz").status_code == 200
+            found = running.get(job)
+            assert (found["state"], found["attempt"], pid_of(running, job)) == ("RUNNING", 1, pid)
+            assert processes_with({f"DOWNPOUR_JOB={job}"}) == [pid]
+        query_only.append(0)
+        eventually(lambda: not running.service.feed.notice, because="the alert is over")
+        assert running.get(job)["state"] == "RUNNING"
+        running.await_state(running.submit(), "SUCCEEDED")
+        running.ask(job, "cancel")
+        assert running.await_state(job, "CANCELLED")["attempt"] == 1
 
 
 def test_a_stopped_runner_is_no_dead_one(start: Start) -> None:

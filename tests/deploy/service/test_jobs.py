@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from deploy.runner.job_folder import ORDERS
+from deploy.runner.journal import Journal
 from deploy.service.access_store import ProjectLimits
 from deploy.service.database_tables import DatabasePlace, open_database
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState
 from tests.support.eventually import eventually
+from tests.support.journal_reads import counted_bytes
 from tests.support.service_in_process import Running, Start
 
 DATABASES = ("sqlite", "postgresql")
@@ -124,6 +126,37 @@ def test_a_restarted_service_attaches_again(start: Start, killed: bool) -> None:
         after.ask(job, "cancel")
         found = after.await_state(job, "CANCELLED")
         assert found["attempt"] == (2 if killed else 1)
+
+
+def test_an_order_costs_the_same_after_many(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service does not read a job's earlier orders for a new one, and misses none."""
+    read = counted_bytes(monkeypatch)
+    with start(driven=False) as running:
+        job, store = running.submit("train"), running.service.store
+        for number in range(30):
+            store.note(store.get(job), "notice", text=str(number))
+            read.append(-1)
+        costs = [sum(part) for part in _split(read)]
+        assert max(costs[-10:]) <= max(costs[1:11]) + 10
+        with Journal(store.folder(job) / ORDERS) as other:
+            other.append("notice", 0, text="from another process")
+        assert running.ask(job, "pause").json()["state"] == JobState.PAUSED
+        assert running.ask(job, "resume").json()["state"] == JobState.QUEUED
+        events = store.events([job])
+        numbers = [event["number"] for event in events if event["source"] == "service"]
+        assert numbers == list(range(1, 35))
+        assert events[-3]["data"]["text"] == "from another process"
+
+
+def _split(read: list[int]) -> Iterator[list[int]]:
+    """The bytes read, by order: -1 ends one."""
+    part: list[int] = []
+    for size in read:
+        if size < 0:
+            yield part
+            part = []
+        else:
+            part.append(size)
 
 
 def test_silence_changes_no_state(service: Running) -> None:

@@ -26,6 +26,7 @@ from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import BadInput
 from shards.update_records import RECORD
+from tests.support.journal_reads import counted_bytes
 
 
 def readings(
@@ -76,6 +77,31 @@ def test_a_journal_continues_after_a_torn_line(tmp_path: Path) -> None:
     assert [entry.kind for entry in reader.read()] == ["second"]
     assert [entry.number for entry in JournalReader(path, after=1).read()] == [2]
     assert JournalReader(tmp_path / "none").read() == []
+
+
+def test_a_journal_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that knows where the file ended reads only what others have added since."""
+    read = counted_bytes(monkeypatch)
+    path = tmp_path / "orders.jsonl"
+    end = None
+    for number in range(1, 101):
+        with Journal(path, end) as journal:
+            assert journal.append("order", 0).number == number
+            end = journal.end
+    assert read == [0] * 100
+    with Journal(path) as other:
+        assert other.append("from elsewhere", 0).number == 101
+    with path.open("ab") as file:
+        file.write(b'{"number":102,"ti')
+    with Journal(path, end) as journal:
+        assert journal.append("order", 0).number == 102
+    assert read[-1] < 200
+    assert [entry.number for entry in JournalReader(path).read()] == list(range(1, 103))
+    with path.open("rb+") as file:  # another file: what was known of it does not count
+        file.truncate(150)
+    with Journal(path, end) as journal:
+        number = len(JournalReader(path).read())
+        assert journal.append("order", 0).number == number + 1
 
 
 def test_series_stay_small_and_cover_the_whole_job(tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ def test_a_used_port(home: Path) -> None:
             serve(home, port)
 
 
+def test_a_root_that_is_not_there(home: Path, tmp_path: Path) -> None:
+    """A --root that is no folder is refused by name, before the service listens."""
+    for root in (tmp_path / "none", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        options = ServeOptions(home=home, slots=1, roots=(tmp_path, root))
+        with pytest.raises(BadInput, match=f"^--root: expected a folder that exists, got {root}$"):
+            server.serve(options, Listen(host="127.0.0.1", port=1))
+
+
 def test_an_address_that_others_can_reach(home: Path) -> None:
     """Without TLS the service serves this machine only."""
     with pytest.raises(BadInput, match="--host: expected a loopback address"):

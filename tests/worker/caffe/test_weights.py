@@ -147,7 +147,7 @@ def test_layers_are_matched_by_name(tmp_path: Path) -> None:
         ),
         (
             ("kernel_size: 3", "kernel_size: 3 bias_term: false"),
-            "w: layer conv1: expected 1 blobs, got 2",
+            "w: layer conv1: expected 1 blob, got 2",
         ),
     ],
 )

@@ -1,0 +1,132 @@
+"""Requests are read to the letter, and refused in our words: what was expected, what was found.
+
+FastAPI ignores query parameters that a route lacks, so that a misspelt filter would list all jobs,
+and words its refusals for programmers. `StrictRoute` refuses the former; `refusal` words the rest.
+"""
+
+import json
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from deploy.service.problems import Problem
+from deploy.validation_words import expected
+
+HINT = "/api/v1/openapi.json describes every route"
+_AS_JSON = "send a JSON object, with the header Content-Type: application/json"
+_SHOWN = 80
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+CURSOR = "^[0-9a-f]{17}$"
+NUMBER = "^[0-9]{1,18}$"
+TOKEN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}$"
+_PATTERNS = {
+    CURSOR: "the cursor of an earlier answer",
+    NUMBER: "a number of up to 18 digits",
+    TOKEN_NAME: "letters, digits and ._/@-, 63 at most",
+}
+"""The patterns of fields and parameters, in words."""
+
+
+class StrictRoute(APIRoute):
+    """A route that refuses query parameters that it does not have."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+        known = [field.alias for field in self.dependant.query_params]
+
+        async def checked(request: Request) -> Response:
+            for name in request.query_params:
+                if name not in known:
+                    raise _wrong(
+                        name[:_SHOWN],
+                        f"one of the query parameters {', '.join(known)}"
+                        if known
+                        else "no query parameter",
+                        "another" if known else "one",
+                    )
+            if self.body_field is not None:
+                _check_text(await request.body())
+            return await answer(request)
+
+        return checked
+
+
+def _check_text(body: bytes) -> None:
+    """Raise the problem of JSON with half a surrogate pair: it is no text, and cannot be kept."""
+    if _SURROGATE.search(body):
+        with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # FastAPI says so
+            try:
+                json.dumps(json.loads(body), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise _wrong("body", "JSON with text in Unicode", "half a character") from None
+
+
+def refusal(request: Request, error: RequestValidationError) -> Problem:
+    """The problem of a request that does not fit its route."""
+    first = error.errors()[0]
+    place, *path = first["loc"]
+    field = ".".join(map(str, path)) or "body"
+    given = first.get("input")
+    match first["type"]:
+        case "json_invalid":
+            return _wrong("body", "JSON", "text that is none", _AS_JSON)
+        case "missing" if field == "body":
+            return _wrong("body", "a JSON object", "none", _AS_JSON)
+        case "missing":
+            return _wrong(field, f"this {_KINDS[place]}", "none")
+        case "extra_forbidden":
+            known = _fields(request, path)
+            wanted = f"one of the fields {', '.join(known)}" if known else "no such field"
+            return _wrong(field, wanted, "another")
+        case "string_pattern_mismatch":
+            pattern = first["ctx"]["pattern"]
+            return _wrong(field, _PATTERNS.get(pattern, "another form"), shown(given))
+    hint = _AS_JSON if field == "body" else HINT
+    return _wrong(field, expected(first) or "another value", shown(given), hint)
+
+
+def malformed(status: int) -> Problem:
+    """The problem of a body that cannot be read at all, as one that is nested too deeply."""
+    return _wrong("body", "JSON in UTF-8", "what cannot be read", _AS_JSON, status=status)
+
+
+def shown(value: object) -> str:
+    """A value of a request in one short line, as JSON has it."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if value is None or isinstance(value, bool | int | float | str):
+        text = json.dumps(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return "another value"
+
+
+_KINDS: Mapping[str, str] = {
+    "body": "field",
+    "query": "query parameter",
+    "path": "part of the path",
+    "header": "header",
+}
+
+
+def _wrong(field: str, wanted: str, got: str, hint: str = HINT, *, status: int = 422) -> Problem:
+    detail = f"{field}: expected {wanted}, got {got}"
+    return Problem(status, "bad_input", detail, field=field, expected=wanted, got=got, hint=hint)
+
+
+def _fields(request: Request, path: list[Any]) -> list[str]:
+    """The fields that the body of a route has where `path` names one that it lacks."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or route.body_field is None or len(path) != 1:
+        return []
+    kind = route.body_field.field_info.annotation
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return list(kind.model_fields)
+    return []
