@@ -367,10 +367,7 @@ class WorkerStep:
         if self._replica is None:
             self.pull(self._views.first)
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
-        try:
-            loss = float(self.loss)
-        except (TypeError, ValueError):
-            raise arguments.wrong("step: loss", "a number", self.loss) from None
+        loss = arguments.loss_of("step: loss", self.loss)
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
     def _drop(self) -> None:

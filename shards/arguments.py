@@ -7,6 +7,7 @@ found.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from difflib import get_close_matches
 from enum import StrEnum
 from math import inf, isnan
 from numbers import Real
@@ -101,6 +102,15 @@ def loss(what: str, value: object) -> float:
     return _real(what, value, "a number")
 
 
+def loss_of(what: str, value: object) -> float:
+    """A step's loss: any number, or an array or a tensor of one, in whatever library."""
+    try:
+        # PyTorch warns where a tensor that has a gradient becomes a number.
+        return float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong(what, "a number", value) from None
+
+
 def seconds(what: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
     """A time in seconds: above 0 (or 0 if `zero`), up to MOST_SECONDS (or inf if `endless`)."""
     least = "0 s or more" if zero else "more than 0 s"
@@ -143,11 +153,16 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
 
 
 def known(what: str, given: Iterable[str], names: Iterable[str]) -> None:
-    """Raise BadInput for a name among those `given` that is none of `names`."""
+    """Raise BadInput for a name among those `given` that is none of `names`.
+
+    The error names the most similar of `names`, or all of them where none is similar.
+    """
     names = tuple(names)
     for name in given:
         if name not in names:
-            raise BadInput(f"{what}: expected {', '.join(names)}; got {name!r}")
+            similar = get_close_matches(name, names, 1)
+            expected = f"{similar[0]}, or another known name" if similar else ", ".join(names)
+            raise BadInput(f"{what}: expected {expected}; got {name!r}")
 
 
 def items(what: str, value: object, expected: str) -> tuple[Any, ...]:

@@ -37,6 +37,8 @@ Floats = NDArray[np.float32]
 MOST_VERSIONS = 64
 """The most past versions that a shard keeps for a rule."""
 
+_OF_DECAY = "a number of at least 0"
+
 
 class DecayKind(StrEnum):
     """The penalty on the weights: the sum of squares (L2) or of absolute values (L1)."""
@@ -46,13 +48,16 @@ class DecayKind(StrEnum):
 
 
 class Decay(msgspec.Struct, frozen=True):
-    """Weight decay: `weight` times the weights (L2) or their signs (L1) is added to a gradient."""
+    """Weight decay: `weight` times the weights (L2) or their signs (L1) is added to a gradient.
+
+    Raises BadInput for a weight below 0, at which the weights would grow without end.
+    """
 
     weight: float = 0.0
     kind: DecayKind = DecayKind.L2
 
     def __post_init__(self) -> None:
-        weight = arguments.number("decay: weight", self.weight)
+        weight = arguments.number("decay: weight", self.weight, least=0, expected=_OF_DECAY)
         structs.force_setattr(self, "weight", weight)
         kind = arguments.choice("decay: kind", self.kind, DecayKind)
         structs.force_setattr(self, "kind", kind)
@@ -385,8 +390,7 @@ def decay_of(what: str, value: object) -> Decay:
     """A weight decay, given as itself or as a number for L2; raises BadInput naming `what`."""
     if isinstance(value, Decay):
         return value
-    expected = "a number or a Decay"
-    return Decay(arguments.number(what, value, expected=expected))
+    return Decay(arguments.number(what, value, least=0, expected=f"{_OF_DECAY}, or a Decay"))
 
 
 class _Layout(NamedTuple):

@@ -7,7 +7,7 @@ unnamed file, so nothing is left of it however this process ends, and are read f
 
 import mmap
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class ColumnSpool:
         """`where` names the rows in errors; `ragged` are columns of lists of any length."""
         self.rows = 0
         arrays = column_arrays(first, where, ragged)
+        for name, array in arrays.items():
+            if name not in ragged and array.dtype == object and _has_numbers(first, name):
+                raise _other_lengths(f"{where}, column {name}", array, len(array[0]), 0)
         fixed = {
             name: Column(array.dtype, array.shape[1:])
             for name, array in arrays.items()
@@ -61,11 +64,8 @@ class ColumnSpool:
         for name, column in self._columns.items():
             array = arrays[name]
             if array.dtype == object or array.shape[1:] != column.shape:
-                raise BadInput(
-                    f"{self._where}, column {name}: expected {_shown(column.shape)} in each row, as"
-                    " in the first, got lists of other lengths; a column of lists that differ needs"
-                    " its name in `ragged`"
-                )
+                where = f"{self._where}, column {name}"
+                raise _other_lengths(where, array, column.shape[0], self.rows)
         if self._others:
             self._other.append(batch.select(self._others))
         if self._columns:
@@ -159,6 +159,7 @@ def _array(column: Any, where: str, ragged: bool = False) -> NDArray[Any]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _lists(column, where, ragged)
     if pa.types.is_fixed_size_list(kind):
+        _refuse_null_values(column.flatten(), where, lambda place: place // kind.list_size)
         values = _array(column.flatten(), where)
         return values.reshape(len(column), kind.list_size, *values.shape[1:])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
@@ -170,11 +171,24 @@ def _array(column: Any, where: str, ragged: bool = False) -> NDArray[Any]:
 def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
     """A column of lists: (rows, length) if all are of one length, else an array of arrays."""
     offsets = column.offsets.to_numpy()
-    values = _array(column.values.slice(offsets[0], offsets[-1] - offsets[0]), where)
+    inner = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    _refuse_null_values(
+        inner, where, lambda place: int(np.searchsorted(offsets, offsets[0] + place, "right")) - 1
+    )
+    values = _array(inner, where)
     lengths = np.diff(offsets)
     if len(lengths) and not ragged and (lengths == lengths[0]).all():
         return values.reshape(len(column), int(lengths[0]), *values.shape[1:])
     return _objects(np.split(values, offsets[1:-1] - offsets[0]))
+
+
+def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -> None:
+    """Raise BadInput for a null in a list; `row_of` is the row of a value of the column."""
+    if values.null_count:
+        place = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise BadInput(
+            f"{where}: expected lists without nulls, got a null in row {row_of(place)} of a batch"
+        )
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -194,5 +208,30 @@ def _objects(values: list[Any]) -> NDArray[Any]:
     return found
 
 
-def _shown(shape: tuple[int, ...]) -> str:
-    return "one number" if not shape else f"values of shape {list(shape)}"
+def _is_list(kind: Any) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _has_numbers(rows: Any, name: str) -> bool:
+    """Whether a column is one of lists of numbers, however deep."""
+    kind = rows.schema.field(name).type
+    if not _is_list(kind):
+        return False
+    while _is_list(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _other_lengths(where: str, array: NDArray[Any], length: int, first_row: int) -> BadInput:
+    """The error for a column of lists that differ in length; the first row has `length` values."""
+    remedy = "a column of lists that differ needs its name in `ragged`"
+    for row, values in enumerate(array, first_row):
+        if len(values) != length:
+            return BadInput(
+                f"{where}: row {row}: expected {length} values, as in the first row, got"
+                f" {len(values)}; {remedy}"
+            )
+    return BadInput(f"{where}: expected lists of lists of one length, got others; {remedy}")

@@ -138,6 +138,9 @@ class Context:
         arguments.whole("batches: size", size, 1)
         if epochs is not None:
             arguments.whole("batches: epochs", epochs, 1)
+        for what, names in (("columns", columns), ("ragged", ragged)):
+            if isinstance(names, str):
+                raise arguments.wrong(f"batches: {what}", "a list of names of columns", names)
         me = self.worker
         batches = ColumnBatches(
             self._take_rows("batches"),

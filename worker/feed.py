@@ -49,6 +49,7 @@ class ColumnBatches(Batches):
     def _append(self, batch: Any) -> None:
         wanted = selected(batch, self._wanted, self._where)
         if self._spool is None:
+            selected(wanted, self._ragged, self._where)  # each is to be a column
             self._spool = ColumnSpool(wanted, self._where, ragged=self._ragged, folder=self._folder)
         self._spool.append(wanted)
 

@@ -186,7 +186,7 @@ class LoopSteps:
         now = self._rows()
         rows = now - self._rows_before if samples is None else samples
         self._rows_before = now
-        self._continue(GradientComputed(gradient, float(loss), rows=rows))
+        self._continue(GradientComputed(gradient, arguments.loss_of("step: loss", loss), rows=rows))
 
     def finish(self) -> None:
         """Push what a window still holds and wait until all pushes are applied; no step follows."""

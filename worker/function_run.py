@@ -11,6 +11,7 @@ and a task that fails is retried alone.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 import ps
 from ps import path_checks
 from ps.job import views_of
+from ps.launch.launch_plan import check_logs_kept
 from ps.logs import logger
 from ps.storage import open_store
 from ps.table_views import TableViews
@@ -123,6 +125,7 @@ class RunOptions(FunctionOptions):
 
     def check(self) -> None:
         super().check()
+        check_logs_kept(self.logs, self.durability, self.named("logs"))
         if self.weights is not None and self.resume is not None:
             raise BadInput("run: weights: expected these or a snapshot to resume, got both")
 
@@ -172,7 +175,7 @@ def run(
     `ray.init` first; `shards_in="processes"` needs none. Raises BadInput for an error that the
     caller can fix, GiveUp when a worker or a shard fails for good.
     """
-    arguments.function("run: train", train, "a function of args and ctx")
+    check_train("run: train", train)
     if "observer" in options:
         raise BadInput("run: observer is now callbacks=[...], of subclasses of worker.Callback")
     chosen = RunOptions.of("run", options)
@@ -219,6 +222,20 @@ def run(
             ]
         found = watch.finish(outcome.weights, last)
     return RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
+
+
+def check_train(what: str, train: object) -> None:
+    """Raise BadInput unless `train` can be called with `args` and `ctx`."""
+    expected = "a function of args and ctx"
+    function = arguments.function(what, train, expected)
+    try:
+        inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
+    except TypeError as error:
+        raise BadInput(
+            f"{what}: expected {expected}, got one with other parameters: {error}"
+        ) from None
+    except ValueError:
+        pass  # A compiled function may have no signature.
 
 
 def read(
@@ -320,6 +337,7 @@ def function_job(
         rate_factor=options.rate_factor,
         stale=options.on_stale,
         shuffle=options.shuffle,
+        device=options.build_device("auto"),
         runtime=options.part(ShardRuntime),
         links=options.part(LinkOptions),
         snapshots=options.part(SnapshotPolicy),

@@ -56,7 +56,8 @@ def prepare(
     if weights is not None:
         weights = arguments.array("weights", weights, layout.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
-    check(model, job.device)
+    if job.function is None:  # a function moves its model to a device itself
+        check(model, job.device)
     if spark.runs_here(df):
         check_here(job.device)
     if job.runtime.guarded:

@@ -178,6 +178,8 @@ def run_job(
         df = dealt(df, job.workers, even=even)
     else:
         check_pythons(df)
+    if line := _too_few_slots(job, spark.task_slots(df)):
+        notify(line)
     with shards_of(specs, job, inputs, notify) as job_shards:
         cluster = job_shards.cluster
         if observer is not None:
@@ -258,6 +260,18 @@ def task_of(
         keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
         resumed=found.store.address if found is not None else None,
         function=job.function,
+    )
+
+
+def _too_few_slots(job: Job, slots: int | None) -> str:
+    """The notice where Spark cannot run all workers of a strategy in rounds at once; or empty."""
+    strategy = job.plan.strategy
+    if not strategy.synchronous or slots is None or job.workers <= slots:
+        return ""
+    return (
+        f"strategy {strategy.name}: expected a task slot of Spark for each of the {job.workers}"
+        f" workers, whose pushes a round averages, got {slots}: a round is the mean of at most"
+        f" {slots}, and the other workers train after these"
     )
 
 

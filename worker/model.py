@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from shards import arguments
 from shards.errors import BadInput
 from shards.tables import DenseTable
 
@@ -152,14 +153,8 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
 
 def check_loss(model: Model, loss: Any) -> float:
     """The result of the model's `gradient` as a float; raises BadInput unless it is a number."""
-    try:
-        return float(loss)
-    except (TypeError, ValueError):
-        got = "None" if loss is None else f"an object of class {type(loss).__name__}"
-        raise BadInput(
-            f"model {type(model).__name__}: expected `gradient` to return the loss, a number, got"
-            f" {got}"
-        ) from None
+    what = f"model {type(model).__name__}: the loss that `gradient` returns"
+    return arguments.loss_of(what, loss)
 
 
 def _check_method(model: Model, name: str, *positional: str, **named: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps import path_checks
+from ps.launch.launch_plan import check_logs_kept
 from shards import arguments
 from shards.tables import DenseTable
 from worker import spark
@@ -75,6 +76,10 @@ class TrainArguments(TrainOptions):
     @classmethod
     def named(cls, name: str) -> str:
         return f"train: {name}"
+
+    def check(self) -> None:
+        super().check()
+        check_logs_kept(self.logs, self.durability, self.named("logs"))
 
     def count_workers(self, df: "spark.DataFrame") -> int:
         """The number of workers: that of the partitions of `df` unless it is given."""

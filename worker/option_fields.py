@@ -26,6 +26,7 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
+    cast,
     dataclass_transform,
     get_args,
     get_type_hints,
@@ -219,20 +220,28 @@ Subject = TypeVar("Subject", bound=Options)
 def keyword_options(
     make: Callable[Params, Made], moved: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[[First, Made], Returned]], Callable[Concatenate[First, Params], Returned]]:
-    """A decorator for a function of something and of options, a class `make`.
+    """A decorator for a function of something and of options, a class `make` of `Options`.
 
-    The function then takes each of the options as a keyword argument of its own. `moved` says of
-    former arguments what has become of them, for the error.
+    The function then takes each of the options as a keyword argument of its own, and raises
+    BadInput for an unknown one, a missing one and further positional ones. `moved` says of former
+    arguments what has become of them, for the error.
     """
 
     def decorate(
         function: Callable[[First, Made], Returned],
     ) -> Callable[Concatenate[First, Params], Returned]:
+        what = function.__name__
+
         @wraps(function)
         def call(first: First, /, *args: Params.args, **options: Params.kwargs) -> Returned:
             for name in moved.keys() & options.keys():
-                raise BadInput(f"{function.__name__}: {name} {moved[name]}")
-            return function(first, make(*args, **options))
+                raise BadInput(f"{what}: {name} {moved[name]}")
+            if args:
+                raise BadInput(
+                    f"{what}: expected the options as keyword arguments, got {len(args)} more"
+                    " positional ones"
+                )
+            return function(first, cast(Made, cast(type[Options], make).of(what, options)))
 
         first, _ = inspect.signature(function).parameters.values()
         options = sorted(

@@ -1,6 +1,6 @@
 """Parameters as a .safetensors file: the arrays by name, at a path or in a store."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,19 @@ def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
     Each array is named as in its table; with several tables, as TABLE.NAME. Raises BadInput for
     another suffix, GiveUp where the file cannot be written.
     """
-    folder, name, text = _parts("save: path", place)
+    write_file("save: path", place, _SUFFIX, lambda: save(dict(_arrays(tables, params))))
+
+
+def write_file(what: str, place: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
+    """Write a file whose name ends in `suffix` to a path or URI, whole or not at all.
+
+    `content` is called once the place is known to be right. Raises BadInput naming `what`, GiveUp
+    where the file cannot be written.
+    """
+    folder, name, text = _parts(what, place, suffix)
+    data = content()
     try:
-        open_store(folder).put(name, [save(dict(_arrays(tables, params)))])
+        open_store(folder).put(name, [data])
     except OSError as error:
         raise GiveUp(f"{text}: cannot be written: {error.strerror or error}") from None
 
@@ -40,7 +50,7 @@ def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.floa
     fine-tuning needs, and one that the tables lack is not used. Raises BadInput for a file that
     cannot be read or has no array of the tables, and for an array of another shape or type.
     """
-    folder, name, text = _parts("weights", place)
+    folder, name, text = _parts("weights", place, _SUFFIX)
     try:
         found = load(content_of(open_store(folder), name, _MOST_BYTES))
     except (OSError, SafetensorError, KeyError, TypeError) as error:  # no float8 in NumPy
@@ -68,11 +78,11 @@ def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.floa
     )
 
 
-def _parts(what: str, place: str | Path) -> tuple[str, str, str]:
+def _parts(what: str, place: str | Path, suffix: str) -> tuple[str, str, str]:
     """The folder of a file, its name, and both together; raises BadInput for another suffix."""
     text = str(path_checks.place(what, place))
-    if not text.endswith(_SUFFIX):
-        raise BadInput(f"{text}: expected {_SUFFIX}, got {Path(text).suffix!r}")
+    if not text.endswith(suffix):
+        raise BadInput(f"{text}: expected {suffix}, got {Path(text).suffix!r}")
     folder, _, name = text.rpartition("/")
     return folder or ("/" if text.startswith("/") else "."), name, text
 

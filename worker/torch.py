@@ -20,6 +20,8 @@ PyTorch is imported when a function of this module is called.
 
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,14 @@ from shards.extras import missing
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.parameters_file import write_file
 from worker.strategies import Strategy
 
-__all__ = ["DistributedOptimizer", "join", "load", "params", "wrap"]
+__all__ = ["DistributedOptimizer", "export_onnx", "join", "load", "params", "wrap"]
 
 Floats = NDArray[np.float32]
+
+_MOST_QUOTED = 200  # characters of an error of the exporter
 
 
 def params(model: Any, **settings: Any) -> ps.Dense:
@@ -72,6 +77,29 @@ def load(model: Any, values: Any) -> Any:
         for name, value in values.items():
             tensors[name].copy_(torch.as_tensor(value))
     return model
+
+
+def export_onnx(
+    model: Any, inputs: Any, place: str | Path, *, values: Any = None, **options: Any
+) -> str | Path:
+    """Write a model as an ONNX file, which other runtimes predict with; returns the path or URI.
+
+    `inputs` is an example of what the model is called with, rows first: a tensor or an array, or a
+    tuple of several. Its values do not matter; the file takes any number of rows. `values` are
+    trained parameters, such as `trained.params`, which are copied into the model first. The model
+    is exported in evaluation mode, so dropout is off and BatchNorm uses its running means; its own
+    mode stays as it is. `options` are further ones of `torch.onnx.export`, such as `input_names`
+    and `opset_version`. Needs the extra `onnx`. Raises BadInput for a model that cannot be
+    exported, GiveUp where the file cannot be written.
+    """
+    torch = _torch()
+    _check_exporter()
+    arguments.instance("export_onnx: model", model, torch.nn.Module, "a torch.nn.Module")
+    if values is not None:
+        load(model, values)
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    write_file("export_onnx: place", place, ".onnx", lambda: _onnx(model, given, options))
+    return place
 
 
 def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
@@ -254,6 +282,51 @@ def _check_names(
         raise BadInput(f"{what}: expected the parameter {missing[0]} of the model, got none")
     if unknown:
         raise BadInput(f"{what}: expected tensors of the model, got {unknown[0]}")
+
+
+def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes:
+    """The model in evaluation mode, in the ONNX format; the number of rows is free."""
+    torch = _torch()
+    like = next(model.parameters(), torch.empty(()))
+    rows, modes = [], {module: module.training for module in model.modules()}
+    for place, one in enumerate(inputs):
+        try:
+            example = torch.as_tensor(one, device=like.device)
+        except (TypeError, ValueError, RuntimeError):
+            expected = "a tensor or an array, rows first, or a tuple of several"
+            raise arguments.wrong(f"export_onnx: inputs: {place}", expected, one) from None
+        if not example.ndim or not len(example):
+            shape = tuple(example.shape)
+            raise BadInput(f"export_onnx: inputs: {place}: expected rows first, got shape {shape}")
+        # Of one row the exporter concludes that there is always one.
+        rows.append(torch.cat([example, example]))
+    free = tuple({0: torch.export.Dim.DYNAMIC} for _ in rows)
+    model.eval()
+    try:
+        options = {"dynamo": True, "verbose": False, "dynamic_shapes": free, **options}
+        content: bytes = torch.onnx.export(
+            model, tuple(rows), **options
+        ).model_proto.SerializeToString()
+    except Exception as error:  # the exporter runs the model, which may raise anything
+        name, line = type(model).__name__, str(error).splitlines()[0] if str(error) else ""
+        raise BadInput(
+            f"export_onnx: model {name}: torch.onnx cannot export it: {type(error).__name__}:"
+            f" {line[:_MOST_QUOTED]}"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training  # frozen parts may differ from the rest
+    return content
+
+
+def _check_exporter() -> None:
+    """Raise BadInput unless what `torch.onnx.export` needs is installed."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise BadInput(
+            "worker.torch.export_onnx: expected onnx and onnxscript"
+            f" (pip install 'downpour-sgd[onnx]'), got no {' and no '.join(missing)}"
+        )
 
 
 def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:

@@ -116,7 +116,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     """The plan with these options; raises BadInput for one that does not exist."""
     arguments.known("options", options, LaunchOptions.__annotations__)
-    return LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
+    plan = LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
+    check_logs_kept(plan.logs, plan.durability)
+    return plan
 
 
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
@@ -135,6 +137,18 @@ def check_rollback(rollback_s: float, durability: Durability, what: str = "rollb
     rollback_s = arguments.seconds(what, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
         raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
+
+
+def check_logs_kept(logs: str | Path | None, durability: Durability, what: str = "logs") -> None:
+    """Raise BadInput for a folder of logs with a durability that keeps none.
+
+    Its user would expect to resume from them.
+    """
+    if logs is not None and not durability.keeps_log:
+        raise BadInput(
+            f"{what}: expected a folder for logs only with durability process or logged, got"
+            f" durability {durability}"
+        )
 
 
 def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> None:

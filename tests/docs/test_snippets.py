@@ -37,6 +37,7 @@ NEEDS = {
     "docs/how-to/from-horovod.md": ["torch"],
     "docs/how-to/jax.md": ["jax"],
     "docs/how-to/keras.md": ["jax", "keras"],
+    "docs/how-to/pytorch.md": ["torch"],
     "docs/how-to/scikit-learn.md": ["sklearn"],
     "docs/how-to/watch.md": ["tensorboardX"],
 }

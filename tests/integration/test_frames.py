@@ -205,7 +205,7 @@ def test_a_model_without_a_loss(spark: Any) -> None:
     """What its method should have returned is named, with its class."""
     job = ones_job(Silent, steps=40, workers=1)
     assert refusal(spark.createDataFrame(rows(40)), job).startswith(
-        "model Silent: expected `gradient` to return the loss, a number, got None"
+        "model Silent: the loss that `gradient` returns: expected a number, got None"
     )
 
 

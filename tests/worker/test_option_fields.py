@@ -131,14 +131,31 @@ def test_a_function_takes_options_as_keywords() -> None:
     assert names[:2] == ["brush", "place"]
     assert set(names[1:]) == {*declared(Painting), "note"}
     assert paint.__doc__ == "Paint it."
-    with pytest.raises(TypeError, match="coat"):
-        paint("b", place=Path("/"), coat=3)  # type: ignore[call-arg]
+    unknown: dict[str, Any] = {"place": Path("/"), "coat": 3}
+    for options, line in (
+        (
+            {"place": Path("/"), "coat": 3},
+            "paint: expected coats, or another known name; got 'coat'",
+        ),
+        ({}, "paint: place: expected this argument, got none"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            paint("b", **options)
+        assert str(caught.value) == line
+    with pytest.raises(
+        BadInput, match="paint: expected the options as keyword arguments, got 1 mo"
+    ):
+        paint("b", 5)  # type: ignore[call-arg,arg-type]
 
 
 def test_keywords_are_checked_by_name() -> None:
-    """An unknown argument is named with those there are, a missing one as missing."""
+    """An unknown argument is named with the most similar one, or all; a missing one as missing."""
     assert Painting.of("paint", {"place": Path("/")}) == Painting(place=Path("/"))
-    with pytest.raises(BadInput, match=r"^paint: expected .*coats.*; got 'coat'$"):
+    with pytest.raises(
+        BadInput, match=r"^paint: expected coats, or another known name; got 'coat'$"
+    ):
         Painting.of("paint", {"place": Path("/"), "coat": 3})
+    with pytest.raises(BadInput, match=r"^paint: expected place, owner, .*coats.*; got 'zzz'$"):
+        Painting.of("paint", {"place": Path("/"), "zzz": 3})
     with pytest.raises(BadInput, match=r"^paint: place: expected this argument, got none$"):
         Painting.of("paint", {})

@@ -16,6 +16,7 @@ from ps.tables import tables_of
 from shards.errors import BadInput, GiveUp
 from worker.function_run import RunOptions, function_job
 from worker.parameters_file import read_parameters
+from worker.spark import task_slots
 
 WANTED = np.array([1.0, -2.0, 3.0], np.float32)
 PARAMS = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
@@ -49,7 +50,7 @@ def distance(params: Any) -> float:
 
 
 def with_loop(args: Any, ctx: worker.Context) -> None:
-    ctx.loop(gradient, args["size"], epochs=args["epochs"])
+    ctx.loop(gradient, args["size"], epochs=args["epochs"], columns=["x", "y"])
 
 
 def with_steps(args: Any, ctx: worker.Context) -> None:
@@ -279,6 +280,25 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
         ),
         (lambda _args, ctx: ctx.batches(0), {}, "batches: size: expected a whole number"),
         (3, {}, "run: train: expected a function of args and ctx, got 3"),
+        (
+            lambda: None,
+            {},
+            "expected a function of args and ctx, got one with other parameters: too",
+        ),
+        (lambda _args, ctx: ctx.batches(4, ragged="words"), {}, "batches: ragged: expected a list"),
+        (
+            lambda _args, ctx: next(ctx.batches(4)),
+            {},
+            "column words: row .*: expected . values, as",
+        ),
+        (with_loop, {"stalenes": 2}, "run: expected staleness, or another known name; got 'stalen"),
+        (with_loop, {"device": "gpu"}, "device gpu:0: expected a GPU that answers"),
+        (with_loop, {"device": "moon"}, "device: expected auto, cpu, gpu or gpu:N, got 'moon'"),
+        (
+            with_loop,
+            {"logs": "logs"},
+            "run: logs: expected a folder for logs only with durability p",
+        ),
         (with_loop, {"workers": 500}, "expected at most 120, as the data has 120 rows"),
         (with_loop, {"evaluate": 3}, "run: evaluate: expected a function of the parameters"),
         (with_loop, {"params": {"w": "x"}}, "params"),
@@ -289,6 +309,26 @@ def test_wrong_input_is_named(lines: Any, train: Any, options: Any, message: str
     given = {"params": PARAMS, "shards_in": "processes"} | options
     with pytest.raises((BadInput, GiveUp), match=message):
         worker.run(lines, train, **given)
+
+
+def test_rounds_of_more_workers_than_slots_are_announced(lines: Any) -> None:
+    """They run in waves, and the outcome says how many workers a round can have."""
+    trained = worker.run(
+        lines,
+        with_loop,
+        {"size": 10, "epochs": 1},
+        params=PARAMS,
+        strategy="bsp",
+        workers=6,
+        shards_in="processes",
+    )
+    (notice,) = trained.outcome.notices
+    slots = task_slots(lines)
+    assert notice.startswith(
+        "strategy bsp: expected a task slot of Spark for each of the 6 workers, whose pushes a"
+        f" round averages, got {slots}: a round is the mean of at most {slots}"
+    )
+    assert len(trained.outcome.reports) == 6
 
 
 def test_a_run_continues_another_and_starts_from_a_file(

@@ -1,5 +1,6 @@
 """`worker.torch`: loops in PyTorch with every strategy; skipped without PyTorch."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,56 @@ def test_values_that_do_not_fit_are_refused(change: dict[str, Any], message: str
     given = {name: value for name, value in values.items() if value is not None}
     with pytest.raises(BadInput, match=message):
         worker.torch.load(line(), given)
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "local_sgd:h=4"])
+def test_autocast_clipping_and_accumulation_in_a_job(spark: Any, strategy: str) -> None:
+    """A job in bfloat16, with clipped gradients of two passes a step, finds the plane."""
+    dice = np.random.default_rng(1)
+    points = dice.standard_normal((400, 3)).astype(np.float32)
+    values = points @ WANTED.numpy() + 5
+    rows = list(zip(points.tolist(), values.tolist(), strict=True))
+    df = spark.createDataFrame(rows, "x array<float>, y float").repartition(2)
+
+    def train(args: Any, ctx: worker.Context) -> None:
+        model = line()
+        opt = worker.torch.wrap(model, None, ctx)
+        for batch in ctx.batches(20, epochs=20):
+            x, y = torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
+            for half, wanted in zip(x.chunk(2), y.chunk(2), strict=True):
+                with torch.autocast("cpu", torch.bfloat16):
+                    found = model(half)[:, 0]
+                assert found.dtype == torch.bfloat16
+                loss = (found.float() - wanted).square().mean() / 4
+                loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            assert model.weight.grad.norm() <= 1.001 or norm <= 1
+            opt.step(loss=loss)
+            opt.zero_grad()
+
+    params = worker.torch.params(line(), rate=0.2)
+    trained = worker.run(df, train, params=params, strategy=strategy, shards_in="processes")
+    model = worker.torch.load(line(), trained.params)
+    assert distance(model) < 0.3
+    assert sum(report.samples for report in trained.outcome.reports) == 20 * 400
+
+
+def test_a_loss_may_be_any_scalar() -> None:
+    """A tensor with a gradient is read without a warning of PyTorch's; no number is refused."""
+    with ps.start(worker.torch.params(line()), on="threads") as job:
+        with warnings.catch_warnings(), worker.torch.join(job, "w0", line()) as opt:
+            warnings.simplefilter("error")
+            loss = opt.model(torch.ones(2, 3)).mean()
+            loss.backward()
+            opt.step(loss=loss)
+            with pytest.raises(BadInput, match="step: loss: expected a number, got 'low'"):
+                opt.step(loss="low")
+        params = ps.Dense.like({"w": torch.ones(3, requires_grad=True)})
+        with warnings.catch_warnings(), ps.local(params) as plain, plain.worker("w0") as me:
+            warnings.simplefilter("error")
+            with me.step() as step:
+                step.loss = torch.ones((), requires_grad=True) * 2
+                step.push(step.pull())
 
 
 @pytest.mark.parametrize("strategy", ["downpour", "easgd:tau=4"])

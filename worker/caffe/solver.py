@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf import text_format
 from msgspec.structs import replace
 
-from shards import rules, schedules
+from shards import arguments, rules, schedules
 from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
@@ -224,7 +224,11 @@ def _decay(param: SolverParameter, file: str) -> rules.Decay:
         raise BadInput(
             f"{file}: regularization_type: expected L1 or L2, got {param.regularization_type}"
         ) from None
-    return rules.Decay(_decimal(param.weight_decay), kind)
+    expected = "a number of at least 0"
+    decay = _decimal(param.weight_decay)
+    return rules.Decay(
+        arguments.number(f"{file}: weight_decay", decay, least=0, expected=expected), kind
+    )
 
 
 def _train_net(param: SolverParameter, path: Path) -> Description:

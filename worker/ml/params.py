@@ -1,5 +1,6 @@
 """The parameters of the stages of `worker.ml`, as Spark ML names them."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -17,6 +18,7 @@ from pyspark.ml.param.shared import (
 
 from shards import arguments
 from shards.errors import BadInput
+from shards.schedules import schedule_of
 from worker.ml.nets import FEATURES
 
 
@@ -34,6 +36,18 @@ def _settings(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise TypeError(f"expected a dict of settings by name, got {arguments.shown(value)}")
     return dict(value)
+
+
+def _count(name: str) -> Callable[[Any], int]:
+    """The converter of parameter `name`, a whole number of at least 1; it raises BadInput."""
+    return lambda value: arguments.whole(name, TypeConverters.toInt(value), 1)
+
+
+def _rate(value: Any) -> float:
+    """The converter of `stepSize`; it raises BadInput."""
+    rate = TypeConverters.toFloat(value)
+    schedule_of("stepSize", rate)
+    return rate
 
 
 class PredictionParams(HasFeaturesCol, HasPredictionCol):
@@ -55,6 +69,15 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(inputMapping={}, outputMapping={}, predictionCol="prediction")
+
+    def _set(self, **kwargs: Any) -> Self:
+        """Set parameters by name; raises BadInput for an unknown one.
+
+        Spark's own method, which constructors and setters call, would raise an AttributeError that
+        names no parameter.
+        """
+        arguments.known(type(self).__name__, kwargs, [param.name for param in self.params])
+        return super()._set(**kwargs)
 
     def setFeaturesCol(self, value: str) -> Self:
         """Set the column of the features: a number, a list of numbers, a vector."""
@@ -121,11 +144,14 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         "the arguments of what the import path names, plain values",
         typeConverter=_settings,
     )
+    stepSize: Param[float] = Param(
+        Params._dummy(), "stepSize", "the learning rate", typeConverter=_rate
+    )
     epochs: Param[int] = Param(
-        Params._dummy(), "epochs", "passes over the rows", typeConverter=TypeConverters.toInt
+        Params._dummy(), "epochs", "passes over the rows", typeConverter=_count("epochs")
     )
     batchSize: Param[int] = Param(
-        Params._dummy(), "batchSize", "rows a step", typeConverter=TypeConverters.toInt
+        Params._dummy(), "batchSize", "rows a step", typeConverter=_count("batchSize")
     )
     rule: Param[str] = Param(
         Params._dummy(),
@@ -137,10 +163,10 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         Params._dummy(),
         "workers",
         "workers; default: the partitions of the data; needed over Spark Connect",
-        typeConverter=TypeConverters.toInt,
+        typeConverter=_count("workers"),
     )
     shards: Param[int] = Param(
-        Params._dummy(), "shards", "parameter servers", typeConverter=TypeConverters.toInt
+        Params._dummy(), "shards", "parameter servers", typeConverter=_count("shards")
     )
     shardsIn: Param[str] = Param(
         Params._dummy(),
@@ -164,7 +190,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         Params._dummy(),
         "testEvery",
         "iterations between tests on the rows that validationIndicatorCol marks",
-        typeConverter=TypeConverters.toInt,
+        typeConverter=_count("testEvery"),
     )
     options: Param[dict[str, Any]] = Param(
         Params._dummy(),
@@ -202,7 +228,7 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         if self.isSet(self.seed):
             options["seed"] = self.getSeed()
         more = self.getOrDefault(self.options)
-        own = {"callbacks", "evaluate", "model", "params", "weights"}
+        own = {"callbacks", "evaluate", "max_iter", "model", "params", "seed", "weights", "workers"}
         if twice := sorted(more.keys() & (options.keys() | own)):
             raise BadInput(
                 f"options: {twice[0]}: not allowed here: use its own parameter or setter"

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         run_tasks,
         runs_here,
         share,
+        task_slots,
     )
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "stop_query",
     "survey",
     "task_reason",
+    "task_slots",
     "write_frame",
 ]
 
@@ -118,6 +120,7 @@ _HOMES = {
         "run_tasks",
         "runs_here",
         "share",
+        "task_slots",
     ),
 }
 

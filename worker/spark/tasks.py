@@ -23,6 +23,7 @@ from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, t
 
 _MOST_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting
+_DRIVER = "driver"  # Spark's id of it
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
 
 
@@ -161,6 +162,25 @@ def runs_here(df: DataFrame) -> bool:
     return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
 
 
+def task_slots(df: DataFrame) -> int | None:
+    """How many tasks over `df` run at once; None where that is not known or may change.
+
+    It is not known over Spark Connect, and may change where executors are allocated dynamically.
+    """
+    if not hasattr(df, "_jdf"):
+        return None
+    context = df.sparkSession.sparkContext
+    with suppress(*SPARK_ERRORS):
+        if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+            return None
+        executors = context._jsc.sc().statusStore().executorList(True)
+        found = [executors.apply(n) for n in range(executors.size())]
+        here = runs_here(df)  # the driver is the only executor then, and none otherwise
+        slots = sum(one.maxTasks() for one in found if here or one.id() != _DRIVER)
+        return slots or None
+    return None
+
+
 def check_guarded(df: DataFrame) -> None:
     """Raise BadInput if a secret in a closure over `df` could be intercepted on the network."""
     session = df.sparkSession
@@ -183,7 +203,7 @@ def check_sendable(function: object, args: object) -> None:
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # noqa: BLE001  # any object may fail in its own way
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
             raise BadInput(
                 f"run: {what}: expected what can be sent to Spark's tasks, got {why}: create such"
                 " objects within the function, or pass a path"

@@ -29,7 +29,7 @@ from worker.context import FunctionTask, TaskAttempt, run_function
 from worker.data.encoded import decoded
 from worker.data.source import Source, part_rows
 from worker.data.wanted import MOST_SKIPPED
-from worker.device_selection import ANY, DeviceRequest, allocator, placed
+from worker.device_selection import ANY, DeviceRequest, allocator, check_here, placed
 from worker.model import Model
 from worker.training_loop import Plan, WorkerReport, train_worker
 from worker.worker_state import continued
@@ -127,6 +127,7 @@ def _live(
 
     name, incarnation = f"w{partition}", spec.first_incarnation + attempt
     if spec.function is not None:
+        check_here(spec.device)
         return run_function(
             spec.function,
             spec.plan,

@@ -76,8 +76,8 @@ def fields(data: bytes, starts: Positions, ends: Positions) -> Fields:
     place = np.concatenate([first[part[0]] + k for k, part in enumerate(parts)])
     order = np.empty(len(parent), np.int64)
     order[place] = np.arange(len(parent))
-    tag, begin, stop = (np.concatenate([part[k] for part in parts])[order] for k in (1, 2, 3))
-    return Fields(parent[order], tag, begin, stop)
+    tag, begin, stop = (np.concatenate([part[k] for part in parts]).take(order) for k in (1, 2, 3))
+    return Fields(parent.take(order), tag, begin, stop)
 
 
 def gather(data: bytes, starts: Positions, ends: Positions) -> NDArray[np.uint8]:

@@ -288,6 +288,7 @@ def test_a_module_of_flax(clouds: Any) -> None:
             "expected layers among hidden, output; got inner$",
         ),
         ({"options": {"shards": 2}}, "a AS features, label", "options: shards: not allowed here"),
+        ({"options": {"workers": 2}}, "a AS features, label", "options: workers: not allowed here"),
         ({}, "a AS features, label FROM clouds WHERE id < 0", "expected rows, got none$"),
     ],
     ids=str,
@@ -301,6 +302,26 @@ def test_what_does_not_fit(
     with pytest.raises(BadInput, match=line) as caught:
         classifier(**params).fit(df)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"batchSize": -1}, "batchSize: expected at least 1, got -1"),
+        ({"workers": 0}, "workers: expected at least 1, got 0"),
+        ({"shards": 0}, "shards: expected at least 1, got 0"),
+        ({"testEvery": 0}, "testEvery: expected at least 1, got 0"),
+        ({"stepSize": -0.1}, "stepSize: expected a rate of 0 or more, and finite, got -0.1"),
+        ({"epoch": 3}, "NetClassifier: expected epochs, or another known name; got 'epoch'"),
+    ],
+    ids=str,
+)
+def test_wrong_parameters(params: dict[str, Any], line: str) -> None:
+    """They are refused where they are given, by the name that they have there."""
+    with pytest.raises(BadInput) as caught:
+        worker.ml.NetClassifier(**params)
+    assert str(caught.value) == line
 
 
 def test_an_estimator_that_is_saved(tmp_path: Path, spark: Any) -> None:
