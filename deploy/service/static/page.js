@@ -216,7 +216,7 @@ function showTimes(workers) {
 
 function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
-    text: `${figure(shard.updates_per_s, 3)} updates/s, apply ${figure(shard.apply_ms, 3)} ms, p99 ${figure(shard.apply_p99_ms, 3)}, queue ${shard.queue}, p99 ${figure(shard.queue_p99, 3)}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
+    text: `${figure(shard.updates_per_s, 3)} updates/s, apply ${figure(shard.apply_ms, 3)} ms, p99 ${figure(shard.apply_p99_ms, 3)} ms, queue ${shard.queue}, p99 ${figure(shard.queue_p99, 3)}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
   const versions = now.shards.map((shard) => shard.version);
   say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the mean time of an update and the time that 99 % of the last ones took at most, the messages of the last turn and the most of 99 % of turns, the requests parked at the gate, and the share of time spent on requests.`);
 }
@@ -262,6 +262,7 @@ function eventLine(event) {
   const words = data.state ? `${SHAPES[data.state]} ${data.state} ${data.reason ?? ""}`
     : event.kind === "tested" ? `test at ${data.iteration}: ${Object.entries(data.figures).map(([name, value]) => `${name} ${figure(value)}`).join(", ")}`
     : event.kind === "starting" ? `starting ${data.what}`
+    : event.kind === "set" ? `set ${Object.entries(data.changes ?? {}).map(([name, value]) => `${name} ${value ?? "none"}`).join(", ")}`
     : event.kind === "alert" ? `${data.on ? "▲" : "△"} ${data.alert}: ${data.text}`
     : `${event.kind} ${data.text ?? ""}`;
   line.append(element("time", clock(event.time), { title: day(event.time) }), words);
