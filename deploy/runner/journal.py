@@ -54,11 +54,12 @@ class Journal:
 
     def _recovered(self, known: JournalEnd) -> JournalEnd:
         """The present end, without a line that a killed writer left unfinished."""
-        size = os.fstat(self._file).st_size
         # A file that is shorter, or has no line that ends there, is not the one that was known.
         if known.size and os.pread(self._file, 1, known.size - 1) != b"\n":
             known = JournalEnd()
-        entries, whole = _parse(os.pread(self._file, size - known.size, known.size))
+        with self._path.open("rb") as file:
+            file.seek(known.size)
+            entries, whole = _parse(file.read())
         os.ftruncate(self._file, known.size + whole)
         return JournalEnd(known.size + whole, entries[-1].number if entries else known.number)
 

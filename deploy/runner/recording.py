@@ -5,7 +5,9 @@ after fewer workers than planned have been alive for `DEGRADED_AFTER_S`.
 """
 
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.summary import Rows
+from shards.errors import GiveUp
 from shards.live_settings import described
 from shards.messages import LiveSettings, ShardStatus
 from worker.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
 _EVERY_S = 1.0
+_MOST_UNWRITTEN = 1000
 
 
 class Health:
@@ -60,6 +64,8 @@ class RecordingProgress(Progress):
         self._files = ReadingFiles(folder / READINGS)
         self._tally = FigureTally()
         self._health = Health()
+        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._writing = threading.RLock()
         self._runs = False
         self._written_at = -_EVERY_S
         self._samples = 0
@@ -82,6 +88,7 @@ class RecordingProgress(Progress):
         if not self._runs and self._tally.every_shard_updated(len(statuses)):
             self._runs = True
             self._record("running")
+        self._write_events()
         now = time.monotonic()  # the system's clock may be set back
         for kind in self._health.look(self.readings, now):
             self._record(kind, text=_health_text(kind, self.readings))
@@ -106,6 +113,7 @@ class RecordingProgress(Progress):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._write_events()
         if self.readings is not None:
             self._write()
 
@@ -117,7 +125,19 @@ class RecordingProgress(Progress):
         )
 
     def _record(self, kind: str, **data: Any) -> None:
-        self._journal.append(kind, self._attempt, **data)
+        self._unwritten.append((kind, data))
+        self._write_events()
+
+    def _write_events(self) -> None:
+        """Append the events that wait. A disk that cannot be written now delays them, no more."""
+        with self._writing:  # tests of the weights are reported by another thread
+            while self._unwritten:
+                kind, data = self._unwritten.popleft()
+                try:
+                    self._journal.append(kind, self._attempt, **data)
+                except GiveUp:
+                    self._unwritten.appendleft((kind, data))
+                    return
 
 
 def _health_text(kind: str, readings: Readings) -> str:

@@ -61,7 +61,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
             except msgspec.ValidationError:
                 kind = "whole number" if field in _WHOLE else "number"
                 raise BadInput(
-                    f"--limit {name}: expected a {kind} from 0 to {_MOST:g}, got {value[:80]!r}"
+                    f"--limit {name}: expected a {kind} from 0 to {_MOST:,}, got {value[:80]!r}"
                 ) from None
             found = msgspec.structs.replace(found, **{field: getattr(changed, field)})
         return found

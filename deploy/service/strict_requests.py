@@ -102,6 +102,8 @@ def shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
+    if isinstance(value, bytes):
+        return "other bytes"
     if value is None or isinstance(value, bool | int | float | str):
         text = json.dumps(value)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -254,20 +254,20 @@ class Submissions:
         What an object store has is checked when the job starts.
         """
         run, separator, number = text.rpartition("@")
-        place = _local("resume", run if separator and number.isdecimal() else text)
+        place = _local("--resume", run if separator and number.isdecimal() else text)
         if place is not None:
-            self._within("resume", place, sender)
+            self._within("--resume", place, sender)
         try:
             origin = origin_of(text)
         except BadInput:
             raise BadInput(
-                f"resume: expected a run folder or a place with snapshots, got {text};"
-                " `downpour snapshots list RUN` shows those of a run"
+                f"--resume: expected a run folder or a place with snapshots, got {text};"
+                " `downpour snapshots ls RUN` shows those of a run"
             ) from None
-        shelf = _local("resume", origin.shelf)
+        shelf = _local("--resume", origin.shelf)
         if shelf is None:
             return
-        self._within("resume", shelf, sender)
+        self._within("--resume", shelf, sender)
         manifest = _manifest_of(origin, text)
         wanted = settings.max_iter or _max_iter_of(settings.solver)
         if manifest is None or wanted is None:
@@ -370,10 +370,17 @@ def _local(what: str, place: str) -> Path | None:
 
 
 def _snapshot_of(row: JobRow, wanted: str) -> str:
-    """The number of a checkpoint of a job, by its number or "newest"; raises BadInput."""
+    """The number of a checkpoint of a job, by its number or "newest"; raises BadInput.
+
+    A place in an object store that cannot be listed now is asked when the job starts.
+    """
     names = [each["name"] for each in checkpoints(TrainSettings.of_plain(row.settings))]
     if wanted == "newest" and names:
         return str(names[-1])
+    remote = "://" in str(row.settings.get("snapshots") or "")
+    number = row.snapshot if wanted == "newest" else wanted
+    if remote and not names and number is not None and number.isdecimal():
+        return number
     if wanted not in names:
         kept = f"one of {', '.join(names)}" if names else "none"
         raise BadInput(
@@ -398,10 +405,10 @@ def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
     kept = f"one of {', '.join(found)}" if found else "none"
     if origin.name is not None:
         raise BadInput(
-            f"resume: expected a snapshot of {origin.place}, which has {kept}, got {origin.name}"
+            f"--resume: expected a snapshot of {origin.place}, which has {kept}, got {origin.name}"
         )
     if not found and not (origin.run is not None and any((origin.run / LOGS).glob("*"))):
-        raise BadInput(f"resume: expected a run with a snapshot, got {text}, which has none")
+        raise BadInput(f"--resume: expected a run with a snapshot, got {text}, which has none")
     return list(found.values())[-1] if found else None
 
 

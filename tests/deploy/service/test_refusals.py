@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from deploy.run_folder import RunFolder
+from deploy.service import submissions
 from deploy.service.retention import ServiceLimits
 from deploy.settings import TrainSettings
 from shards.errors import BadInput
@@ -107,6 +108,19 @@ def test_a_clone_of_a_snapshot_that_is_not_there(idle: Running) -> None:
     run.rename(run.with_name("elsewhere"))
     refused(idle.ask(job, "clone", snapshot="50"), "snapshot")
     assert len(idle.http.get("/api/v1/jobs").json()["jobs"]) == 1
+
+
+def test_a_snapshot_in_a_store_that_cannot_be_listed(
+    idle: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the service cannot know now is left to the start of the job."""
+    monkeypatch.setattr(submissions, "check_own", lambda *_, **__: None)
+    made = idle.http.post("/api/v1/jobs", json=body(idle, snapshots="s3://bucket/none"))
+    row = idle.service.store.get(made.json()["id"])
+    monkeypatch.setattr(submissions, "checkpoints", lambda _: [])
+    assert submissions._snapshot_of(row, "7") == "7"
+    with pytest.raises(BadInput, match="which has none"):
+        submissions._snapshot_of(row, "newest")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The files that a runner writes: journals that survive a kill, series that stay small."""
 
+import errno
 import os
 import signal
 import time
@@ -21,10 +22,10 @@ from deploy.runner.readings import (
     read_newest,
     read_series,
 )
-from deploy.runner.recording import DEGRADED_AFTER_S, Health
+from deploy.runner.recording import DEGRADED_AFTER_S, Health, RecordingProgress
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
 from tests.support.journal_reads import counted_bytes
 
@@ -152,6 +153,31 @@ def test_health() -> None:
     assert health.look(readings(), DEGRADED_AFTER_S + 2) == ["restored"]
     assert health.look(readings(loss=float("nan")), 50.0) == ["diverged"]
     assert health.look(readings(loss=float("nan")), 51.0) == []
+
+
+def test_events_wait_for_a_disk_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails ends no training: the events follow later, once each and in order."""
+    with Journal(tmp_path / "events.jsonl") as events:
+        shown = RecordingProgress(
+            events, tmp_path, 1, steps=10, workers=1, bound=4, rows=10, display=0,
+            average_loss=None,
+        )  # fmt: skip
+        with monkeypatch.context() as broken:
+
+            def fail(*_: object) -> None:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+            broken.setattr("deploy.runner.journal.os.fsync", fail)
+            with pytest.raises(GiveUp):
+                events.append("any", 1)
+            shown.starting("Spark")
+            shown.note("a notice")
+        assert JournalReader(tmp_path / "events.jsonl").read() == []
+        shown.starting("the shards and workers")
+    found = [entry.data for entry in JournalReader(tmp_path / "events.jsonl").read()]
+    assert found == [{"what": "Spark"}, {"text": "a notice"}, {"what": "the shards and workers"}]
 
 
 @pytest.fixture
