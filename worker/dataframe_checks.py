@@ -47,9 +47,9 @@ def first_shape(
     if row is None:
         raise BadInput(f"{where}: expected rows, got none")
     if set(getattr(row[0], "__fields__", ())) >= {"nChannels", "data"}:
-        image = arrow_images.spark_image(row[0].asDict(), f"{where}, column {name}: row 0")
-        if image is not None:
-            channels, height, width = image.shape
+        first = arrow_images.spark_image(row[0].asDict(), f"{where}, column {name}: row 0")
+        if first is not None:
+            channels, height, width = first.shape
             return channels, height, width
         if stated is not None:
             return stated

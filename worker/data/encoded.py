@@ -121,6 +121,7 @@ def _unpack(
     kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
     wanted = shape if shape is not None and len(shape) == 3 else None
     for row, value in enumerate(batch.column(name).to_pylist()):
+        content = None
         if value is not None:
             where = f"{reader.where}: row {first_row + row}"
             image = spark_image(value, where)
@@ -129,8 +130,9 @@ def _unpack(
                 continue
             _check(image.shape, shapes[0] if shapes else wanted, where)
             shapes.append(image.shape)
+            content = image.tobytes()
         kept.append(row)
-        pixels.append(None if value is None else image.tobytes())
+        pixels.append(content)
     return _with_pixels(batch, name, kept, pixels, shapes)
 
 
