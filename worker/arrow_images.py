@@ -6,7 +6,7 @@ own buffer. A row that does not fit raises an error that names it, counted from 
 file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isqrt
 from typing import Any
 
@@ -20,6 +20,8 @@ from worker.columns import Shape
 Extents = tuple[int, ...]
 """The shape of one row as a net takes it: an image's, or any other."""
 SHAPE_COLUMNS = ("channels", "height", "width")
+_OF_SPARK = {"height", "width", "nChannels", "mode", "data"}
+_BYTE_MODES = {0, 16, 24}  # OpenCV's CV_8UC1, CV_8UC3, CV_8UC4
 _FLOATS = pa.list_(pa.float32())
 _ENCODED = {b"\x89PNG": "a PNG file", b"\xff\xd8\xff": "a JPEG file", b"RIFF": "a WebP file"}
 
@@ -36,10 +38,36 @@ def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
 
 def check_pixel_type(kind: Any, where: str) -> None:
     """Raise BadInput unless a column of Arrow type `kind` can hold pixels."""
+    if is_spark_image(kind):
+        return
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     is_list = is_list or pa.types.is_fixed_size_list(kind)
     if not _is_binary(kind) and not (is_list and _is_number(kind.value_type)):
         raise BadInput(f"{where}: expected binary pixels or a list of numbers a row, got {kind}")
+
+
+def is_spark_image(kind: Any) -> bool:
+    """Whether a column's Arrow type is Spark's image schema, as `format("image")` reads it."""
+    return bool(pa.types.is_struct(kind)) and {field.name for field in kind} >= _OF_SPARK
+
+
+def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | None:
+    """The pixels (channels, height, width) of a value of Spark's image schema.
+
+    The channels are in the order blue, green, red there, too, but the innermost axis. None is an
+    image that Spark could not read. Raises BadInput, naming `where`, for pixels that are not bytes.
+    """
+    height, width, channels = (value[name] for name in ("height", "width", "nChannels"))
+    if channels < 1:
+        return None
+    expected, got = height * width * channels, len(value["data"] or b"")
+    if value["mode"] not in _BYTE_MODES or expected != got:
+        raise BadInput(
+            f"{where}: expected an image of {height}x{width}x{channels} bytes, got {got} bytes of"
+            f" OpenCV's type {value['mode']}"
+        )
+    pixels = np.frombuffer(value["data"], np.uint8).reshape(height, width, channels)
+    return pixels.transpose(2, 0, 1)
 
 
 def check_label_type(kind: Any, where: str) -> None:

@@ -47,6 +47,14 @@ def first_shape(
     row = df.select(name, *(SHAPE_COLUMNS if declared else ())).head()
     if row is None:
         raise BadInput(f"{where}: expected rows, got none")
+    if set(getattr(row[0], "__fields__", ())) >= {"nChannels", "data"}:
+        first = arrow_images.spark_image(row[0].asDict(), f"{where}, column {name}: row 0")
+        if first is not None:
+            channels, height, width = first.shape
+            return channels, height, width
+        if stated is not None:
+            return stated
+        raise BadInput(f"{where}, column {name}: expected an image in the first row, got none")
     if isinstance(row[0], bytes | bytearray) and encoded is not False:
         found = _decoded_shape(bytes(row[0]), stated, certain=encoded is True)
         if found is not None:

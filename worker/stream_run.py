@@ -47,7 +47,7 @@ from shards.shard_state import ShardState
 from worker import spark
 from worker.context import Train
 from worker.dataframe_checks import check_pythons
-from worker.function_run import FunctionOptions, first_values, function_job
+from worker.function_run import FunctionOptions, check_train, first_values, function_job
 from worker.job import Job, settled
 from worker.job_inputs import prepare
 from worker.job_runner import check_frame, shards_of, stop_requested, task_of
@@ -151,7 +151,7 @@ def stream(
         raise BadInput("stream: df: expected a streaming DataFrame, got another: use worker.run")
     if not spark.runs_queries(sdf):
         raise BadInput("stream: expected a classic Spark session, got Spark Connect")
-    arguments.function("stream: train", train, "a function of args and ctx")
+    check_train("stream: train", train)
     chosen = StreamOptions.of("stream", options)
     spark.check_sendable(train, args)
     tables = tables_of(chosen.params)

@@ -131,14 +131,14 @@ def test_a_function_takes_options_as_keywords() -> None:
     assert names[:2] == ["brush", "place"]
     assert set(names[1:]) == {*declared(Painting), "note"}
     assert paint.__doc__ == "Paint it."
-    unknown: dict[str, Any] = {"place": Path("/"), "coat": 3}
-    for options, line in (
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"place": Path("/"), "coat": 3},
             "paint: expected coats, or another known name; got 'coat'",
         ),
         ({}, "paint: place: expected this argument, got none"),
-    ):
+    ]
+    for options, line in cases:
         with pytest.raises(BadInput) as caught:
             paint("b", **options)
         assert str(caught.value) == line

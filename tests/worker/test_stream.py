@@ -180,3 +180,13 @@ def test_a_frame_that_does_not_stream_is_refused(spark: Any, tmp_path: Path) -> 
         worker.stream(spark.range(3), ids, {}, **options(tmp_path)),
     ):
         pass
+
+
+def test_a_function_of_other_parameters_is_refused(spark: Any, files: Path, tmp_path: Path) -> None:
+    """Before the stream starts, as in `worker.run`."""
+    message = "stream: train: expected a function of args and ctx, got one with other parameters"
+    with (
+        pytest.raises(BadInput, match=message),
+        worker.stream(points(spark, files), lambda: None, {}, **options(tmp_path)),  # type: ignore[arg-type]
+    ):
+        pass

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ps.logs import logger
 from shards.errors import BadInput
-from worker.arrow_images import SHAPE_COLUMNS
+from worker.arrow_images import SHAPE_COLUMNS, is_spark_image, spark_image
 from worker.columns import ColumnKind, ColumnSpec
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
@@ -83,6 +83,8 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     where = reader.where
     name = column.find(batch.schema.names, where)
     values = batch.column(name)
+    if is_spark_image(values.type):
+        return _unpack(batch, name, column.shape, reader, first_row)
     plain = not pa.types.is_struct(values.type)
     if not plain:
         values = _field(values, where, name)
@@ -109,6 +111,39 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
             value = image.tobytes()
         kept.append(row)
         pixels.append(value)
+    return _with_pixels(batch, name, kept, pixels, shapes)
+
+
+def _unpack(
+    batch: Any, name: str, shape: tuple[int, ...] | None, reader: _Reader, first_row: int
+) -> Any:
+    """The images of a column of Spark's image schema; one that Spark could not read is skipped."""
+    kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
+    wanted = shape if shape is not None and len(shape) == 3 else None
+    for row, value in enumerate(batch.column(name).to_pylist()):
+        content = None
+        if value is not None:
+            where = f"{reader.where}: row {first_row + row}"
+            image = spark_image(value, where)
+            if image is None:
+                reader.skipped.append(first_row + row)
+                continue
+            _check(image.shape, shapes[0] if shapes else wanted, where)
+            shapes.append(image.shape)
+            content = image.tobytes()
+        kept.append(row)
+        pixels.append(content)
+    return _with_pixels(batch, name, kept, pixels, shapes)
+
+
+def _with_pixels(
+    batch: Any,
+    name: str,
+    kept: Sequence[int],
+    pixels: Sequence[bytes | None],
+    shapes: Sequence[tuple[int, ...]],
+) -> Any:
+    """The rows `kept` of a batch with these pixels, all of the first of the `shapes`."""
     names = [each for each in batch.schema.names if each not in {name, "encoded", *SHAPE_COLUMNS}]
     arrays = {each: batch.column(each).take(pa.array(kept, pa.int64())) for each in names}
     arrays[name] = pa.array(pixels, pa.binary())
