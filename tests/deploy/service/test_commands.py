@@ -119,8 +119,6 @@ def test_a_folder_without_a_run_cannot_be_set(call: Call, tmp_path: Path) -> Non
     """No service is asked: the argument is a folder of this machine."""
     with pytest.raises(BadInput, match="expected a run folder or a place with snapshots"):
         call("set", tmp_path, "staleness=3")
-    with pytest.raises(BadInput, match="which may change while a job trains, got n_push"):
-        call("set", tmp_path, "n_push=3")
 
 
 def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path: Path) -> None:
