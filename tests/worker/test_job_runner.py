@@ -597,6 +597,35 @@ def test_settings_change_as_requested(
     assert load_manifest(tmp_path / "snapshots" / entry.name).settings == seen[0]
 
 
+@pytest.mark.parametrize(("factor", "found"), [(None, (3, 0.25)), (0.5, (2, 0.5))])
+def test_changed_settings_are_resumed(
+    servers: list[Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float | None,
+    found: tuple[int, float],
+) -> None:
+    """A job without a factor of its own continues with those in the snapshot; one with a factor has
+    the settings of its options."""
+
+    def tasks() -> None:
+        push(servers[-1], 1, len(servers) - 1)
+        with AdminClient(servers[-1].cluster) as admin:
+            if len(servers) == 1:
+                admin.set(staleness=3, rate_factor=0.25)
+            seen.append([one.settings for one in admin.status()])
+
+    seen: list[list[LiveSettings]] = []
+    first, _ = run(tasks, tmp_path, threading.Event(), monkeypatch)
+    job_runner.run_job(
+        None,  # type: ignore[arg-type]  # no task reads it
+        msgspec.structs.replace(ones_job(Ones, steps=1, workers=1), rate_factor=factor),
+        resume=first.snapshot,
+        observer=Notes(),
+    )
+    assert {(one.bound, one.rate_factor) for one in seen[1]} == {found}
+
+
 def press() -> None:
     signal.raise_signal(signal.SIGINT)
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ps.durability import Durability
 from ps.session.compression import Compression
 from ps.snapshots.catalog import Retention
 from shards.errors import BadInput
+from tests.support.ones_job import TABLE, ones_job
+from worker.job import settled
 from worker.options import (
     LinkOptions,
     ShardRuntime,
@@ -16,7 +19,7 @@ from worker.options import (
     TrainOptions,
     WorkerRuntime,
 )
-from worker.strategies import BSP, STRATEGIES, Downpour
+from worker.strategies import BSP, STRATEGIES, Downpour, LocalSGD
 
 
 @pytest.mark.parametrize(
@@ -109,3 +112,21 @@ def test_autosaves_are_for_memory() -> None:
     """Other levels lose nothing that one would bring back."""
     assert ShardRuntime(rollback_s=3).autosave_s == 3
     assert ShardRuntime(durability=Durability.LOGGED).autosave_s == 0
+
+
+def test_a_factor_on_the_rate() -> None:
+    """Shards or workers apply it, as the strategy wants it; one with a rate of its own among its
+    options refuses it."""
+    for factor in (0, -1.0, 2e6, float("nan")):
+        with pytest.raises(BadInput, match="rate_factor: expected more than 0"):
+            TrainingPlan(rate_factor=factor)
+    with pytest.raises(BadInput, match="strategy diloco has a rate of its own"):
+        TrainingPlan(strategy="diloco:inner_lr=0.1", rate_factor=0.5)
+    plain = ones_job(steps=1, workers=2)
+    gradients, _ = settled(msgspec.structs.replace(plain, rate_factor=0.5))
+    (spec,) = gradients.specs(gradients.tables_of(TABLE))[:1]
+    assert (spec.rate_factor, spec.local_rate, spec.deltas) == (0.5, False, False)
+    windows = ones_job(steps=1, workers=2, strategy=LocalSGD(h=2), bound=0)
+    differences, _ = settled(msgspec.structs.replace(windows, rate_factor=0.5))
+    (spec,) = differences.specs(differences.tables_of(TABLE))[:1]
+    assert (differences.plan.rate_factor, spec.local_rate, spec.deltas) == (0.5, True, True)

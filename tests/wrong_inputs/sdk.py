@@ -182,6 +182,7 @@ def _job() -> Job:
 
 _OPTIONS = {
     "staleness": "staleness",
+    "rate_factor": "above 0?",
     "on_stale": "stale",
     "skip_images": "0..",
     "strategy": "strategy",
@@ -685,6 +686,11 @@ def _connections(env: Env) -> dict[str, Target]:
             {"shard": "whole", "state": "object", "keep_workers": "flag"},
         ),
         "Console.export": Target(console.export, _with(console.export), {"then_resume": "flag"}),
+        "Console.set": Target(
+            console.set,
+            _with(console.set),
+            {"staleness": "staleness", "rate_factor": "above 0?"},
+        ),
         "Console.stand_still": Target(
             console.quiesce, _with(console.quiesce), {"seconds": "0 seconds"}
         ),
@@ -721,6 +727,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "prefetch": "flag",
                 "decay": "decay",
                 "workers": "1..",
+                "rate_factor": "above 0",
             },
         ),
         "Job": Target(
@@ -744,6 +751,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "batch_size": "1..",
                 "workers": "1..",
                 "bound": "bound",
+                "rate_factor": "above 0?",
                 "shuffle": "flag",
                 "device": "object",
                 "runtime": "object",

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 import deploy
-from deploy.progress_model import Readings, ShardReading
-from deploy.runner.readings import Reading, SeriesPoint
+from deploy.progress_model import ShardReading
+from deploy.runner.readings import SeriesPoint
 from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
 from shards.messages import Histogram
+from tests.support.job_readings import write_figures
 from tests.support.service_in_process import Running, Start
 
 DATABASES = ("sqlite", "postgresql")
@@ -350,21 +351,7 @@ def test_metrics_have_the_histograms_of_shards(idle: Running) -> None:
     job = idle.submit("train")
     histogram = Histogram((0.001, 2.5), (3, 1, 1), 9.5)
     shard = ShardReading(0, 5, None, None, None, 0, apply_s=histogram)
-    figures = Readings(
-        elapsed_s=1.0, steps=5, planned=9, remaining_s=None, samples_per_s=None, loss=None,
-        rate=0.1, epoch=None, staleness_mean=None, staleness_max=None, bound=4, absent=0,
-        workers=(), shards=(shard,),
-    )  # fmt: skip
-    point = SeriesPoint(
-        time=1.0, seconds=1.0, updates=5, samples=5, loss=None, samples_per_s=None,
-        staleness_p50=None, staleness_p99=None, staleness_max=None, clock_gap=0, waiting=0,
-    )  # fmt: skip
-    found = Reading(
-        time=1.0, attempt=1, readings=figures, point=point, staleness=[], times_s={}, holds={}
-    )
-    folder = store.folder(job) / "readings"
-    folder.mkdir(exist_ok=True)
-    (folder / "newest.json").write_bytes(msgspec.json.encode(found))
+    write_figures(store.folder(job), shards=(shard,))
     assert "downpour_shard_apply_seconds_count{" not in idle.http.get("/metrics").text
     for state in (JobState.CHECKING, JobState.STARTING, JobState.RUNNING):
         store.move(store.get(job), state)

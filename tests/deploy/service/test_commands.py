@@ -13,10 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli import app
+from deploy.progress_model import LinkReading, ShardReading
 from deploy.service.client import ServiceClient
 from deploy.settings import TrainSettings
 from shards.errors import BadInput, GiveUp
 from tests.support.doc_pages import commands, fences, read
+from tests.support.eventually import eventually
+from tests.support.job_readings import write_figures
 from tests.support.service_in_process import Running, listening
 
 Call = Callable[..., Result]
@@ -96,6 +99,26 @@ def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
     lines = call("events", "-f", job, "--json").stdout.splitlines()
     assert json.loads(lines[-1])["data"]["state"] == "CANCELLED"
     assert "CANCELLED" in call("events", job).stdout
+
+
+def test_top_shows_the_links_of_jobs(call: Call, service: Running, solver: Path) -> None:
+    """Each pair of hosts is a line below its job, with the round trip and the bytes."""
+    job = submitted(call, solver, "train")
+    service.await_state(job, "RUNNING")
+    links = (LinkReading("here", "there", 12.5, 3e6), LinkReading("here", "here", None, None))
+    shard = ShardReading(0, 5, None, None, None, 0)
+    write_figures(service.service.store.folder(job), links=links, shards=(shard,))
+    eventually(lambda: bool(service.get(job)["head"]), because="the service reads the figures")
+    lines = call("top").stdout.splitlines()
+    assert "    here -> there  RTT 12.5 ms  3 MB/s pushed" in lines
+    assert "    here -> here  RTT - ms  0 MB/s pushed" in lines
+    call("cancel", job, "--now")
+
+
+def test_a_folder_without_a_run_cannot_be_set(call: Call, tmp_path: Path) -> None:
+    """No service is asked: the argument is a folder of this machine."""
+    with pytest.raises(BadInput, match="expected a run folder or a place with snapshots"):
+        call("set", tmp_path, "staleness=3")
 
 
 def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path: Path) -> None:
