@@ -12,7 +12,7 @@ length of the log before it. A mark that was damaged by a power failure is ignor
 
 Files older than that base are obsolete and are reused: a log or a base is written over one of them,
 which takes half of the time of a new file, and no more disk space. So after the last record a file
-may hold records of its earlier use, which do not count.
+may hold records of its earlier use. They fail the check with this file's number, and are ignored.
 """
 
 from collections.abc import Iterator
@@ -177,7 +177,7 @@ def _check_newest(disk: LogStorage, last: int) -> None:
 
 
 def _remedy(disk: LogStorage) -> str:
-    return f"put back what it held, or remove {disk.where / MARK} to continue without it"
+    return f"restore the missing records, or remove {disk.where / MARK} to continue without them"
 
 
 def has_begun(folder: Path) -> bool:
