@@ -214,7 +214,7 @@ class ShardFrontend:
                 sender, message.request
             ):
                 # If the answer is still being sent, the request is a repetition and is ignored.
-                # Copies of one request that were delayed together need one answer.
+                # Several copies of one request may arrive together: one answer is enough.
                 asked = address, message.request
                 if message.request == 0 or asked not in seen:
                     seen.add(asked)
