@@ -135,7 +135,7 @@ class Actor(ProcessHandle):
     def __init__(
         self, order: Launch, *, gpus: int = 0, node: str | None = None, elsewhere: bool = True
     ) -> None:
-        """Start an actor on the node with id `node`; if that is gone, `elsewhere` or not at all.
+        """Start an actor on the node with id `node`, or on another if that is gone and `elsewhere`.
 
         Without a `node` Ray spreads the actors over all nodes.
         """
