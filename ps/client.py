@@ -250,7 +250,7 @@ class Client:
 
     @property
     def recommended_prefetch(self) -> int:
-        """How many of the caller's steps early to prefetch weights, by the link measured so far."""
+        """By how many of the caller's steps to prefetch weights early, given the measured link."""
         return self._pacing.ahead
 
     @_by_one_thread

@@ -160,12 +160,12 @@ class ShardReplica:
 
     @property
     def serving(self) -> bool:
-        """Whether it is the primary of a confirmed configuration."""
+        """Whether this copy is the primary of a confirmed configuration."""
         return not self.retired and self._active is not None and self._active.primary == self.boot
 
     @property
     def called(self) -> bool:
-        """Whether it has accepted to be the primary and waits for the confirmation."""
+        """Whether this copy has accepted to be the primary and waits for the confirmation."""
         accepted = self._accepted
         called = accepted is not None and accepted.primary == self.boot
         return called and not self.serving and not self.retired

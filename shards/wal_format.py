@@ -14,8 +14,8 @@ The WAL holds:
   then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.
 - The *opening* of each file: its number, the shard's spec, the incarnation that writes it, and the
-  length of the file before it. Replaying the opening of a new incarnation forgets parked requests,
-  as that incarnation did; their workers ask again.
+  length of the file before it. Replaying the opening of a new incarnation drops parked requests,
+  because that incarnation did not have them; their workers ask again.
 - The *state* at an opening, in a separate file: the base from which later files are replayed.
 
 A repeated or refused push is kept without its frames, which were never read. A push that the guard

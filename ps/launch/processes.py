@@ -129,6 +129,7 @@ class ChildProcess(ProcessHandle):
         self._relay = LogRelay(self.name)
         try:
             self.process = subprocess.Popen(
+                # -P: the working directory must not come first in the child's import path.
                 [sys.executable, "-P", "-m", "ps.launch.child_main", self.name],
                 env=os.environ | {"PYTHONPATH": _import_path()} | self._relay.environ,
                 stdin=subprocess.PIPE,

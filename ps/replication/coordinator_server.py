@@ -60,7 +60,7 @@ class _Watch:
     ) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never: the first break is the proof
         self.events = self._socket.get_monitor_socket(_BROKEN | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.taken_up = False
         plain, key = address_of(peer)

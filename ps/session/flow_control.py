@@ -87,7 +87,7 @@ class WindowEstimator:
 
     @property
     def early(self) -> int:
-        """How many of the caller's steps early to send a request; from 1 to `most`."""
+        """By how many of the caller's steps to send a request early; from 1 to `most`."""
         if not self._taken or self._own_s is None:
             return 1
         quickest_s = _GAIN * self._taken[0][1]
@@ -100,7 +100,7 @@ class WindowEstimator:
     def looks(self) -> bool:
         """Whether to send the next request alone, to measure the link again.
 
-        Never while one in flight is enough: the measurement would then change nothing.
+        False while one in flight is enough, because the measurement would change nothing.
         """
         if not self._taken:
             return False
@@ -169,7 +169,7 @@ class FlowControl:
 
     @property
     def ahead(self) -> int:
-        """How many of the caller's steps early to request weights."""
+        """By how many of the caller's steps to request weights early."""
         return 1 if self.pulls.looks else self.pulls.early
 
     @property

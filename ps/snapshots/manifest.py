@@ -116,6 +116,7 @@ def save_snapshot(
             residuals=kept,
             settings=newest_settings(states),
         )
+        # Flushed first: a manifest must not survive a power failure without its files.
         store.settle()
         store.put(MANIFEST, [checked_json.encode(manifest)])
         store.settle()

@@ -209,7 +209,7 @@ class LinkStream:
         return self._flying + size <= self._model.window
 
     def enter_at(self, size: int, now: float) -> float:
-        """When to try again, after `may_enter` was False."""
+        """When to ask `may_enter` again, after it was False."""
         at = self._lane.room_at(size, now)
         if self._flying + size > self._model.window:
             at = max(at, self._unacknowledged[0][0])

@@ -115,7 +115,7 @@ class PrimaryResolver:
 
 
 def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
-    """The same cluster with the endpoints of the primaries that serve now.
+    """This cluster with the endpoints of the primaries that serve now.
 
     None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
     this process or fails its own authentication.

@@ -115,7 +115,7 @@ class Autosaves:
     def replaced(self) -> None:
         """Remove older autosaves: the shard has a new state, and must not resume an old one."""
         if self._writing is not None:
-            self._writing.join()
+            self._writing.join()  # otherwise it would write an old state after the removal
         for name in {_SAVE, _EMPTY}.intersection(self._disk.names()):
             self._disk.remove(name)
         self._version, self._due = None, -inf
