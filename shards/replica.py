@@ -221,8 +221,8 @@ class ShardReplica:
         """Answer a worker or an operator."""
         if not self.serving:
             reason = Retry(
-                f"this copy of shard {self.number} does not serve; if no other copy does, all that"
-                " held its state have died: resume the job from its last snapshot"
+                f"this copy of shard {self.number} does not serve; if no other copy does, every"
+                " copy with its state has died: resume the job from its last snapshot"
             )
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)

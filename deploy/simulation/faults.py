@@ -287,7 +287,7 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
 
 
 class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
-    """A copy dies `after_s` seconds after its group comes in sync: from then on nothing is lost."""
+    """A copy dies `after_s` seconds after its group comes in sync: its death must lose nothing."""
 
     target: str
     after_s: float

@@ -177,6 +177,7 @@ def _check_all_or_none(orders: Sequence[ShardLaunch], children: Sequence[Process
     raise BadInput(
         f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
         f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to start without"
+        " them"
     )
 
 

@@ -319,5 +319,6 @@ class CopyRegistry:
                 pinned = {address_of(message.endpoint).key, address_of(message.peer).key}
                 good = bool(key) and self._copies.get(message.beat.boot) == key and pinned == {key}
         if not good:
-            kind = type(message).__name__.lower()
-            raise BadMessage(f"coordinator: {kind} from a key that may not send it")
+            raise BadMessage(
+                f"coordinator: {type(message).__name__.lower()} from a key that may not send it"
+            )

@@ -171,8 +171,8 @@ def _acquire(side: Side, seconds: float) -> Plan[Sequence[Answer]]:
         until = heard.now + side.patience_s if until is None else until
         if heard.now > until:
             raise Retry(
-                "the shards are quiesced by another operator, which reshards the job, takes a"
-                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+                "the shards are quiesced by another operator, which reshards, saves or reads the"
+                f" job, for at most {busy_s:.0f} s more"
             )
         if _busy_s(heard.answers[:1]):
             yield from resume(side)
@@ -201,7 +201,7 @@ def _reach_cut(
         if heard.now - began > patience_s:
             yield from resume(side)
             raise Unreachable(
-                f"shard {missing[0]} still lacks pushes of the others after {patience_s:g} s",
+                f"shard {missing[0]} still lacks pushes that others have after {patience_s:g} s",
                 missing[0],
             )
         yield Pause(LOOK_S)
@@ -276,8 +276,8 @@ def _settle(
         until = heard.now + side.patience_s if until is None else until
         if heard.now > until:
             raise Retry(
-                "set: the shards are quiesced by an operator, which reshards the job, takes a"
-                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+                "set: the shards are quiesced by an operator, which reshards, saves or reads the"
+                f" job, for at most {busy_s:.0f} s more"
             )
         yield Pause(min(busy_s, BUSY_S))
     return ()
@@ -453,7 +453,7 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
         if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         yield from _reach_cut(side, QUIESCE_S, cut, apply_buffer=uneven)
-    raise Unreachable(f"the shards have not come to one cut in {_TRIES} attempts")
+    raise Unreachable(f"the shards did not reach one cut in {_TRIES} attempts")
 
 
 # --- questions and answers ------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class PayloadEncoder:
                 )
             changes = self._views_are_kept and self.compression[ask.table].pulls_changes
             if part.kind is not ask.kind and not (changes and part.kind is Kind.F4):
-                raise BadMessage(f"weights: expected them as {ask.kind}, got {part.kind}")
+                raise BadMessage(f"weights: expected kind {ask.kind}, got {part.kind}")
             payload = payloads.checked("weights", part.kind, part.zstd, keys, frame)
             if changes:
                 place = reply.shard, ask.table

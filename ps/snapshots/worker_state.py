@@ -148,7 +148,7 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
     except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
-        raise BadInput(f"worker state {path}: expected what save wrote, got {detail}") from None
+        raise BadInput(f"worker state {path}: expected a file of `save`, got {detail}") from None
     if check != tensors_check(arrays, metadata):
         raise BadInput(f"worker state {path}: it does not match its checksum")
     return state, arrays

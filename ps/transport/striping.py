@@ -19,8 +19,8 @@ out over the same connections. Neither envelopes (shards/wire_format.py) nor not
 begin with the mark, so it distinguishes a part from a message sent whole.
 
 Nothing is copied for sending, and reassembly copies only frames that were cut. A stranger's part
-costs the receiver no more memory than its own bytes, up to a limit: parts are held as they came,
-and no memory is allocated because of what a header merely claims.
+costs the receiver only the memory of its bytes, up to a limit: parts are held as they came, and no
+memory is allocated because of what a header merely claims.
 """
 
 import math

@@ -54,7 +54,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         raise BadInput(
             f"logs {folder}: expected weights of every shard or of none, got those of"
             f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
-            f" remove {folder} to continue without"
+            f" remove {folder} to continue without them"
         )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
@@ -64,7 +64,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
             f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
             f" on {'another machine' if one else 'other machines'}: copy"
             f" {'it' if one else 'them'} here to resume from the logs, or remove {folder} to"
-            " continue without"
+            " continue without them"
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(

@@ -138,7 +138,7 @@ def test_a_shard_whose_log_is_gone(tmp_path: Path) -> None:
         started()
     assert str(caught.value) == (
         f"logs {tmp_path}: expected weights of every shard or of none, got those of shard 0 and"
-        f" none of shard 1: put back the missing logs, or remove {tmp_path} to start without"
+        f" none of shard 1: put back the missing logs, or remove {tmp_path} to start without them"
     )
     shutil.rmtree(folder)
     aside.rename(folder)
