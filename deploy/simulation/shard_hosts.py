@@ -50,7 +50,10 @@ class ShardProcess(SimulatedProcess):
         self.former = np.empty(0, RECORD)
 
     def records(self) -> NDArray[np.void]:
-        """The records of all pushes in its state; own ones replace `former` ones of one version."""
+        """The records of all pushes in its state.
+
+        If both have records of a version, its own replace the `former` ones.
+        """
         own, former = self.shard.journal.since(0)[1], self.former
         if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
