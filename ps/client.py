@@ -98,8 +98,8 @@ class Client:
     and the result of `own_state` are written there (ps/snapshots/residual_writer.py). `link` puts
     all traffic behind a modelled slow link. `stripes` is the number of TCP connections over which a
     shard's messages are spread; by default it depends on the round trip
-    (ps/transport/striping.py). `allocate` creates the arrays that `pull` and `new_gradient` return:
-    page-locked ones, where they go to a GPU.
+    (ps/transport/striping.py). `allocate` creates the arrays that `pull` and `new_gradient` return,
+    for example page-locked ones for copies to a GPU.
 
     `rolled_back` holds the last rollback of each shard that died and was restored from its
     autosave; `lost` counts this worker's acknowledged pushes that were lost in rollbacks.
@@ -197,7 +197,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> PulledWeights:
         """The weights for the step at `clock` (default: the next one); waits at the staleness
-        bound, for at most `timeout_s` seconds: then it raises ClockTimeout, and may be repeated.
+        bound. After `timeout_s` seconds it raises ClockTimeout; the call may then be repeated.
 
         With `tables`, the weights of these tables alone, one after another in the job's order.
         The array is read-only, and not overwritten while it is referred to; drop it when done. With
@@ -250,7 +250,7 @@ class Client:
 
     @property
     def recommended_prefetch(self) -> int:
-        """How many of the caller's steps early to prefetch weights, by the link measured so far."""
+        """By how many of the caller's steps to prefetch weights early, given the measured link."""
         return self._pacing.ahead
 
     @_by_one_thread
@@ -614,7 +614,8 @@ class Client:
     def _enter(self, kind: type[Pull | Push] | None) -> float:
         """A call begins: record how long the caller was busy, and process what arrived meanwhile.
 
-        After a brief absence, arrivals wait and are processed with later ones. Returns the time.
+        After a brief absence, arrivals are left to be processed with later ones. Returns the
+        present time.
         """
         if self._closed:  # tested here, because a function call costs time at each push
             self._check_open()

@@ -1,4 +1,4 @@
-"""The settings of a job that change while it trains: which changes a shard follows, and which hold.
+"""The settings of a job that change while it trains: which changes are valid, which are in force.
 
 An operator changes the staleness bound, and the factor on the rates of all schedules. A change is
 the whole new settings under a higher revision, so a repeated or late request changes nothing. Every

@@ -4,24 +4,24 @@ Theory. Each shard decides alone, so at any moment one may hold a push that anot
 Saving or resharding the job as a whole needs a *consistent cut* (Chandy and Lamport 1985): a number
 for each worker, such that every shard has applied exactly its pushes up to that number. Two steps
 produce it. First each shard quiesces where it is and reports its last applied push of each worker.
-The largest of those numbers are the cut, and each shard then quiesces at the cut. It will get
-there: a push that one shard has applied was sent to all, and a live worker repeats it until all
+The largest of those numbers are the cut, and each shard then quiesces at the cut. Every shard will
+reach it: a push that one shard has applied was sent to all, and a live worker repeats it until all
 have it. A dead worker is not waited for; its last push was never acknowledged.
 
-Pushes beyond the cut are refused and will be repeated; pulls continue. A worker that leaves is
-refused as well: otherwise the new shards, which have it from an earlier export, would count it
-until its lease runs out, and not apply a buffer meanwhile that nobody fills any more.
+Pushes beyond the cut are refused and will be repeated; pulls continue. A worker's leave is refused
+as well. Otherwise the new shards, which have the worker from an earlier export, would count it
+until its lease runs out, and meanwhile wait to apply a buffer that no worker fills any more.
 
 A quiesce is a lock with a lease (Gray and Cheriton 1989). It belongs to the operator that began it,
-which is named by a number that it has drawn. Until it ends, no other operator can move the cut, end
-the quiesce, or hand the shard over: a cut that one operator relies on does not change because
-another one fails. The quiesce ends by itself, so that an operator that dies blocks no worker, and
-no other operator, for long.
+which is identified by a number that it has drawn. Until the quiesce ends, no other operator can
+move the cut, end the quiesce, or hand the shard over: a cut that one operator relies on does not
+change because another one fails. The quiesce ends by itself, so that an operator that dies blocks
+no worker, and no other operator, for long.
 
-A successor of the shard, from its WAL or as another copy, must not go beyond the cut either: it
-would apply pushes that the operator believes are left to the new shards. The end of the quiesce is
-a time of another clock, so the successor starts the full duration again, unless the predecessor has
-seen the quiesce end.
+A successor of the shard, recovered from its WAL or promoted from a backup, must not go beyond the
+cut either: it would apply pushes that the operator leaves to the new shards. The recorded end of
+the quiesce is a time of another clock, so the successor starts the full duration again, unless the
+predecessor has seen the quiesce end.
 """
 
 from collections.abc import Mapping
@@ -59,9 +59,9 @@ class QuiesceTracker:
         return QuiesceState(dict(self._cut), self._seconds, self._ends_at, self._owner)
 
     def begin(self, owner: int, cut: Mapping[str, int], seconds: float, now: float) -> None:
-        """For `seconds`, allow no push beyond `cut`, nor any of workers not in it; 0 ends this.
+        """For `seconds`, allow no push beyond `cut`, and none of workers not in it; 0 resumes.
 
-        Only while no other operator is the owner (`busy_s`).
+        Call it only while no other operator is the owner (`busy_s`).
         """
         self._owner, self._cut, self._seconds = owner, cut, seconds
         self._ends_at = now + seconds if seconds > 0 else None

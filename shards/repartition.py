@@ -1,9 +1,9 @@
 """Repartitioning: a job's state, cut for another number of shards.
 
 Arrays move by key. Everything else describes the whole job, and each new shard gets the same. At a
-consistent cut (quiesce.py) all shards agree about every live worker. A worker that died during a
-push may have it applied at some shards only; then the furthest progress counts. That push was never
-acknowledged, and no part of it is ever applied twice.
+consistent cut (quiesce.py) all shards agree about every live worker. If a worker died during a
+push, some shards may have applied it and others not; then the furthest progress counts. That push
+was never acknowledged, and no part of it is ever applied twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -107,7 +107,7 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     # A push counts for a table only at the shards that hold a section of what it changes.
     tables = {name for saved in all_saved for name in saved.updates}
     updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
-    # A buffer that one shard alone has applied holds fewer pushes there; none may be forgotten.
+    # A shard that alone has applied its buffer counts fewer pushes in it: keep the highest count.
     collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
     # A change of the settings may have reached some shards only; the new ones must agree.
     changed = [saved.settings for saved in all_saved if saved.settings is not None]

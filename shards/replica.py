@@ -15,20 +15,20 @@ that it shows is *committed*, that is, held by every copy that the configuration
 - A backup counts as *in sync* once it has received the whole state and has reported everything that
   was committed. From that moment nothing is committed without it. Only then does the primary report
   it to the coordinator, which from then on may promote it. Before that, every two entries that the
-  backup reports allow one more to be committed without it. So workers never wait for everything
-  that came while its state travelled, and the backup catches up even over a link slower than they
-  are.
+  backup reports allow one more to be committed without it. So workers never wait for all entries
+  that were made while the state travelled, and the backup catches up even if its link is slower
+  than the workers' pushes.
 - A state may travel for minutes, while workers push. It travels in pieces (state_pieces.py), a few
-  at a time, so entries and heartbeats do not wait behind it. An epoch has one such state: the
-  version that it was taken at is kept until the backup reports it, and so is every entry since;
-  these follow the last piece. What a silent backup has not reported is sent again; each repetition
-  of a piece waits twice as long as the one before.
+  at a time, so entries and heartbeats do not wait behind it. Each epoch sends one such state. The
+  version from which it was taken is kept until the backup reports it, and so is every later entry;
+  these entries follow the last piece. Pieces and entries that a silent backup has not reported are
+  sent again; each repetition of a piece waits twice as long as the one before.
 - A primary acts under the newest configuration that the coordinator has *confirmed*; until then it
   continues under the one before. A copy that has accepted a newer configuration ignores the entries
-  of an older one, so a former primary can commit nothing more. It does not step down for that:
-  until the newer configuration is confirmed, the coordinator may still call it back.
+  of an older one, so a former primary can commit nothing more. The former primary does not step
+  down yet: until the newer configuration is confirmed, the coordinator may still call it back.
 - A backup that is promoted serves only once confirmed. It may hold entries that were never
-  committed; they are now. A worker that repeats such a push gets a duplicate's Ack.
+  committed; its promotion commits them. A worker that repeats such a push gets a duplicate's Ack.
 
 The workers' parked pulls, which change nothing, die with the primary: a worker learns from the new
 one's boot number that it must say hello again, and repeats its request.
@@ -109,9 +109,9 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 class _Sending(msgspec.Struct):
-    """A state on its way to the backup: the first `arrived` pieces are there, `sent` are sent.
+    """A state in transit to the backup: it has reported `arrived` pieces, and `sent` were sent.
 
-    Once all have been sent, `all_sent`, entries follow, although some pieces may be sent again.
+    `all_sent`: each piece was sent once; entries follow now, even if some pieces are sent again.
     """
 
     position: int
@@ -122,7 +122,7 @@ class _Sending(msgspec.Struct):
 
 
 class ShardReplica:
-    """One life of one copy of a shard; `make_shard` makes an empty shard with this boot number."""
+    """One incarnation of a copy of a shard; `make_shard` makes an empty shard with its number."""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class ShardReplica:
 
     @property
     def serving(self) -> bool:
-        """Whether it is the primary of a confirmed configuration."""
+        """Whether this copy is the primary of a confirmed configuration."""
         return not self.retired and self._active is not None and self._active.primary == self.boot
 
     @property
     def called(self) -> bool:
-        """Whether it has accepted to be the primary and waits for the confirmation."""
+        """Whether this copy has accepted to be the primary and waits for the confirmation."""
         accepted = self._accepted
         called = accepted is not None and accepted.primary == self.boot
         return called and not self.serving and not self.retired
@@ -221,8 +221,8 @@ class ShardReplica:
         """Answer a worker or an operator."""
         if not self.serving:
             reason = Retry(
-                f"this copy of shard {self.number} does not serve; if no other copy does, all that"
-                " held its state have died: resume the job from its last snapshot"
+                f"this copy of shard {self.number} does not serve; if no other copy does, every"
+                " copy with its state has died: resume the job from its last snapshot"
             )
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
@@ -279,7 +279,7 @@ class ShardReplica:
         return Effects(self._released(), posts)
 
     def _step_down(self) -> None:
-        """Retire: this copy has no part any more, and will never acknowledge what it held back."""
+        """Retire: this copy is in no configuration any more, and never sends the held answers."""
         self.retired = True
         self._held.clear()
         self._unreported.clear()

@@ -14,13 +14,13 @@ The WAL holds:
   then marked `apart`. Pulls end no pass.
 - *Expired leases*, by worker: the WAL has no clock of its own to decide them.
 - The *opening* of each file: its number, the shard's spec, the incarnation that writes it, and the
-  length of the file before it. Replaying the opening of a new incarnation forgets parked requests,
-  as that incarnation did; their workers ask again.
+  length of the file before it. Replaying the opening of a new incarnation drops parked requests,
+  because that incarnation did not have them; their workers ask again.
 - The *state* at an opening, in a separate file: the base from which later files are replayed.
 
 A repeated or refused push is kept without its frames, which were never read. A push that the guard
-refused for its gradient keeps them, because the refusal is counted, and because it makes the others
-of its pass go one by one.
+refused for its gradient keeps them, because the refusal is counted, and because it makes the pass
+apply the other pushes one at a time.
 
 A record is a head, a description of its contents, and frames:
 
@@ -124,7 +124,7 @@ class Opening(msgspec.Struct, frozen=True, tag="opening"):
 class LogPayload(msgspec.Struct, frozen=True, tag="carried"):
     """A request that waited when the file was opened, and that the state lacks.
 
-    It is replayed only from that state: a replay of the file before has it already.
+    It is replayed only after that state was loaded: a replay of the earlier files includes it.
     """
 
     at: float

@@ -18,17 +18,16 @@ class SimulationConfig(
 ):
     """One cluster and its training plan. `bound` None means no bound.
 
-    A worker makes `burst` pushes, each of one step, with the weights of one read. It needs `step_s`
-    seconds for a step on average, a message up to `delay_s`. A shard collects messages for `busy_s`
+    A worker makes `burst` pushes, each of one step, with the weights of one read. A step takes
+    `step_s` seconds on average, a message up to `delay_s`. A shard collects messages for `busy_s`
     seconds and then processes them together. No fault begins after `quiet_s`. `durability` is the
     level of the logs; a log is replaced by a new one when it exceeds `log_bytes`. A whole state
     takes `state_s` seconds longer to a backup than other messages, and travels in pieces of
-    `piece_bytes`. The update `rule` is one of
-    shards/rules.py, with its default constants. With a `second` rule the job has a second table,
-    and two pushes of three leave one of the tables out. `backups` are those of a round, `buffer` is
-    the size of a buffer. With `stale_after` a push that is more updates stale than that is applied
-    at a lower rate, or is dropped with `stale_drop` (StaleLimit). `changes_rate`: an operator may
-    change the rate.
+    `piece_bytes`. The update `rule` is one of shards/rules.py, with its default constants. With a
+    `second` rule the job has a second table, and two pushes of three leave one of the tables out.
+    `backups` is the number of backup workers of a round, `buffer` that of the pushes in a buffer. A
+    push with a staleness above `stale_after` is applied at a lower rate, or dropped with
+    `stale_drop` (StaleLimit). `changes_rate`: an operator may change the rate.
     """
 
     cluster: ClusterConfig = ClusterConfig.SINGLE
@@ -89,8 +88,8 @@ class SimulationConfig(
     def slots(self) -> bool:
         """Whether weights alone do not show which pushes they hold.
 
-        So it is if a rule keeps slots, if a push may leave a table out, if pushes wait in a buffer,
-        if a round drops some, if stale ones count for less, and if the rate changes.
+        They do not if a rule keeps slots, if a push may leave a table out, if pushes wait in a
+        buffer, if a round drops some, if stale ones count for less, or if the rate changes.
         """
         return bool(
             RULES[self.rule].slot_names

@@ -204,7 +204,7 @@ class SimulatedFileWriter:
 
 
 class DeferredTask:
-    """Background work of a process, like a thread: done later and at once, unless it dies first."""
+    """Background work in place of a thread: done later, in one go, unless its process has died."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work

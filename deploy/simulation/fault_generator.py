@@ -75,7 +75,7 @@ def swarm(
     if draw.random() < TABLES and setting.push not in SPARSE:
         others = [rule for rule in ("sgd", *RULES_WITH_SLOTS) if rule != setting.rule]
         setting = msgspec.structs.replace(setting, second=draw.choice(others))
-    # Drawn last: other draws of a seed stay as they were.
+    # Drawn last, so that the other draws of a seed do not change.
     if setting.merge == "each" and setting.push not in SPARSE and draw.random() < LIMITED:
         after, drop = draw.choice([1, 2, 3]), draw.random() < 0.5
         setting = msgspec.structs.replace(setting, stale_after=after, stale_drop=drop)
@@ -126,7 +126,7 @@ def _setting(draw: Draw, cluster: ClusterConfig) -> SimulationConfig:
 
 
 def _may_burst(setting: SimulationConfig) -> bool:
-    """Whether its shards are rolled back, and take more than one push of a worker at a time."""
+    """Whether the shards may be rolled back, and take more than one push of a worker at a time."""
     in_memory = setting.cluster in (ClusterConfig.SINGLE, ClusterConfig.COMPRESSED)
     return in_memory and setting.bound is not None and setting.merge == "each"
 
@@ -314,13 +314,13 @@ def _with_a_death(
 
 
 def _keeps_quiesces(setting: SimulationConfig, found: list[AnyFault]) -> bool:
-    """Whether no shard forgets a quiesce, as one in memory does that restarts."""
+    """Whether no shard forgets a quiesce; a shard in memory forgets it when it restarts."""
     logged = setting.cluster is ClusterConfig.LOGGED
     return logged or not any(isinstance(fault, faults.Restart) for fault in found)
 
 
 def _holds(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
-    """Operators that quiesce the shards; a second one comes while the first may still do."""
+    """Operators that quiesce the shards; a second one may come while the first is still active."""
     at, for_s = _time(draw, setting), _rounded(draw.uniform(0.1, 2.0))
     first = faults.HoldFault(at=at, for_s=for_s)
     if draw.random() < 0.5:
@@ -332,7 +332,7 @@ def _holds(draw: Draw, setting: SimulationConfig) -> list[AnyFault]:
 def _changes(draw: Draw, setting: SimulationConfig) -> list[faults.SetFault]:
     """Operators that change the bound, the rate or both; each rate is another power of two.
 
-    Without a push of its own, a buffer may be applied at a rate that no record has.
+    With buffers the rate stays: one may be applied without a push, at a rate that no record has.
     """
     bounded = setting.merge != "round"
     rated = setting.merge != "buffer" and setting.push not in SPARSE

@@ -240,8 +240,8 @@ class ReshardFault(Fault, frozen=True, kw_only=True, tag="reshard"):
 
 
 class HoldFault(Fault, frozen=True, kw_only=True, tag="hold"):
-    """An operator quiesces the shards for `for_s` seconds and then ends that, as a consistent read
-    does: not a fault, but it may meet another operator.
+    """An operator quiesces the shards for `for_s` seconds and then resumes them, as a consistent
+    read does: not a fault, but it may meet another operator.
     """
 
     for_s: float
@@ -253,8 +253,8 @@ class HoldFault(Fault, frozen=True, kw_only=True, tag="hold"):
 class SetFault(Fault, frozen=True, kw_only=True, tag="set"):
     """An operator changes settings of the job: not a fault, but a target for faults.
 
-    The staleness bound becomes `bound` (none given: no bound) if it `sets_bound`, and the factor on
-    the rates `rate_factor`, if that is given.
+    With `sets_bound` the staleness bound becomes `bound` (None: no bound). The factor on the rates
+    becomes `rate_factor`, unless that is None.
     """
 
     sets_bound: bool = False
@@ -287,7 +287,7 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
 
 
 class Ambush(Fault, frozen=True, kw_only=True, tag="ambush"):
-    """A copy dies `after_s` seconds after its group is next in sync, when the promise begins."""
+    """A copy dies `after_s` seconds after its group comes in sync: its death must lose nothing."""
 
     target: str
     after_s: float

@@ -136,7 +136,7 @@ class PullWatch:
         self._burst, self._follows = setting.burst, follows
         # Whether pushes can be counted, because weights are float32 and not means of rounds.
         self.exact = exact(setting, setting.pull)
-        self.whole = True  # until the shard loses state, and the clocks in it, unnoticed
+        self.whole = True  # until the shard loses state, with its clocks, and does not report it
         self._clocks: dict[tuple[bytes, int], int] = {}
         self._joined: set[bytes] = set()
         self._readers: set[bytes] = set()
@@ -259,7 +259,9 @@ def check_records(
         if mine["seq"].tolist() != wanted:
             raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
         if np.any(np.diff(mine["incarnation"]) < 0):
-            raise Violation(Promise.ORDER, f"a former life of {name} wrote after a later one")
+            raise Violation(
+                Promise.ORDER, f"an earlier incarnation of {name} wrote after a later one"
+            )
         for life in set(mine["incarnation"].tolist()):
             # An earlier incarnation may have sent this shard a clock that shard 0 never received.
             clocks = mine["clock"][mine["incarnation"] == life]

@@ -1,11 +1,11 @@
-"""Checks that a shard trains with the settings that operators have chosen, and does not go back.
+"""Checks that a shard trains with the settings that operators chose, and never with older ones.
 
 A shard follows a change from the moment when it has answered the operator: every update that it
 applies later, and every pull that it answers, has these settings or newer ones, across deaths,
-failovers and resharding. What an operator has asked for is noted before it is sent, so a shard with
-settings that nobody asked for is noticed, too. The bound of each pull is checked by the settings in
-force, and not by the gate (invariants.py); the rates are those in the records of the updates, which
-the reference model applies.
+failovers and resharding. Each change is recorded before the operator sends it, so a shard with
+settings that nobody asked for is detected, too. The bound of each pull is checked by the settings
+in force, and not by the gate (invariants.py); the rates are those in the records of the updates,
+which the reference model applies.
 """
 
 from collections.abc import Sequence

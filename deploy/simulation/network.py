@@ -1,8 +1,8 @@
 """The simulated links, which deliver messages, and delay, lose or mangle them under faults.
 
-The ends of a link are names of processes. The network keeps a list of its present
-faults, and decides the delivery of a message when it is sent. Headers travel as bytes. Frames
-travel as the arrays themselves, as with ZeroMQ, plus a copy to compare with on arrival.
+The ends of a link are names of processes. The network keeps a list of its present faults, and
+decides the delivery of a message when it is sent. Headers travel as bytes. Frames travel as the
+arrays themselves, as with ZeroMQ, plus a copy to compare with on arrival.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@ A request is repeated until each shard has answered, as the admin client does.
 
 `ReshardOperator` moves the job to other shards. What the shards hand over is recorded for the
 checks at the end of the run: the records of each block of floats, and the pushes that a shard
-lacked when their worker had fallen silent. No part of such a push may be applied later. That it is
-incomplete is the only exception to exactly-once.
+lacked when their worker had fallen silent. Such a push stays incomplete, which is the only
+exception to exactly-once: no further part of it may be applied later.
 
 `HoldOperator` quiesces the shards for a while, as a consistent read or an aligned snapshot does.
 
@@ -182,7 +182,7 @@ class ReshardOperator(Operator):
         cuts, settings = [saved.ledger.cut for saved in self._exported], newest_settings(states)
         yield from admin_plans.hand_over(old, address_of(self._generation), cuts, settings)
         if self._old[0].moved_to is None:
-            raise Violation(Promise.FINAL, "shard 0 confirmed it, but still serves")
+            raise Violation(Promise.FINAL, "shard 0 confirmed the hand-over, but still serves")
 
     def _before(self, step: Ask) -> None:
         if step.kind is HandOver:

@@ -6,8 +6,8 @@ most c - s, at each shard separately. A breach is detected at one of two moments
 - when the read is served: a push of such a clock has been made and is not in the weights served;
 - later: a worker makes a push of such a clock, so it was registered there at too high a clock.
 
-The clocks are those that the workers send; the shard's ledger is what is being checked. There are
-two exceptions:
+The clocks are those that the workers send, not those in the shard's ledger, because the ledger is
+what is being checked. There are two exceptions:
 
 - Pushes that a shard has acknowledged, and lost when it was rolled back, are in no read any more.
 - A worker that a shard has lost and registers again may have pushes in flight at that moment, sent

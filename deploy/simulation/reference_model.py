@@ -2,15 +2,15 @@
 
 Under plain SGD, two sums show which pushes were applied (invariants.py). A rule with slots depends
 on more: momentum on the order of all pushes, Adam also on their number. With two tables a push may
-leave one out. So for such jobs the rules alone replay the records of a shard's pushes, which are
-checked separately: without versions, spare slots, copies, logs or resharding. At the end the
-shard's weights and slots must be equal to the bit, whatever happened to it. A push that is lost,
-torn, applied twice or delayed changes everything after it.
+leave one out. So for such jobs this file applies the rules alone to the records of a shard's
+pushes, without versions, spare slots, copies, logs or resharding; the records are checked
+separately. At the end the shard's weights and slots must be equal to the bit, whatever happened to
+it. A push that is lost, torn, applied twice or delayed changes everything after it.
 
 A round is the mean of its pushes, and a buffer the sum of its pushes divided by its size. A push
-that was dropped changes nothing. The rate of an update is the one in its records. How stale a push
-was follows from the versions in its record, and with a limit on staleness, so does what must have
-become of it.
+that was dropped changes nothing. The rate of an update is the one in its records. A push's
+staleness follows from the versions in its record, and decides, under a limit on staleness, whether
+the push must have been scaled down or dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +45,8 @@ def check_versions(rows: NDArray[np.void], before: int, shard: Shard) -> None:
     made = sorted(set(rows["apply_version"][rows["dropped"] == 0].tolist()))
     wanted = list(range(before + 1, shard.version + 1))
     if isinstance(shard.spec.merge, Buffer):
-        # The buffer that came with the state may be in the first update alone, and the present one
-        # is in no update yet.
+        # A buffer that came with the state may be the whole first update, of which this shard has
+        # no records; and the present buffer is in no update yet.
         wanted += [shard.version + 1] if shard.version + 1 in made else []
         wanted = wanted if before + 1 in made else wanted[1:]
     if made != wanted:
@@ -131,8 +131,8 @@ def _replayed(
 ) -> Sequence[Array]:
     """A block's weights and slots, a buffer included, after all these pushes of its table.
 
-    Beyond each version in `counts` the table's updates count from the number there: of the shards
-    that a job left, with backup workers, one may have applied more rounds than another.
+    After each version in `counts`, the table's updates are counted from the number there: with
+    backup workers, one of the shards that a job left may have applied more rounds than another.
     """
     merge, count = shard.spec.merge, 0
     weights, out, *slots = np.zeros((2 + len(rule.slot_names), BLOCK), np.float32)

@@ -61,7 +61,7 @@ class Copy(ShardProcess):
 
     @property
     def epoch(self) -> int:
-        """That of its active configuration; 0 without one."""
+        """The epoch of its active configuration; 0 without one."""
         return self.replica._active.epoch if self.replica._active else 0
 
     def _tick(self) -> None:
@@ -82,7 +82,7 @@ class Copy(ShardProcess):
             self._disturbed_at, self._behind = world.clock.now, behind
         elif world.clock.now - self._disturbed_at > FOLLOWED_S:
             raise Violation(
-                Promise.PROGRESS, f"copy {backup} comes no nearer for {FOLLOWED_S:g} s: {active}"
+                Promise.PROGRESS, f"copy {backup} got no closer in {FOLLOWED_S:g} s: {active}"
             )
 
 
@@ -130,8 +130,8 @@ class ReplicatedShardHost(ShardHost):
     def route(self, client: "Client") -> tuple[str, Deliver] | None:
         """The copy that this client uses; if it is dead, another one at random.
 
-        Only so often: chance alone could keep a client from the copy that serves, of which the
-        coordinator informs a real one (primary_resolver.py).
+        After `TRIES` refusals in a row it is the copy that serves: chance alone could keep a client
+        from that copy, of which the coordinator informs a real client (primary_resolver.py).
         """
         copy = self._routes.get(client.name)
         if copy is None or not copy.alive:

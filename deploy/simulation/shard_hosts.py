@@ -50,7 +50,10 @@ class ShardProcess(SimulatedProcess):
         self.former = np.empty(0, RECORD)
 
     def records(self) -> NDArray[np.void]:
-        """The records of all pushes in its state; its own replace former ones of their version."""
+        """The records of all pushes in its state.
+
+        If both have records of a version, its own replace the `former` ones.
+        """
         own, former = self.shard.journal.since(0)[1], self.former
         if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
@@ -92,7 +95,7 @@ class ShardHost:
         self._pulls = PullWatch(number, world.setting, served, follows)
 
     def _follows(self, address: bytes) -> bool:
-        """Whether the life at this address has trained with the shards that the job left."""
+        """Whether the worker at this address has trained with the shards that the job left."""
         began_with = self._world.life_at(address).began_with
         return bool(began_with) and self not in began_with
 
@@ -240,7 +243,7 @@ class ShardHost:
     def _earlier(self, block: int) -> NDArray[np.void]:
         """The records of a block's pushes at the shards that held it earlier.
 
-        Those that came in a buffer are in this shard's first update.
+        Pushes that came in a buffer are part of this shard's first update.
         """
         rows = self._before[block].copy()
         rows["apply_version"][rows["apply_version"] == _BUFFERED] = self._began + 1
@@ -315,7 +318,7 @@ class ShardHost:
                 invariants.check_prefix(shard.held.weights(), setting.workers, where)
 
     def _check_whole(self) -> None:
-        """Check that every push of every worker is in it once, or its share of a round's mean."""
+        """Check that the weights have each push of each worker once, or its share of a round."""
         shard, lives, setting = self.shard, self._world.lives, self._world.setting
         invariants.check_drained(shard, self.number)
         names = [life.name for life in lives.values()]
@@ -344,7 +347,7 @@ class ShardHost:
 def held_rows(rows: NDArray[np.void], cut: Mapping[str, int]) -> NDArray[np.bool_]:
     """Which of a shard's records are of pushes up to `cut`, each worker's last one.
 
-    A version does not say it: a push that its round has dropped makes none.
+    The versions do not show that: a push that its round has dropped makes none.
     """
     pushes = rows[["worker", "seq"]].tolist()
     return np.array([seq <= cut.get(worker.decode(), 0) for worker, seq in pushes], bool)

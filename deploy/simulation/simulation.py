@@ -42,7 +42,7 @@ from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable, Layout, ShardMap, TensorSpec, cut_evenly
 
-HORIZON_S = 200.0  # longer than two quiesces of a minute, as a death can restart one near its end
+HORIZON_S = 200.0  # longer than two quiesces of a minute: a death near the end starts one again
 BEYOND_S = 12.0  # how long a run beyond its fault budget continues after its faults
 NOTED = 200  # the number of event lines that are kept
 
@@ -136,7 +136,7 @@ class Simulation:
         """Add a line to the events of the outcome."""
         self.noted.append(f"{self.clock.now:8.3f}  {text}")
 
-    # --- for the parties --------------------------------------------------------------------------
+    # --- for shards, workers and operators --------------------------------------------------------
 
     def spec(self, shard: int, shard_map: ShardMap) -> ShardSpec:
         """The configuration with which a shard starts."""

@@ -119,7 +119,7 @@ class SimulatedWorker(SimulatedProcess):
     def _registered(self, *places: Due) -> None:
         """These shards have registered the worker; its pushes in flight count as late.
 
-        Of the weights that it has read, that is the first push, and all those before it.
+        Those are the first push from the weights that it has read, and all pushes before that.
         """
         made = max(self.clocks, default=self.session.seq)
         under_way = self._remaining + 1 if self._pulled else min(self._remaining, 1)
@@ -159,8 +159,8 @@ class SimulatedWorker(SimulatedProcess):
         self._continue()
 
     def _check_nothing_lost(self, ready: Ready) -> None:
-        """Check that a life begins after every push that all shards have acknowledged, as far as a
-        shard reports it. A shard that reports a rollback may have lost some.
+        """Check that this incarnation begins after every push that all shards have acknowledged, as
+        far as a shard reports it. A shard that reports a rollback may have lost some.
         """
         welcomes = self.session._registration._welcomes.values()
         known = max(welcome.acknowledged for welcome in welcomes)
@@ -174,7 +174,7 @@ class SimulatedWorker(SimulatedProcess):
         """Check that versions do not decrease, and that both ends of a view have equal floats."""
         boots = self.session.boots
         if self._asked_in.pop(pulled.request) != boots:
-            boots = ()  # a part may come from an earlier life of its shard
+            boots = ()  # a part may come from an earlier incarnation of its shard
         if self._world.ordered or (boots and boots == self._boots):
             read = self._versions
             # After a resharding, all shards start from the highest version of the former ones.

@@ -1,9 +1,9 @@
 """The child's side of a server in a process of its own: `python -m ps.launch.child_main NAME`.
 
 processes.py has the parent's side. The child reads its order from standard input, and writes to
-standard output where it listens, or why it does not. It ends when its parent asks it to or is gone,
-however the parent ended: the kernel closes the pipe of a parent that is killed. NAME only shows in
-lists of processes what the child is.
+standard output where it listens, or why it does not. It ends when its parent asks for that or has
+ended, even if killed: the kernel then closes the parent's pipe. NAME has no effect; it identifies
+the child in lists of processes.
 """
 
 import os
@@ -40,7 +40,7 @@ from shards.errors import BadInput, DownpourError
 
 
 def make_server(order: Launch, address: str) -> tuple[ServerThread, str]:
-    """Make the server that is ordered, not started yet, and its endpoint for others.
+    """Make the server for an order, without starting it; returns it and its endpoint for others.
 
     `address` is this machine's.
     """
@@ -125,7 +125,7 @@ def main() -> int:
             send(answers, Listening(endpoint, build_id(), server.empty))
             threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
             server.wait()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the parent learns it
+    except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
         traceback.print_exc()
         ours = isinstance(error, DownpourError)
         text = str(error) if ours else f"{type(error).__name__}: {error}"

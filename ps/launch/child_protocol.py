@@ -33,9 +33,10 @@ class ShardLaunch(_OfShard, frozen=True):
 
     `transport` is offered as well as TCP. `admission` says which keys are admitted; None admits
     anybody. If `durability` asks for a WAL, it is stored in `log_folder`; with `seen`, the parent
-    has created that folder. A shard without a WAL that is to be restarted saves its state every
-    `rollback_s` seconds in a folder of its own, `saves`, a path relative to the folder for
-    temporary files of the machine where it runs. An order holds no secret.
+    has created that folder, so a machine that lacks it is refused. A shard without a WAL that is to
+    be restarted saves its state every `rollback_s` seconds in a folder of its own, `saves`, a path
+    relative to the folder for temporary files of the machine where it runs. An order holds no
+    secret.
     """
 
     bind: str
@@ -84,7 +85,7 @@ class CoordinatorLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 Launch = ShardLaunch | CopyLaunch | CoordinatorLaunch
-"""An order; its `name` is that of the process in errors."""
+"""An order; its `name` is the name of the process in errors."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

@@ -28,7 +28,7 @@ from shards.rules import Rule
 from shards.spec import ShardSpec
 
 START_S = 120.0  # On a busy machine importing Ray alone may take a minute.
-_RECOVERED_BYTES_S = 10e6  # of state, with its WAL; an idle machine reaches 130e6
+_RECOVERED_BYTES_S = 10e6  # of state per second of replay, at least; idle machines reach 130e6
 _LAST_PORT = 65535
 _BEATS = 4  # least number of missed beats after which a copy counts as dead
 
@@ -61,7 +61,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     - `host`, `port`: shard i listens on `port + i` of `host`; port 0 picks free ones.
     - `transport`: offered to workers on the shard's host, as well as TCP.
     - `device`: what holds the weights.
-    - `secure`: use CURVE and admit only holders of keys; None: wherever other hosts can reach.
+    - `secure`: use CURVE and admit only holders of keys; None: if other hosts can reach `host`.
     - `durability`, `logs`: what survives a death, and the folder for the shards' WALs. With
       `logs_apart` each node has a folder of its own at that path.
     - `rollback_s`: at durability `memory`, seconds between a shard's autosaves; 0: none.
@@ -124,7 +124,7 @@ def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
 def check_replicable(port: int, transport: Transport, device: ShardDevice) -> None:
     """Raise BadInput naming an option that replicated shards do not support."""
     for what, fits, expected, got in (
-        ("port", port == 0, "0, wherever is free", port),
+        ("port", port == 0, "0, for free ports", port),
         ("transport", transport in (Transport.AUTO, Transport.TCP), "auto or tcp", transport),
         ("shard device", device is ShardDevice.CPU, "cpu", device),
     ):

@@ -1,4 +1,4 @@
-"""Launches a job's shards where the user wants them, and says what all launched shards offer.
+"""Launches a job's shards at the chosen placement; defines what all launched shards offer.
 
 Ray actors (ray_launcher.py) are spread over a cluster; plain processes (processes.py) run on this
 machine and need nothing but the base install. Both leave nothing behind. Ray is imported only when
@@ -24,8 +24,8 @@ class Placement(StrEnum):
 class LaunchedShards(Protocol):
     """A job's running shards, and the cluster that they form.
 
-    `restart_enabled` may be set: whether a shard may be restarted if that loses acknowledged
-    updates. While it is off, such a death is final.
+    `restart_enabled` may be set: whether to restart a shard even if that loses acknowledged
+    updates. While it is off, a death that loses some is final.
     """
 
     restart_enabled: bool

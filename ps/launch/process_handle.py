@@ -22,8 +22,8 @@ class ExitReason(NamedTuple):
 class ProcessHandle(ABC):
     """One process of a job, running its server; making a handle starts it, with its order.
 
-    It dies once. Its supervisor then starts another (restart.py, replica_supervisor.py). Only
-    `endpoint`, `wait` and `stop` wait.
+    The process dies once; its supervisor then starts another, with a handle of its own (restart.py,
+    replica_supervisor.py). Only `endpoint`, `wait` and `stop` block.
     """
 
     name: str

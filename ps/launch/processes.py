@@ -5,9 +5,9 @@
         ...
 
 Each shard, copy of a shard, and coordinator is a child process (child_main.py) with pipes to its
-parent. The children are in
-process groups of their own, so Ctrl-C in the terminal reaches only the parent, which may want to
-save what they hold first. They end with their parent, even if it is killed.
+parent. The children are in process groups of their own, so Ctrl-C in the terminal reaches only the
+parent, which may want to save the shards' state first. They end with their parent, even if it is
+killed.
 """
 
 import os
@@ -74,10 +74,10 @@ def process_shards(
 def replicated_shards(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
-    """Start a coordinator and two processes a spec; end them on leaving.
+    """Start a coordinator and two processes per spec; end them on leaving.
 
-    Returns when each shard has a backup. All listen on free ports of `host`; where that is 0.0.0.0,
-    they are published under this machine's own address. Where other hosts can reach them, all links
+    Returns when each shard has a backup. All listen on free ports of `host`; if that is 0.0.0.0,
+    they are published under this machine's own address. If other hosts can reach them, all links
     use CURVE and admit only holders of `cluster.access`, unless `secure` says otherwise. A copy
     counts as dead after `silence_s` of silence, or at once if its connection breaks.
 
@@ -129,6 +129,7 @@ class ChildProcess(ProcessHandle):
         self._relay = LogRelay(self.name)
         try:
             self.process = subprocess.Popen(
+                # -P: the working directory must not come first in the child's import path.
                 [sys.executable, "-P", "-m", "ps.launch.child_main", self.name],
                 env=os.environ | {"PYTHONPATH": _import_path()} | self._relay.environ,
                 stdin=subprocess.PIPE,

@@ -81,9 +81,9 @@ class ShardActor(_Serving):
         self._log = None if order.log_folder is None else Path(order.log_folder)
         if self._log is not None and order.seen and not self._log.is_dir():
             raise BadInput(
-                f"{order.name} on node {ray.util.get_node_ip_address()}: expected the folder for"
-                f" its log, {self._log}, there; that is another machine: name a folder that each"
-                " node has to itself (--logs)"
+                f"{order.name} on node {ray.util.get_node_ip_address()}: the node lacks the folder"
+                f" for its log, {self._log}, so it is another machine: name a folder that each"
+                " node has locally (--logs)"
             )
         return order
 
@@ -135,7 +135,7 @@ class Actor(ProcessHandle):
     def __init__(
         self, order: Launch, *, gpus: int = 0, node: str | None = None, elsewhere: bool = True
     ) -> None:
-        """Start an actor on the node with id `node`; if that is gone, `elsewhere` or not at all.
+        """Start an actor on the node with id `node`, or on another if that is gone and `elsewhere`.
 
         Without a `node` Ray spreads the actors over all nodes.
         """

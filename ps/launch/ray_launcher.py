@@ -36,7 +36,7 @@ from shards.spec import ShardSpec
 def ray_shards(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[SingleCopies]:
-    """Start one actor a spec in the Ray that this process is connected to; end them on leaving.
+    """Start one actor per spec in the connected Ray cluster; end them on leaving.
 
     The options are those of `LaunchPlan`. With `device` gpu each shard asks Ray for a GPU of its
     own. Each shard's node must see `logs`, which is created here: the node is this machine, or has
@@ -56,7 +56,7 @@ def ray_shards(
 def replicated_ray_shards(
     specs: Sequence[ShardSpec], **options: Unpack[LaunchOptions]
 ) -> AbstractContextManager[ReplicatedShards]:
-    """Start a coordinator and two copies a spec as actors; end them on leaving.
+    """Start a coordinator and two copies per spec as actors; end them on leaving.
 
     The same as `replicated_shards`, in the Ray cluster that this process is connected to.
     """
@@ -80,7 +80,7 @@ def start_replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShard
 
 
 def _start_shard(order: ShardLaunch, former: ProcessHandle | None) -> Actor:
-    """Start a shard's actor anywhere, or on the node of the `former` one, which has its files."""
+    """Start a shard's actor: anywhere, or on the node of its `former` one, which has its files."""
     gpus = int(order.device is ShardDevice.GPU)
     node = former.node if isinstance(former, Actor) else None
     return Actor(order, gpus=gpus, node=node, elsewhere=False)

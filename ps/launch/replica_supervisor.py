@@ -1,19 +1,19 @@
-"""Supervises replicated shards: keeps two copies of each and a coordinator running, on any host.
+"""Supervises replicated shards: keeps two copies of each and a coordinator, at any placement.
 
 The supervisor, a thread, replaces processes that have died: the coordinator by one with the same
 record and port, a copy by an empty process, which catches up while training continues. Only the
 coordinator decides which copy serves; the supervisor merely offers processes. `ProcessFactory`
-defines how a host starts a process.
+defines how a placement starts a process.
 
 With CURVE, each process makes its own key, and reports the public half as part of its endpoint. So
 no process receives a secret, and the supervisor, as the operator, registers the copies' keys with
 the coordinator (coordinator_server.py).
 
 Both copies of a shard may have to start on one machine because the other machine joins later. Then
-an empty process is started there, and once it has reported that it serves, the backup is stopped
-and the new process takes its place. The primary is not interrupted, and a machine on which no
-process ever serves costs nothing. Until the new backup has caught up the shard has one copy, so
-shards are moved apart one at a time.
+an empty process is started on the new machine, and once it has reported that it serves, the backup
+is stopped and the new process takes its place. The primary is not interrupted, and a machine on
+which no process ever serves costs nothing. Until the new backup has caught up the shard has one
+copy, so only one shard at a time is treated in this way.
 """
 
 import threading
@@ -39,7 +39,7 @@ from shards.errors import GiveUp, WrongBuild
 
 _LOOK_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
-_AGAIN_MOST_S = 60.0  # longest pause between coordinators: its disk may be repaired meanwhile
+_AGAIN_MOST_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
 _SILENT_S = 5.0  # a running coordinator answers ten times a second
 _SPARE_S = 30.0  # how long a process may take to become a primary or backup
 _APART_S = 5.0  # between two checks whether copies on one machine can be separated
@@ -47,7 +47,7 @@ _START_S = 3 * START_S  # for two processes a shard, and the coordinator
 
 
 class ProcessFactory(Protocol):
-    """How a host starts processes; no method waits for a process to serve."""
+    """How a placement starts processes; no method waits for a process to serve."""
 
     def coordinator(self, order: CoordinatorLaunch) -> ProcessHandle:
         """Start a coordinator; all coordinators of a job use the same record."""
@@ -110,12 +110,13 @@ class ReplicatedShards:
         self._keys: dict[int, str] = {}  # by boot number, of copies that have reported
         self._coordinator: ProcessHandle | None = None
         self._copies: dict[int, tuple[int, ProcessHandle]] = {}  # shard and process, by boot number
-        self._offered: dict[int, tuple[int, float]] = {}  # each shard's last process, and when
+        self._offered: dict[int, tuple[int, float]] = {}  # each shard's newest process, its start
         self._used: set[int] = set()
         self._moves: set[int] = set()  # backups being replaced by one on another machine
         self._apart_at = 0.0
         self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MOST_S)  # of the coordinator
-        self._began_at = self._restart_at = 0.0  # the coordinator; it may be started then
+        # When the coordinator was started, and from when on it may be started again.
+        self._began_at = self._restart_at = 0.0
         self._heard_at = 0.0
         self._boot = 0
         self._seats: dict[int, PrimaryInfo] = {}
@@ -135,7 +136,7 @@ class ReplicatedShards:
         """The ids of living processes by role: `coordinator`, `shard 0 primary`, `shard 0 backup`.
 
         A process without a role yet is a `shard 0 spare`. The values are a moment old. In Ray each
-        id is that on the node where the process runs.
+        id is valid on the node where the process runs.
         """
         coordinator = self._coordinator  # the thread may replace it
         processes = {} if coordinator is None else {"coordinator": coordinator}
@@ -297,8 +298,8 @@ class ReplicatedShards:
                 process.check()
             except GiveUp as error:
                 moves = boot in self._moves
-                self._lost[shard] = "the other goes to another machine" if moves else str(error)
-                # A copy also ends regularly, once it is replaced; `degraded_reason` is the warning.
+                self._lost[shard] = "the other moves to another machine" if moves else str(error)
+                # No warning: a replaced copy ends as planned. `degraded_reason` warns if needed.
                 logger(__name__, job=self._order.job, shard=shard).info("one copy ended: %s", error)
                 self._moves.discard(boot)
                 del self._copies[boot]
@@ -358,7 +359,7 @@ class ReplicatedShards:
     def _colocated(self, shard: int) -> list[int]:
         """The boot numbers of the copies that a further copy of the shard should be apart from.
 
-        Leaves out a replaced copy: it counts as dead, even if its host does not know yet.
+        Leaves out a replaced copy: it counts as dead, even if its process has yet to end.
         """
         seat = self._seats.get(shard)
         return [

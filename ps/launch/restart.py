@@ -4,17 +4,16 @@ A process that is killed, also by the kernel for want of memory, is restarted at
 endpoint. Its workers find it there, see from its boot number that it is a new process, and send the
 pushes that were not acknowledged. There is no restart in three cases:
 
-- The process reported what failed, such as a full disk: that would fail again.
+- The process reported a failure, such as a full disk: the next process would fail as well.
 - Its machine is gone.
 - `restart_enabled` is off. A shard that recovers from an autosave has lost the updates since then,
   and its workers may be unable to repeat them all (worker/job_shards.py).
 
-A process that never serves, or crashes as soon as it does, is given up after a few crashes in a
-row, each followed by a longer pause (`RestartPolicy`, which replicated shards share); the error
-names the last cause. What counts is how long the
-process has served, not how long ago it was started: on a busy machine a start takes seconds. A
-process that served and was then killed from outside has not crashed: it is restarted however often
-and however soon that happens.
+A shard is given up after a few crashes in a row, each followed by a longer pause (`RestartPolicy`,
+which replicated shards share); the error names the last cause. A process that never serves, or
+ends soon after it began to serve, has crashed. The time since its start does not count: on a busy
+machine a start takes seconds. A process that served and was then killed from outside has not
+crashed: it is restarted however often and however soon that happens.
 """
 
 import threading
@@ -109,7 +108,7 @@ class RestartingProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the current process, or of the one before until it has reported its."""
+        """The id of the current process; that of its predecessor until it has reported its own."""
         if (pid := self.child.pid) is not None:
             self._pid = pid
         return self._pid
@@ -125,9 +124,9 @@ class RestartingProcess:
 
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
-        # Once this has returned after switching it off, no process is started. One that is starting
-        # by then may still serve: it has received nothing yet, and keeps what it receives until it
-        # dies, which is final. Waiting for it here would delay the caller's other shards.
+        # After a call with False has returned, no process is started. One that is starting by then
+        # may still serve: it has received nothing yet, loses nothing that it receives, and its own
+        # death is final. Waiting for it here would delay the caller's other shards.
         with self._lock:
             self._restart_enabled = whether
 

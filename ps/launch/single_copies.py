@@ -38,7 +38,7 @@ class SingleCopies:
     death is final.
     """
 
-    degraded_reason = ""  # there are no second copies to miss
+    degraded_reason = ""  # there are no second copies that could be missing
 
     def __init__(
         self, cluster: Cluster, shards: Sequence[RestartingProcess], plan: LaunchPlan
@@ -52,7 +52,7 @@ class SingleCopies:
     def pids(self) -> tuple[int, ...]:
         """Each shard's process id; it changes when the process is started again.
 
-        In Ray it is that on the shard's node, and changes once the new actor has reported it.
+        In Ray the id is valid on the shard's node, and changes once the new actor has reported it.
         """
         return tuple(shard.pid for shard in self._shards)
 
@@ -129,9 +129,9 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
 def serving(
     orders: Sequence[ShardLaunch], start: Start
 ) -> Iterator[tuple[list[str], Sequence[RestartingProcess]]]:
-    """Run one process an order while the context lasts; yields the endpoints, and the processes.
+    """Run one process per order while the context lasts; yields the endpoints and processes.
 
-    A process whose order `restarts` is restarted on the same endpoint when it dies (restart.py).
+    If its order `restarts`, a process that dies is restarted on the same endpoint (restart.py).
     """
     children: list[ProcessHandle] = []
     shards: list[RestartingProcess] = []
@@ -177,6 +177,7 @@ def _check_all_or_none(orders: Sequence[ShardLaunch], children: Sequence[Process
     raise BadInput(
         f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
         f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to start without"
+        " them"
     )
 
 
@@ -191,8 +192,8 @@ def _saves_of(
     """Each shard's folder of autosaves, or None if it makes none; removed on leaving.
 
     The paths are relative to the folder for temporary files of the machine where a shard runs.
-    Autosaves on this machine are removed whatever the shards have died of. If all shards run `here`
-    and this process is killed, the next start on this machine removes them.
+    Autosaves on this machine are removed however the shards ended. If all shards run `here` and
+    this process is killed, the next start on this machine removes them.
     """
     with ExitStack() as stack:
         job = f"downpour-{secrets.token_hex(16)}"

@@ -1,8 +1,8 @@
 """The coordinator: decides which process is which copy of each shard. A pure state machine.
 
 Theory (Vertical Paxos, Lamport, Malkhi and Zhou 2009, with one coordinator). Copies carry the data;
-the coordinator holds only configurations, so it has little to do. While it is away training
-continues, and only failover waits. Its rules:
+the coordinator holds only configurations, so its load is small. While it is away, training
+continues; only failover waits. Its rules:
 
 - A new configuration is *pending* until its primary accepts it. The coordinator's record is durable
   before any assignment is sent, so a restarted coordinator never contradicts an earlier one.

@@ -60,7 +60,7 @@ class _Watch:
     ) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never: the first break is the proof
         self.events = self._socket.get_monitor_socket(_BROKEN | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.taken_up = False
         plain, key = address_of(peer)
@@ -97,9 +97,9 @@ class CoordinatorServer(ServerThread):
     ) -> None:
         """Raises BadInput when the address is taken, or the record is not this job's.
 
-        With `admission` it admits the keys in its registry, and `endpoint` pins
-        its own key. An address that other hosts can reach needs `admission`, or `plaintext` to do
-        without.
+        With `admission` it admits the keys in its registry, and `endpoint` pins its own key. An
+        address that other hosts can reach needs `admission`, or else `plaintext`, which admits
+        anybody.
         """
         self._job = job
         self._record = CoordinatorStore(record, job)
@@ -137,8 +137,8 @@ class CoordinatorServer(ServerThread):
             context.destroy(linger=0)
             self._record.close()
             raise BadInput(
-                f"coordinator on {bind}: expected keys to admit there, or plaintext asked for; got"
-                " neither"
+                f"coordinator on {bind}: other hosts can reach it: expected keys to admit, or"
+                " `plaintext`; got neither"
             )
         if self._own is not None:
             self.endpoint = pinned(self.endpoint, self._own.public)
@@ -191,7 +191,7 @@ class CoordinatorServer(ServerThread):
         # count as silence of the copies whose beats wait behind it.
         now = time.monotonic()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
-            with contextlib.suppress(BadMessage):  # from a stranger; our processes repeat
+            with contextlib.suppress(BadMessage):  # a stranger's: dropped; ours are sent again
                 self._take(sender.bytes, frames, now)
                 self._accepted.vouch(sender)
 
@@ -232,8 +232,8 @@ class CoordinatorServer(ServerThread):
                 self._send(asker, PrimaryList(seats))
 
     def _seats(self) -> list[PrimaryInfo]:
-        # Of this moment, not of the last tick: a backup may have been found since, and a further
-        # process would be started in vain.
+        # Computed now, not at the last tick: a backup may have been found since, and the operator
+        # would start a process that is not needed.
         lonely = self._coordinator.lonely(time.monotonic())
         seats = []
         for shard, group in self._coordinator.groups.items():
@@ -284,13 +284,13 @@ class CoordinatorServer(ServerThread):
 class CopyRegistry:
     """Decides which keys a coordinator admits, and what each may send. Pure.
 
-    Apart from the operator's key and the invitation, which shards know too (authorization.py),
-    there are the copies' keys. A copy makes its key pair when it starts, and reports an endpoint
-    with the public half to the process that started it. So no secret is sent to a copy or by it,
-    however it was started. The operator then registers that key under the copy's boot number.
+    Besides the operator's key and the invitation, which shards admit too (authorization.py), it
+    holds the copies' keys. A copy makes its key pair when it starts, and reports an endpoint with
+    the public half to the process that started it. So no secret is sent to a copy or by it, however
+    it was started. The operator then registers that key under the copy's boot number.
 
     - The operator's key may ask for the primaries, and register copies.
-    - The invitation's key may ask for the primaries: a worker shows the job's token.
+    - The invitation's key may ask for the primaries: workers have it from the job's token.
     - A copy's key may send beats as that copy, with addresses that pin the same key. So no copy can
       speak for another, or lead clients or its peer to another process.
     """
@@ -319,4 +319,6 @@ class CopyRegistry:
                 pinned = {address_of(message.endpoint).key, address_of(message.peer).key}
                 good = bool(key) and self._copies.get(message.beat.boot) == key and pinned == {key}
         if not good:
-            raise BadMessage(f"coordinator: {type(message).__name__.lower()} by a wrong key")
+            raise BadMessage(
+                f"coordinator: {type(message).__name__.lower()} from a key that may not send it"
+            )

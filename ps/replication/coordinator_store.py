@@ -33,7 +33,7 @@ class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CoordinatorStore:
-    """The record in the file at `path`, created if missing. Used by one thread at a time."""
+    """The record in the file at `path`, created if missing. Not for use by two threads."""
 
     def __init__(self, path: Path, job: str) -> None:
         """Raises BadInput if the file is another job's, damaged, or of another kind."""

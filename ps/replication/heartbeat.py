@@ -35,7 +35,7 @@ class HeartbeatSender:
     ) -> None:
         """`first` is the first report, repeated until the next call of `report`.
 
-        `own` is shown to a coordinator whose address pins a key.
+        `own` is this copy's key pair, for a coordinator with an address that pins a key.
         """
         self._coordinator, self._own = address_of(coordinator), own
         self._report = first

@@ -1,9 +1,9 @@
 """Connects the copies of a shard: carries entries and states to the backup, and reports back.
 
 Each copy binds a ROUTER, on which it only receives, and connects a DEALER to its peer's ROUTER, on
-which it only sends. Payloads are sent from where they are stored and used where they arrive.
+which it only sends. Payloads are not copied at either end.
 
-With keys, a copy's address pins its key, and the copy shows the same key where it connects. So a
+With keys, a copy's address pins its key, and the copy connects to its peers with the same key. So a
 copy that knows its peers' addresses knows which keys to admit: theirs, and that of the coordinator,
 which watches the connection. A copy may connect a moment before its peer has received its address;
 the handshake then waits (zap.py). A copy can only send messages in its own name.

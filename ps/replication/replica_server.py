@@ -2,7 +2,7 @@
 
 It decides nothing (shards/replica.py does) and only sets the order of reading: first the
 coordinator, then the peer, then clients. A copy that is to become the primary does not read from
-clients until its configuration is confirmed: they often arrive a moment too early.
+clients until its configuration is confirmed: their requests often arrive a moment too early.
 """
 
 import time
@@ -48,8 +48,8 @@ class ReplicaServer(ServerThread):
     ) -> None:
         """Bind two ports at `bind`, for clients and for the peer; raises BadInput.
 
-        If other hosts can reach them, `admission` says which keys may connect as clients, and the
-        copy makes a key of its own here; or `plaintext` admits anybody. `address` is published if
+        If other hosts can reach the ports, `admission` says which keys may connect as clients, and
+        the copy makes its own key here; or `plaintext` admits anybody. `address` is published if
         the copy listens on every address.
         """
         context = zmq.Context()
@@ -99,7 +99,7 @@ class ReplicaServer(ServerThread):
         for socket in (*own, *events, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
         tick_at, look_s = time.monotonic(), LOOK_S
-        forget_at = tick_at + self._spec.lease_s / 4  # a shard with one copy ticks as often
+        forget_at = tick_at + self._spec.lease_s / 4  # the tick period of ShardServer
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
             left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
@@ -126,7 +126,7 @@ class ReplicaServer(ServerThread):
         Returns the longest time, in seconds, until the connections must be checked again.
         """
         if self._reporter.socket in ready:
-            self._shard_endpoint.hear_operator()  # the coordinator ends with the operator
+            self._shard_endpoint.hear_operator()  # alive, because the coordinator ends with it
             for notice in self._reporter.take_notices():
                 configuration = notice.assignment.configuration
                 if configuration.holds(self.replica.boot):

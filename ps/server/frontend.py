@@ -214,7 +214,7 @@ class ShardFrontend:
                 sender, message.request
             ):
                 # If the answer is still being sent, the request is a repetition and is ignored.
-                # Copies of one request that were delayed together need one answer.
+                # Several copies of one request may arrive together: one answer is enough.
                 asked = address, message.request
                 if message.request == 0 or asked not in seen:
                     seen.add(asked)
@@ -226,7 +226,7 @@ def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
     largest_frame = 4 * shard_floats + wire_format.MAX_HEADER_BYTES
     queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
     return (
-        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.ROUTER_MANDATORY, 1),  # raise for a peer that is gone, instead of dropping silently
         (zmq.MAXMSGSIZE, max(4 * largest_frame, wire_format.MAX_STATE_BYTES)),
         (zmq.SNDHWM, queue),
         (zmq.RCVHWM, queue),

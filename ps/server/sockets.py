@@ -2,8 +2,8 @@
 
 If other hosts can connect, TCP uses CURVE: the key registry decides which keys to admit and what
 each may send (authorization.py). The Unix socket is accessible to its user only and stays plain, so
-it has a ROUTER of its own. The first byte of a peer's address in this file is the number of its
-socket.
+it has a ROUTER of its own. In this file, the first byte of a peer's address is the number of the
+ROUTER that leads to it.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ class ShardSockets:
         With `admission` TCP uses CURVE, and `endpoint` pins the key of `keys`, or of a pair that is
         made here. Workers that join are written into `store`, if there is one, from which a
         restarted shard admits them again. Without `admission`, an address that other hosts can
-        reach needs `plaintext`. Raises BadInput otherwise, if the address is taken, and if `store`
-        cannot be read; the context is closed then.
+        reach needs `plaintext`. Raises BadInput, and closes the context, if it has neither, if the
+        address is taken, or if `store` cannot be read.
         """
         self._context, self._options = context, options
         self._arrays_bytes = most_arrays_bytes(len(spec.keys))
@@ -73,8 +73,8 @@ class ShardSockets:
             self.endpoint = self._bound(bind)
             if admission is None and not plaintext and not is_private(self.endpoint):
                 raise BadInput(
-                    f"shard {spec.shard} on {bind}: expected keys to admit there, or plaintext"
-                    " asked for; got neither"
+                    f"shard {spec.shard} on {bind}: other hosts can reach it: expected keys to"
+                    " admit, or `plaintext`; got neither"
                 )
         except zmq.ZMQError as error:
             context.destroy(linger=0)
@@ -95,7 +95,7 @@ class ShardSockets:
 
     @property
     def owned(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Every socket, those that are not waited at included: what `drop_with` must hold."""
+        """All sockets, including those that are not polled; `drop_with` needs them."""
         return (*self.sockets, *self.events)
 
     @property
@@ -130,8 +130,8 @@ class ShardSockets:
     def look(self) -> float:
         """Reset connections whose unfinished messages cost too much.
 
-        Call it when nothing has come for LOOK_S, and when one of `events` can be read. Returns in
-        how many seconds to call it next, if nothing comes meanwhile.
+        Call it when nothing has come for LOOK_S, and when one of `events` can be read. Returns the
+        seconds until the next call, if nothing comes meanwhile.
         """
         return min([accepted.look() for accepted in self._accepted])
 

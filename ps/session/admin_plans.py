@@ -9,21 +9,20 @@ To reshard a job (resharding.py):
 
 1. The shards quiesce at one cut (shards/quiesce.py).
 2. Their state is repartitioned by the new map (shards/repartition.py) and given to the new shards.
-3. Each old shard is asked to stay at that cut, and reports how far it has come. Had the quiesce
-   expired meanwhile, the old shards might hold pushes that the new ones lack, so the reshard is
-   abandoned.
+3. Each old shard is asked to stay at that cut, and reports the pushes that it has. If the quiesce
+   has expired, the old shards may hold pushes that the new ones lack, and the reshard is abandoned.
 4. Each old shard hands its workers over, shard 0 first.
 
-A large state travels in pieces (shards/state_pieces.py), of which a few are on their way at a time.
+A large state travels in pieces (shards/state_pieces.py), a few of which are in flight at a time.
 A shard that has restarted, or another copy that has taken over, no longer has an open export, and
 refuses to continue it: the export of that shard then begins again. An install that is interrupted
 continues at a copy that has the earlier pieces, and otherwise begins again.
 
-Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 decides: of
-two operators it obeys one, and the other waits, or finds the job elsewhere. As soon as it hands
-over its workers, the job belongs to the new shards, because without shard 0 no push is fully
-acknowledged any more. The death of another shard then does no harm: workers ask all shards, and one
-answer is enough.
+Until step 4 nothing has changed, and after any failure the old shards resume. Shard 0 arbitrates
+between two operators: it obeys one; the other waits, or finds that the job has moved. As soon as
+shard 0 hands over its workers, the job belongs to the new shards, because without shard 0 no push
+is fully acknowledged any more. The death of another shard then does no harm: workers ask all
+shards, and one answer is enough.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -63,7 +62,7 @@ from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
 LOOK_S = 0.02
-BUSY_S = 0.2  # the pause before asking shards again that another operator quiesces
+BUSY_S = 0.2  # the pause between requests to shards that another operator has quiesced
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
 TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
 _TRIES = 8  # how often a shard may lose an export or an install before the plan gives up
@@ -103,7 +102,7 @@ class Side(NamedTuple):
 
 
 class Query(NamedTuple):
-    """One question to one shard; the question `behind` it is sent with it, and not waited for."""
+    """One question to one shard; `behind` is sent right after it, and its answer is not awaited."""
 
     shard: int
     question: Question
@@ -143,14 +142,14 @@ Plan = Generator[Ask | Pause, Answers, Result]
 def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
     """Bring all shards to the same pushes of every worker, and hold them there for `seconds`.
 
-    Returns each worker's last push. Raises Unreachable where the shards do not come together, and
-    Retry where another operator quiesces them.
+    Returns each worker's last push. Raises Unreachable if the shards do not reach one cut, and
+    Retry while another operator quiesces them.
     """
     try:
         cut = furthest((yield from _acquire(side, seconds)))
         yield from _reach_cut(side, seconds, cut)
     except (GeneratorExit, Unreachable):
-        raise  # nothing more can be asked, or the silent shard would not answer this either
+        raise  # nothing more can be asked, or the silent shard would not answer `resume` either
     except BaseException:
         yield from resume(side)
         raise
@@ -158,10 +157,10 @@ def quiesce(side: Side, seconds: float) -> Plan[dict[str, int]]:
 
 
 def _acquire(side: Side, seconds: float) -> Plan[Sequence[Answer]]:
-    """Quiesce every shard where it is; waits for an operator that quiesces one of them.
+    """Quiesce every shard where it is; waits while another operator quiesces one of them.
 
-    Of two operators that ask at the same time, each may get some shards. The one that has shard 0
-    waits for the others, and the other one resumes its own, so neither waits for ever.
+    Of two operators that ask at the same time, each may get some shards. The operator that has
+    shard 0 waits for the rest; the other operator resumes its shards, so neither waits for ever.
     """
     until: float | None = None
     while True:
@@ -172,8 +171,8 @@ def _acquire(side: Side, seconds: float) -> Plan[Sequence[Answer]]:
         until = heard.now + side.patience_s if until is None else until
         if heard.now > until:
             raise Retry(
-                "the shards are quiesced by another operator, which reshards the job, takes a"
-                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+                "the shards are quiesced by another operator, which reshards, saves or reads the"
+                f" job, for at most {busy_s:.0f} s more"
             )
         if _busy_s(heard.answers[:1]):
             yield from resume(side)
@@ -189,7 +188,7 @@ def _reach_cut(
     """
     missing: Sequence[int] = side.shards
     began: float | None = None
-    patience_s = min(side.patience_s, seconds)  # those that came first resume after `seconds`
+    patience_s = min(side.patience_s, seconds)  # shards already at the cut resume after `seconds`
     while True:
         heard = yield hold(side, seconds, cut, missing, apply_buffer=apply_buffer)
         _check_owned(heard.answers)
@@ -202,7 +201,7 @@ def _reach_cut(
         if heard.now - began > patience_s:
             yield from resume(side)
             raise Unreachable(
-                f"shard {missing[0]} still lacks pushes of the others after {patience_s:g} s",
+                f"shard {missing[0]} still lacks pushes that others have after {patience_s:g} s",
                 missing[0],
             )
         yield Pause(LOOK_S)
@@ -214,9 +213,9 @@ def resume(side: Side) -> Plan[None]:
 
 
 class SettingsChange(NamedTuple):
-    """What an operator changes of a job's settings; `rate_factor` None: the present one stays.
+    """An operator's change to a job's settings; a `rate_factor` of None keeps the present factor.
 
-    The bound becomes `bound` if it `sets_bound`, otherwise it stays.
+    `bound` takes effect only with `sets_bound`, because None is itself a bound: no limit.
     """
 
     sets_bound: bool = False
@@ -277,8 +276,8 @@ def _settle(
         until = heard.now + side.patience_s if until is None else until
         if heard.now > until:
             raise Retry(
-                "set: the shards are quiesced by an operator, which reshards the job, takes a"
-                f" snapshot or reads it, for at most {busy_s:.0f} s more"
+                "set: the shards are quiesced by an operator, which reshards, saves or reads the"
+                f" job, for at most {busy_s:.0f} s more"
             )
         yield Pause(min(busy_s, BUSY_S))
     return ()
@@ -287,7 +286,7 @@ def _settle(
 def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) -> Plan[None]:
     """Give one shard a state; `keep_workers` if the workers of that state are still alive.
 
-    Raises Unreachable where the shard has lost a part of it again and again.
+    Raises Unreachable if the shard has lost a part of the state in each of several attempts.
     """
     frames = shard_state.encode(structs.replace(state, description=side.description))
     cut = CutState(frames, side.piece_bytes)
@@ -304,17 +303,17 @@ def restore(side: Side, shard: int, state: ShardState, *, keep_workers: bool) ->
                 message = Install(0, side.job, keep_workers, piece)
                 queries.append(Query(shard, _numbered(message), slices))
             heard = yield Ask(side, queries)
-            # Not only after the last piece: a repeated one may be there from the round before.
+            # Checked after each batch: the shard may have the rest from the previous attempt.
             if any(isinstance(one, Installed) and not one.missing for one, _ in heard.answers):
                 return
-    raise Unreachable(f"shard {shard} has lost its state {_TRIES} times before it had it", shard)
+    raise Unreachable(f"shard {shard} lost part of its state in each of {_TRIES} attempts", shard)
 
 
 def export(side: Side, *, behind: Question | None = None) -> Plan[list[ShardState]]:
     """The state of every shard, each at one version; all shards are asked at the same time.
 
-    The question `behind` is sent to each shard right after that which fixes its version. Then an
-    export that a shard loses cannot begin again: raises Resynchronise.
+    The question `behind` is sent to each shard right after the one that fixes its version. With it,
+    an export that a shard loses cannot begin again at that version: raises Resynchronise.
     """
     whole: dict[int, ShardState] = {}
     partial: dict[int, tuple[int, GatheredState]] = {}
@@ -361,9 +360,9 @@ def hand_over(
     cuts: Sequence[Mapping[str, int]],
     settings: LiveSettings | None = None,
 ) -> Plan[None]:
-    """Send the workers of quiesced shards, each at its own of `cuts`, to their successors.
+    """Send the workers of quiesced shards to their successors; `cuts` has the cut of each shard.
 
-    The successors have the `settings` that an operator had changed (None: none had). Raises GiveUp
+    `settings` are those that the successors have (None: no operator has changed any). Raises GiveUp
     when the quiesce has expired: then nothing has changed. Raises UnconfirmedHandOver when shard 0
     does not answer.
     """
@@ -440,10 +439,11 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
     A worker that had lost its lease when the shards came together may be back since, with a push
     that only some shards have.
 
-    Buffers are handed over as they are if all shards have the same number of pushes in theirs. They
-    may not: one shard has a dead worker's last push or noticed first that no worker was left. A new
-    shard, with keys of several old ones, would then count pushes that some of its keys lack, and
-    might update these without a gradient. So all shards apply their buffers first.
+    If all shards have buffered the same number of pushes, the buffers are handed over unchanged.
+    The numbers differ if one shard has a dead worker's last push, or noticed first that no worker
+    was left. A new shard, with keys of several old ones, would then count pushes that some of its
+    keys lack, and might update those keys without a gradient. So all shards apply their buffers
+    first.
     """
     for _ in range(_TRIES):
         states = yield from export(side)
@@ -453,7 +453,7 @@ def _held_at(side: Side, cut: Mapping[str, int]) -> Plan[list[ShardState]]:
         if not uneven and not any(state.saved.ledger.short_of(cut) for state in states):
             return states
         yield from _reach_cut(side, QUIESCE_S, cut, apply_buffer=uneven)
-    raise Unreachable(f"the shards have not come to one cut in {_TRIES} attempts")
+    raise Unreachable(f"the shards did not reach one cut in {_TRIES} attempts")
 
 
 # --- questions and answers ------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def _check_cut(reached: Mapping[str, int], cut: Mapping[str, int]) -> None:
 
 
 def _check_owned(answers: Sequence[Answer]) -> None:
-    """Raise Retry when another operator's quiesce has followed on this one's."""
+    """Raise Retry when another operator's quiesce has replaced this operator's."""
     if _busy_s(answers):
         raise Retry("another operator has quiesced the shards meanwhile: try again")
 

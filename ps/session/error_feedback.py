@@ -124,7 +124,7 @@ class ErrorFeedback:
 def checked_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINITE) -> float:
     """The squared norm of a table's gradient in push `seq`, or of a shard's section of it.
 
-    Raises BadInput, naming the table, if the guard refuses it, or might.
+    Raises BadInput, naming the table, if a shard's guard would refuse it, or might, by rounding.
     """
     squares = squared_norm(gradient)
     if not squares <= _CAUTION * limit.most_squares:

@@ -53,10 +53,10 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Push `seq` is applied on every shard, as the last update of its part's version in `versions`.
+    """Push `seq` is accepted by every shard; `versions` has the version of each that includes it.
 
-    `staleness` is the largest that any shard measured, `scale` the smallest factor that any put on
-    its rate. `dropped` shards had applied its round without it.
+    `staleness` is the largest that any shard measured, `scale` the smallest factor by which any
+    shard scaled its rate. `dropped` counts the shards that had applied its round without it.
     """
 
     request: int
@@ -108,7 +108,8 @@ class Usurped(msgspec.Struct, frozen=True):
 class AnswerLate(msgspec.Struct, frozen=True):
     """An answer is late, and the message is about to be sent again.
 
-    The driver reports this event itself. Its owner may know that no answer will come.
+    The driver, not the session, creates this event: the driver's owner may know that no answer will
+    come.
     """
 
 

@@ -67,8 +67,9 @@ class WindowEstimator:
     def record_answer(
         self, request: int, now: float, *, heard: bool, waited_s: float = 0.0
     ) -> None:
-        """A request was answered; `heard`: the caller was listening then; `waited_s` it spent at
-        the gate.
+        """A request was answered; `waited_s` is how long it was parked at the staleness gate.
+
+        `heard`: whether the caller was listening when the answer arrived.
         """
         sent_at, answered, alone = self._flying.pop(request, (now, self._answered, False))
         if alone and heard:
@@ -86,7 +87,7 @@ class WindowEstimator:
 
     @property
     def early(self) -> int:
-        """How many of the caller's steps early to send a request; from 1 to `most`."""
+        """By how many of the caller's steps to send a request early; from 1 to `most`."""
         if not self._taken or self._own_s is None:
             return 1
         quickest_s = _GAIN * self._taken[0][1]
@@ -99,7 +100,7 @@ class WindowEstimator:
     def looks(self) -> bool:
         """Whether to send the next request alone, to measure the link again.
 
-        Never while one in flight is enough: the measurement would then change nothing.
+        False while one in flight is enough, because the measurement would change nothing.
         """
         if not self._taken:
             return False
@@ -109,7 +110,7 @@ class WindowEstimator:
 class Times(msgspec.Struct):
     """How a client has spent its time since it connected, in seconds.
 
-    `compute_s` and `data_s` are its caller's, which adds to them, or leaves them at 0.
+    The client's caller adds to `compute_s` and `data_s`, or leaves them at 0.
     """
 
     waited_s: float = 0.0
@@ -126,7 +127,7 @@ class FlowControl:
     """
 
     def __init__(self, in_flight: int | None, now: float) -> None:
-        """`in_flight` pushes may be unacknowledged; None estimates the number.
+        """`in_flight` is how many pushes may be unacknowledged; None estimates the number.
 
         Raises BadInput unless `in_flight` is at least 1.
         """
@@ -140,7 +141,7 @@ class FlowControl:
         self.pulls, self.pushes = WindowEstimator(LEAST), WindowEstimator(LEAST)
 
     def begin(self, floats: int, *, shared: bool) -> None:
-        """Start estimating again for new shards, to which `floats` values go at a time.
+        """Restart the estimates for new shards; each message to them carries `floats` values.
 
         `shared` memory transfers them at once, so the least possible number is kept in flight.
         """
@@ -168,7 +169,7 @@ class FlowControl:
 
     @property
     def ahead(self) -> int:
-        """How many of the caller's steps early to request weights."""
+        """By how many of the caller's steps to request weights early."""
         return 1 if self.pulls.looks else self.pulls.early
 
     @property

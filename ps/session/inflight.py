@@ -22,7 +22,7 @@ _STALENESS, _VERSION, _WAITED_S = map(attrgetter, ("staleness", "version", "wait
 
 
 class InflightRequest(msgspec.Struct):
-    """One request: its kind, its time and driver's clock, a pull's tables, and the answers so far.
+    """One request: its kind, start time, the driver's clock, a pull's tables, the answers so far.
 
     `spoilt` are the parts that shards refused. They are kept because copies of these messages that
     are still on their way may refer to their memory.

@@ -17,8 +17,8 @@ connections, called dials:
   replaced. One that was acknowledged meanwhile is given a little time: the peer's own
   retransmissions may be backed off in the same way. If nothing arrives, and the peer acknowledges
   nothing new either, all connections are replaced, once.
-- any arrival ends the doubt. So does an absence of the caller, which may be computing: observations
-  from before it are out of date.
+- any arrival ends the doubt. An absence of the caller, for example to compute, ends it as well:
+  observations from before the absence are out of date.
 
 Messages in flight on a replaced connection are lost or arrive late, as any message may, and the
 session repeats them (session.py). A new connection is not judged until it had time for its
@@ -54,7 +54,7 @@ class TcpInfo(NamedTuple):
 
 
 class LinkAction(Enum):
-    """What the caller has to do now."""
+    """What the caller has to do with a connection after a `look`."""
 
     NOTHING = auto()
     DIAL = auto()
@@ -78,7 +78,7 @@ class LinkFailureDetector:
         return self._since is not None
 
     def look(self, line: TcpInfo | None, through_s: float | None, now: float) -> LinkAction:
-        """What to do; `line` is None where there is no connection.
+        """What to do with the connection, which the system reports as `line`; None without one.
 
         `through_s` is the round trip in seconds of a dial that has got through since the last call.
         After RENEW, close the connection and open another.

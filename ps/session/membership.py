@@ -7,12 +7,13 @@ that clock. A shard that has restarted, or where the worker's lease has run out,
 and joined at the worker's present clock.
 
 A worker has one clock for all shards. With a clock for each, two workers could wait for each other,
-one at each of two shards. No shard admits a worker below the slowest clock that it knows, and this
-may have risen since another shard answered: other workers then read there as if this worker had
-advanced that far. So the worker takes the largest clock at which any shard admits it, and joins the
-other shards at that clock. It is ready once all of them count it there. When a lease has run out
-and the other workers have continued without this one, it catches up in the same way: the difference
-is added to every clock that it sends from then on. The driver's own count does not change.
+one at each of two shards. No shard admits a worker below the slowest clock that it knows, and that
+clock may have risen since another shard answered: at this shard, other workers then read as if this
+worker had advanced that far. So the worker takes the largest clock at which any shard admits it,
+and joins the other shards at that clock. It is ready once all of them have it at that clock. When a
+lease has run out and the other workers have continued without this one, it catches up in the same
+way: the difference is added to every clock that it sends from then on. The driver's own count does
+not change.
 """
 
 from typing import NamedTuple
@@ -122,7 +123,7 @@ class Membership:
             self._reported[shard] = AppliedAtShard(reply.seq, reply.step, 0)
         if len(self._welcomes) < self._shards:
             return []
-        if self.ready is None:  # also of a shard that came back while others were being joined
+        if self.ready is None:  # includes a shard that came back while others were being joined
             self._check_losses()
         if self._admission is not None:
             return [self._join(shard, self._admission, now)]
@@ -199,9 +200,9 @@ class Membership:
         It has to catch up if the others have advanced beyond what this worker has pushed and
         received.
 
-        These shards may know an older clock of this worker than its applied pushes, or its
-        admission at the former shards, imply: an incarnation that repeats the pushes of the one
-        before advances with each of them.
+        These shards may record an older clock for this worker than its applied pushes, or its
+        admission at the former shards, imply: an incarnation that repeats its predecessor's pushes
+        advances its clock with each of them.
         """
         assert self.ready is not None, "the driver waits for Ready first"
         overtaken = max(0, self.ready.clock - former.reached)
@@ -216,15 +217,15 @@ class Membership:
     def reads_at(self, clock: int) -> None:
         """The driver requests weights at `clock`, its own count; only where this `follows` another.
 
-        After a reshard the driver may request weights again that it had received and dropped. The
-        shards count it further by then, so that read has to be a later one.
+        After a reshard the driver may request weights again that it had received and dropped. By
+        then the shards have this worker at a later clock, so it must read at that later clock.
         """
         if self._admission is not None:
             self.ahead = max(self.ahead, self._admission - clock)
 
     def _counted_to(self, seq: int) -> int:
-        """The wire clock of its admission, or the one its pushes up to `seq` have reached, if
-        higher.
+        """The wire clock at which this worker was admitted or, if higher, that of its pushes up to
+        `seq`.
         """
         owed = [pending.message for _, pending in self._outstanding]
         pushes = [*self.acknowledged.values(), *(one for one in owed if isinstance(one, Push))]

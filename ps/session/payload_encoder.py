@@ -53,10 +53,10 @@ def advanced(
     """The view after a part of an answer, with its checked payload; None if it cannot be applied.
 
     An answer that arrives after a later one changes nothing: the worker's view is newer already. An
-    answer based on a later view than the worker's cannot be applied: an earlier answer was lost.
-    Neither can a change to a view of another incarnation of the shard, which numbers its views
-    itself. Incarnations are only compared for equality: a copy that takes over may have the lower
-    boot number.
+    answer based on a later view than the worker's cannot be applied: an earlier answer was lost. A
+    change to a view of another incarnation of the shard cannot be applied either, because each
+    incarnation numbers its own views. Incarnations are only compared for equality: a copy that
+    takes over may have the lower boot number.
     """
     if view is not None and view.boot != reply.boot:
         view = None
@@ -259,7 +259,7 @@ class PayloadEncoder:
                 )
             changes = self._views_are_kept and self.compression[ask.table].pulls_changes
             if part.kind is not ask.kind and not (changes and part.kind is Kind.F4):
-                raise BadMessage(f"weights: expected them as {ask.kind}, got {part.kind}")
+                raise BadMessage(f"weights: expected kind {ask.kind}, got {part.kind}")
             payload = payloads.checked("weights", part.kind, part.zstd, keys, frame)
             if changes:
                 place = reply.shard, ask.table

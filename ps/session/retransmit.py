@@ -37,8 +37,8 @@ class RetransmitTable:
     """The messages of one session. All times are the driver's, in seconds.
 
     `next_deadline` is when to ask which messages are `due`; None while nothing is outstanding. No
-    message is due earlier. It may be too early, because an answer does not postpone it: finding the
-    next deadline takes a scan of all messages. `first_s` is the wait for a first answer.
+    message is due earlier. The deadline may be too early, because an answer does not postpone it:
+    finding the next one takes a scan of all messages. `first_s` is the wait for a first answer.
     """
 
     def __init__(self, worker: str, retry_s: float, patience_s: float) -> None:
@@ -81,7 +81,7 @@ class RetransmitTable:
         self._put_off.setdefault(shard, (now, why))
 
     def welcomed(self, shard: int) -> None:
-        """`shard` can register the worker, or another copy of it is asked from now on."""
+        """`shard` can register the worker, or another copy of the shard has become its primary."""
         self._put_off.pop(shard, None)
 
     def remove(self, shard: int, request: int) -> None:
@@ -186,7 +186,7 @@ class RetransmitTable:
         self.expect(min(push_s, max(self.retry_s, 2 * self.rtt_s)))
 
     def expect(self, rtt_s: float) -> None:
-        """Wait for first answers as a link needs on which a push takes `rtt_s`."""
+        """Adapt the wait for first answers to a link on which a push takes `rtt_s` seconds."""
         self.rtt_s = rtt_s
         self.first_s = min(max(self.retry_s, 2 * rtt_s), self.patience_s / _TRIES)
 
@@ -207,7 +207,7 @@ class RetransmitTable:
             self.next_deadline = pending.resend_at
 
     def _reschedule(self) -> float | None:
-        """Find the next deadline by a look at all messages."""
+        """Find the next deadline in a scan of all messages."""
         self.next_deadline = min((one.resend_at for _, one in self), default=None)
         return self.next_deadline
 

@@ -107,7 +107,7 @@ class Session:
         self.layout = layout
         self.map = shard_map
         self.seq = 0
-        self.slowest_clock: int | None = None  # at the last pull that waited for it
+        self.slowest_clock: int | None = None  # as reported with the last pull that had to wait
         self.cargo = PayloadEncoder(
             layout, shard_map, by_table(compression, layout), max_norms or {}
         )

@@ -31,7 +31,7 @@ from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
 
 _PROBE = "probe"
-_TICK_S = 1e-3  # between two snapshots' times, whatever the clock does
+_TICK_S = 1e-3  # the least time between two snapshots, even if the clock was set back
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -147,7 +147,7 @@ class SnapshotCatalog:
     def newest_good(
         self, check: Callable[[str, Manifest], None] = lambda *_: None
     ) -> LoadedSnapshot:
-        """The newest snapshot that reads back whole; damaged ones are passed over.
+        """The newest snapshot that can be read completely; damaged ones are passed over.
 
         `check` is called with each place and manifest before the files are read; an error that it
         raises ends the search. Raises BadInput naming the fault of the newest if none is good.

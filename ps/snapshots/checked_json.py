@@ -1,9 +1,8 @@
 """JSON files that reveal damage: an object with a checksum in its field `check`.
 
 The checksum (shards/checksums.py) is that of all other fields, as compact JSON in the order of the
-file. So the layout of the text does not count, and any other change is detected: a value, a name,
-the order, a field that is missing or added. A file that a person has written or edited needs no
-`check`.
+file. So white space does not matter, and any other change is detected: a value, a name, the order,
+a field that is missing or added. A file that a person has written or edited needs no `check`.
 """
 
 from typing import Any, TypeVar

@@ -40,9 +40,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The content of a snapshot.
 
     `rules` are the names of the update rules, in the order of the tables. `workers` is the number
-    of workers of the job, `taken_at` a Unix time. `aligned` says whether
-    all shards had applied exactly the same pushes of every worker. `residuals` are those of workers
-    that compress their pushes. `settings` are those that an operator had changed (None: none had).
+    of workers of the job, `taken_at` a Unix time. `aligned` says whether all shards had applied
+    exactly the same pushes of every worker. `residuals` are the files of workers' own states.
+    `settings` are the job's settings after an operator's changes (None: no operator changed any).
     """
 
     format: int = FORMAT
@@ -64,7 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def bytes(self) -> int:
-        """The total size of these files."""
+        """The total size of `files`."""
         return sum(part.bytes for part in self.files)
 
 
@@ -116,6 +116,7 @@ def save_snapshot(
             residuals=kept,
             settings=newest_settings(states),
         )
+        # Flushed first: a manifest must not survive a power failure without its files.
         store.settle()
         store.put(MANIFEST, [checked_json.encode(manifest)])
         store.settle()
@@ -189,10 +190,10 @@ def damage(place: Place | Store) -> Iterator[str]:
 
 
 def sweep(store: Store) -> None:
-    """Remove the files of a snapshot folder that its manifest does not name: an incomplete one's.
+    """Remove the files of a snapshot folder that its manifest does not name, left by a failure.
 
-    Files that may not be ours stay. Raises OSError, and BadInput for a damaged manifest, in which
-    case nothing is removed.
+    Files that Downpour would not have written stay. Raises OSError, and BadInput for a damaged
+    manifest, in which case nothing is removed.
     """
     kept = _named_by_manifest(store)
     for name in store.names():
@@ -202,14 +203,14 @@ def sweep(store: Store) -> None:
 
 
 def discard(store: Store) -> None:
-    """Remove a snapshot, the manifest first so that it is never half there. Raises OSError."""
+    """Remove a snapshot, the manifest first: without it the rest is no snapshot. Raises OSError."""
     store.remove(MANIFEST)
     store.settle()
     sweep(store)
 
 
 def are_aligned(states: Sequence[ShardState]) -> bool:
-    """Whether all of them hold the same pushes of every worker."""
+    """Whether all shards hold the same pushes of every worker."""
     seen = [
         {name: (entry.incarnation, entry.seq) for name, entry in state.saved.ledger.entries.items()}
         for state in states

@@ -1,25 +1,27 @@
 """Adds workers' own states to snapshots, and reads them back.
 
 A worker's state is the residual of its compressed pushes, and what its driver keeps between pushes
-(worker_state.py). A snapshot's writer that has the shards' states asks for those that belong to
-them, in the file `wanted` of the folder `workers` next to the snapshots. Each worker looks there
-regularly and writes its present state into the folder, and so it does at its end: at most once a
-push number. It writes the arrays first, then a note with the worker, the push number and the
-checksums: with the note the state is complete. The snapshot's writer waits a while, puts the states
-into the snapshot's own folder, and names them in its manifest. A worker's file stays until it has
-written two newer ones: one that was written for a snapshot may still be needed after the worker's
-final one.
+(worker_state.py). When the writer of a snapshot has the shards' states, it requests the workers'
+states that belong to them, in the file `wanted` of the folder `workers` next to the snapshots. Each
+worker reads that file regularly and, if asked, writes its present state into the folder; it also
+does so at its end, and at most once per push number. It writes the arrays first, then a note with
+the worker, the push number and the checksums: with the note the state is complete. The snapshot's
+writer waits a while, puts the states into the snapshot's own folder, and names them in its
+manifest. A worker's file stays until the worker has written two newer ones: the snapshot for which
+it was written may still need it after the worker's final one.
 
-A worker is a few pushes beyond the snapshot when it writes. What these pushes took from its
-residual is in no file; after a restart from the snapshot it is lost. The opposite, a residual from
-before a push that the shards hold, would send values twice, and is never taken.
+When a worker writes, it has already pushed a few times since the snapshot. The part of its residual
+that these pushes have sent is in no file, and is lost after a restart from the snapshot. The
+opposite, a residual from before a push that the shards hold, would send values twice; such a file
+is never used.
 
-All of this is best effort: workers must be able to reach the place of the snapshots, and one that
-does not answer delays nothing but its snapshot; the snapshot is then made without it, and its
-writer reports that.
+All of this is best effort: workers must be able to reach the place of the snapshots. A worker that
+does not answer only delays the snapshot, which is then made without its state; the writer reports
+that.
 
-The snapshot's writer takes a file with its own rights, but on the word of a worker. So a note can
-only name one file: the names of both follow from the note's content, and both are in one folder.
+The snapshot's writer uses its own access rights to include a file that a worker has named. So a
+note can name only one file: the names of both follow from the note's content, and both are in one
+folder.
 """
 
 import time
@@ -110,7 +112,7 @@ class ResidualWriter:
         return incarnation == self._incarnation and seq > self._seq
 
     def _fail(self, error: OSError) -> None:
-        # Reading and writing may fail with different words, in turn: the first is reported.
+        # Reading and writing may fail in turn, with different errors: only the first is reported.
         if not self.failure:
             self.failure = f"residual in {self._store.place}: {error.strerror}"
             self._logger.warning("%s; training continues", self.failure)

@@ -60,7 +60,7 @@ def copied(session: Session, step: int, clock: int, own: OwnState) -> tuple[Work
 def restore(session: Session, state: WorkerState, arrays: Arrays) -> None:
     """Restore the residual into `session`; raises BadInput if later pushes have sent a part of it.
 
-    It may be of a later push than the shards hold, after a rollback or from a snapshot.
+    After a rollback, or from a snapshot, it may belong to a later push than the shards hold.
     """
     if state.seq < session.seq:
         raise BadInput(

@@ -2,8 +2,8 @@
 between pushes, and the push number that both belong to.
 
 It is one safetensors file, replaced as a whole. A residual belongs to one push number: a later push
-has sent some of its values already. So a worker of whom the shards hold later pushes cannot restore
-it. What a strategy keeps, such as a momentum, may be older or newer than the shards
+has sent some of its values already. So a worker cannot restore it once the shards hold later pushes
+of that worker. What a strategy keeps, such as a momentum, may be older or newer than the shards
 (worker/worker_state.py).
 """
 
@@ -40,7 +40,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 class OwnState(msgspec.Struct, frozen=True):
     """What a worker's driver keeps between pushes, besides the residual.
 
-    `arrays` are flat float32 by name; nobody changes them any more. `values` are numbers and texts.
+    `arrays` are flat float32 by name, and must not change any more. `values` are numbers and texts.
     """
 
     arrays: Arrays = {}
@@ -148,7 +148,7 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
     except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
-        raise BadInput(f"worker state {path}: expected what save wrote, got {detail}") from None
+        raise BadInput(f"worker state {path}: expected a file of `save`, got {detail}") from None
     if check != tensors_check(arrays, metadata):
         raise BadInput(f"worker state {path}: it does not match its checksum")
     return state, arrays

@@ -1,6 +1,6 @@
 """Reachability checks and local address discovery.
 
-They run before a library that would take a minute to report a failure.
+The checks run before a call to a library that would take a minute to report the failure.
 """
 
 import errno
@@ -67,13 +67,13 @@ def _why_not(bind: str, port: int, number: int) -> str:
 
 
 HOST_NAME = socket.gethostname()[:128]
-"""The name of this host, as others are shown it."""
+"""The name of this host, as shown to others."""
 
 
 def on_this_host(host: str) -> bool:
     """Whether only this host's own processes can reach a server that listens on `host`.
 
-    Of the names only localhost counts, because any other may resolve to anything.
+    The only name that counts is localhost, because any other may resolve to any address.
     """
     try:
         return host == "localhost" or ip_address(host.strip("[]")).is_loopback

@@ -33,7 +33,7 @@ _LOOK_S = 1.0  # the longest time for which a waiting owner does not check the l
 
 Note = Callable[[Event, float], None]
 """The client's handler for an event, with the time of the event."""
-_ANSWER_S = 0.25  # after a renewal its answers are read; later ones are read after the next one
+_ANSWER_S = 0.25  # the time for answers to a renewal; later ones are read after the next renewal
 
 
 class ClusterConnection:
@@ -42,7 +42,7 @@ class ClusterConnection:
 
     `successors` is the cluster to which the job was resharded, once a shard has reported it: this
     connection is then over. `torn` means that Ctrl-C interrupted the handling of an answer, or a
-    greeting that was due. What came may then be half recorded, or not at all: see `ask_again`.
+    greeting that was due. The answer may then be recorded in part or not at all: see `ask_again`.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class ClusterConnection:
         stripes: int | None,
         times: Times,
     ) -> None:
-        """The options are as in `Client`; `gradients` are in use at once, and `times` counts
-        packing time.
+        """The options are as in `Client`. `gradients` is the number in use at once; the time to
+        pack messages is added to `times`.
 
         Raises what `ShardConnections` does.
         """
@@ -183,9 +183,9 @@ class ClusterConnection:
         """Greet every shard again; everything outstanding follows, addressed to the incarnation
         that answers.
 
-        Repeating the outstanding messages would not suffice: the interrupted answer may have been
-        to a greeting, recorded by half, and then nothing outstanding would complete it. The caller
-        also requests its weights again, and then resets `torn`.
+        Repeating the outstanding messages would not suffice: if the interrupted answer was to a
+        greeting and is recorded in part, nothing outstanding would complete the greeting. The
+        caller also requests its weights again, and then resets `torn`.
         """
         self.send(self.session.hello(time.monotonic()))
 
@@ -210,12 +210,12 @@ class LeaseKeepAlive:
     """A thread with links of its own that renews the lease every `period_s` seconds.
 
     So the worker may compute for longer than its lease. The thread also notices when another
-    incarnation has taken over the worker's name, and ends then. A shard that refuses a renewal
-    because it has forgotten this worker, as one that was rolled back may, has to be greeted: the
-    owner does that, because only it may use the session.
+    incarnation has taken over the worker's name, and ends then. A shard refuses a renewal if it has
+    forgotten this worker, for example after a rollback, and has to be greeted: the owner does that,
+    because only the owner may use the session.
 
-    `failure` is the exception that ended it, if any. `refusals` are shards that have to be greeted,
-    each with its answer; the owner reads both and removes the refusals.
+    `failure` is the exception that ended the thread, if any. `refusals` are the shards that have to
+    be greeted, each with its answer; the owner reads both and removes the refusals.
     """
 
     def __init__(self, connection: ShardConnections, session: Session, period_s: float) -> None:

@@ -38,7 +38,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields
 
 
 class LocatePrimaries(msgspec.Struct, frozen=True, tag="where", forbid_unknown_fields=True):
-    """Asks which copies are the primaries; the sender is also sent changes for a while."""
+    """Asks which copies are the primaries; the sender also receives changes for a while."""
 
     job: Name
 

@@ -2,8 +2,9 @@
 
 A thread in the client's process accepts connections and forwards each to its shard, holding every
 chunk back until `link_model.py` says that it comes out. The traffic is the same ZeroMQ over the
-same TCP, so any user of an endpoint can be put behind a link without knowing it. All connections
-through one `LinkEmulator` share one line each way, as those of a worker on its own access link do.
+same TCP, so any user of an endpoint can be put behind a link without noticing. All connections
+through one `LinkEmulator` share one line each way, like the connections of a worker on its own
+access link.
 """
 
 import select
@@ -86,11 +87,11 @@ class LinkEmulator:
         return True
 
     def _take_in(self, ready: dict[int, int], now: float) -> None:
-        """Fill the lines with one chunk of each connection in turn: they share a line as TCP's do.
+        """Fill the lines with one chunk of each connection in turn, as TCP connections share one.
 
-        The connection served last is last the next time. Otherwise the first would send everything
-        it has before the last sends its first chunk, and messages that are cut among connections
-        (striping.py) would only be complete with the last one.
+        The connection that was served last is last in the next turn. Otherwise the first would send
+        all of its bytes before the last sends its first chunk, and messages that are cut among
+        connections (striping.py) would only be complete with the last connection's part.
         """
         waiting = deque(self._pipes)
         while waiting:
@@ -198,7 +199,7 @@ class _Pipe:
         return not self._ended and self._held < self._window
 
     def take(self, ready: dict[int, int], now: float) -> bool:
-        """Read one chunk, if one has come and may enter the line; whether it did."""
+        """Read one chunk, if one has arrived and may enter the line; returns whether it did."""
         if self._ended or not ready.get(self._source.fileno(), 0) & (_IN | _GONE):
             return False
         if not self._wants_more or not self._stream.may_enter(self._chunk, now):

@@ -5,10 +5,10 @@ carries real bytes by it, so that any run can be tested on the link that it will
 
 The two directions are independent, as on a full-duplex line. Bytes wait for the line (a token
 bucket of small depth), leave at the line's rate, travel for half the round trip and some jitter,
-and come out in order. A driver that wakes late costs the line nothing if bytes were waiting for it
-meanwhile. A lost packet costs its connection one more round trip, in which TCP would have
-retransmitted it and held back what follows. In an outage nothing leaves. What a connection has sent
-and not yet seen acknowledged is bounded by its window, as TCP's is.
+and come out in order. If bytes were waiting, a driver that wakes late does not lower the line's
+rate. A lost packet costs its connection one more round trip, in which TCP would have retransmitted
+it and held back what follows. In an outage nothing leaves. The bytes that a connection has sent and
+that are not yet acknowledged are bounded by its window, as in TCP.
 """
 
 import math
@@ -159,7 +159,7 @@ class Lane:
         return max(_QUEUE_S * self.model.rate, 2.0 * self.model.chunk) - waiting
 
     def room_at(self, size: int, now: float) -> float:
-        """When it will have room for `size` bytes, unless others come first."""
+        """When the queue will have room for `size` bytes, if no other connection fills it first."""
         short = size - self.room(now)
         return now + short / self.model.rate if short > 0 else now
 
@@ -200,7 +200,7 @@ class LinkStream:
         return self._in_window(size, now) and self._lane.room(now) >= size
 
     def must_queue(self, size: int, now: float) -> bool:
-        """Whether the line alone has no room for `size` bytes: the window has."""
+        """Whether `size` bytes fit into the window, and only the line has no room for them."""
         return self._in_window(size, now) and self._lane.room(now) < size
 
     def _in_window(self, size: int, now: float) -> bool:
@@ -209,7 +209,7 @@ class LinkStream:
         return self._flying + size <= self._model.window
 
     def enter_at(self, size: int, now: float) -> float:
-        """When to try again, after `may_enter` was False."""
+        """When to ask `may_enter` again, after it was False."""
         at = self._lane.room_at(size, now)
         if self._flying + size > self._model.window:
             at = max(at, self._unacknowledged[0][0])
@@ -228,7 +228,7 @@ class LinkStream:
         model = self._model
         if model.jitter_s == 0:
             return model.one_way_s
-        sigma = model.jitter_s / math.sqrt(2)  # the round trip adds two independent ways
+        sigma = model.jitter_s / math.sqrt(2)  # a round trip is the sum of two independent delays
         match model.shape:
             case Jitter.UNIFORM:
                 scatter = self._dice.uniform(-1, 1) * math.sqrt(3)

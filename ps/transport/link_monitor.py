@@ -34,7 +34,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 
 class _Peer(NamedTuple):
-    """The other end of a connection: an address family and an address of it."""
+    """The other end of a connection: an address family and an address in that family."""
 
     family: int
     address: Any
@@ -58,7 +58,7 @@ class LinkMonitor:
         self.monitor = watched.get_monitor_socket(_EVENTS)
 
     def has_connected(self) -> bool:
-        """Whether a connection has been made since the last call: it takes messages now."""
+        """Whether a connection has been made since the last call and now accepts messages."""
         self._read_events()
         connected, self._connected = self._connected, False
         return connected

@@ -1,14 +1,14 @@
 """Configures malloc to keep large blocks; call it before receiving messages of megabytes.
 
-ZeroMQ allocates each frame that it receives. By default glibc maps a large block freshly from the
-system and gives it back when it is freed, so that every byte of every message costs a page fault:
-half of all CPU time of a large update. Configured otherwise, it keeps the blocks for the next
+ZeroMQ allocates each frame that it receives. By default glibc maps each large block freshly from
+the system and returns it when it is freed, so every page of every message costs a page fault: half
+of all CPU time of a large update. With the settings here, glibc keeps the blocks for the next
 message. All threads then share one arena, because ZeroMQ's thread allocates what our threads free.
 
-Kept blocks become fragmented, and now and then a message finds no hole that is large enough: the
-process would grow slowly without limit. So the receiving loop regularly checks how much memory is
-free, and gives pages back when that is more than the next messages need: two of them, or as many as
-were in use at once recently, because what eight peers send at once comes again.
+Kept blocks become fragmented, and now and then no hole is large enough for a message: the process
+would grow slowly without limit. So the receiving loop regularly checks how much memory is free, and
+returns pages to the system when there is more than the next messages need: room for two of them, or
+for as many as were in use at once recently, because peers that sent at once will do so again.
 
 Nothing is changed if the user has set one of glibc's own variables, or with another C library.
 """
@@ -26,8 +26,8 @@ _LOOK_BYTES = 16 << 20  # and the bytes of messages: a check takes some 30 us
 _NEXT = 2  # messages for which room is kept
 _RECENT = 64  # checks over which the highest use counts
 # Free bytes that are not worth a call. Some 4 MB are free between a process's own small blocks when
-# it has compiled its modules, and malloc_trim cannot return those: with less here, every message
-# would be followed by a call that takes the next one's pages.
+# it has compiled its modules, and malloc_trim cannot return those. With a smaller value, each
+# message would be followed by a call that returns the pages that the next message needs.
 _LITTLE = 8 << 20
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,10 @@
 """Sends and receives messages of several frames, at the least cost for small ones.
 
 pyzmq's own `send_multipart` and `recv_multipart` check every frame's type, do arithmetic on enums,
-and ask the socket after each frame whether another follows, which the frame knows. For a large
-message none of that matters; for a small one it costs as much as ZeroMQ does. An exception that
-says "no more" costs as much again, so the socket is asked first. Its `send`, too, is a layer above
-the one that does the work.
+and ask the socket after each frame whether another follows, although the frame has that flag. For a
+large message none of that matters; for a small one it costs as much as ZeroMQ does. An exception
+that says "no more" costs as much again, so the socket is polled first. pyzmq's `send`, too, is a
+layer above the function that does the work, which is called here directly.
 
 Frames are copied only where sharing them would cost more than a copy: below 64 KB, which is pyzmq's
 `copy_threshold`.
@@ -31,7 +31,7 @@ _view: Any = memoryview  # pyzmq's types do not declare that a Frame is a buffer
 def send(socket: "zmq.Socket[bytes]", frames: Sequence[Buffer], *, copy: bool = False) -> None:
     """Send one message without waiting; raises what the socket raises, and then nothing was sent.
 
-    With `copy` the frames may change at once.
+    With `copy` the caller may change the frames as soon as this returns.
     """
     for frame in frames[:-1]:
         _send(socket, frame, _MORE, copy)
@@ -43,8 +43,8 @@ def send_watched(
 ) -> list[weakref.ref[memoryview]]:
     """Send as `send` does, without a copy; each reference dies when ZeroMQ has sent its frame.
 
-    pyzmq keeps what ZeroMQ sends until it has left, so a view made for one message alone is freed
-    at that moment. That needs none of the locks of pyzmq's own `MessageTracker`.
+    pyzmq keeps each buffer alive until ZeroMQ has sent it, so a view that is made for this message
+    alone is freed at that moment. That needs none of the locks of pyzmq's own `MessageTracker`.
     """
     watched = []
     last = len(frames) - 1
@@ -67,14 +67,14 @@ class Inbox:
         """A message of more than `most_frames` is dropped, and `refused` gets one of its frames."""
         self._socket, self._most_frames, self._refused = socket, most_frames, refused
         self._receive: Any = socket.recv
-        # Whether the next frame surely begins a message: not after Ctrl-C within the one before.
+        # Whether the next frame begins a message; False after Ctrl-C in the middle of one.
         self._whole = True
 
     def arrived(self, most: int) -> list[list[zmq.Frame]]:
         """Up to `most` waiting messages, as their frames; call it when a poller reports some.
 
-        The frames of a dropped message are not kept. If there are very many, the next call
-        continues to drop them.
+        The frames of a dropped message are not kept. If it has very many, the next call continues
+        to drop them.
         """
         came: list[list[zmq.Frame]] = []
         if not self._whole and not self._drop_rest():
@@ -102,7 +102,9 @@ class Inbox:
                 return came
 
     def _drop_rest(self) -> bool:
-        """Drop the rest of a message, for a few milliseconds at most; whether it is gone."""
+        """Drop the rest of a message, for a few milliseconds at most; returns whether all of it is
+        gone.
+        """
         self._whole = not self._socket.getsockopt(_RCVMORE) or any(
             not self._socket.recv(_LAST, copy=False).more for _ in range(_DROPPED_A_TURN)
         )

@@ -34,10 +34,10 @@ class PrimaryResolver:
     ) -> None:
         """Connect to the coordinator; raises BadInput for an invalid address.
 
-        `own` is shown to a coordinator that pins a key in its address: the operator's, or the
-        token's.
+        `own` is the key pair with which this process authenticates to a coordinator that pins a key
+        in its address: the operator's, or the token's.
         """
-        assert cluster.coordinator is not None, "shards that are not replicated stay where they are"
+        assert cluster.coordinator is not None, "only replicated shards have primaries to resolve"
         self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator
         self._question = msgspec.msgpack.encode(LocatePrimaries(cluster.job))
         self._asked_at = -ASK_S
@@ -115,7 +115,7 @@ class PrimaryResolver:
 
 
 def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster | None:
-    """The same cluster with the endpoints of the primaries that serve now.
+    """This cluster with the endpoints of the primaries that serve now.
 
     None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
     this process or fails its own authentication.

@@ -1,10 +1,10 @@
 """Tracks large messages that are still leaving, so that they are not sent twice.
 
 On a slow link a message of megabytes takes longer than the wait for an answer, and a second copy
-queued behind the first only prolongs it. So before a message is sent again, the sender asks here
-and waits while the first copy is leaving: until ZeroMQ has handed it to the system, and for a part
-of that time afterwards, in which the system's own buffers empty. Messages are identified by their
-peer and request number; small ones are not tracked.
+queued behind the first only delays the answer. So before a message is sent again, the sender asks
+here, and does not send while the first copy is leaving: until ZeroMQ has handed it to the system,
+and for a fraction of that time afterwards, in which the system's own buffers empty. Messages are
+identified by their peer and request number; small ones are not tracked.
 """
 
 import time
@@ -22,7 +22,7 @@ _BEYOND = 0.25  # the share of ZeroMQ's time that is added for the system's buff
 
 
 class _Sent:
-    """One large message, in one part or several; `frames` die when they have left."""
+    """One large message, in one part or several; each of `frames` dies when it has been sent."""
 
     def __init__(self, frames: Sequence[weakref.ref[memoryview]], now: float) -> None:
         self._frames = frames

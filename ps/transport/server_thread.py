@@ -1,6 +1,6 @@
 """A server's loop in a thread of its own, so that the hosting process stays responsive.
 
-The loop waits at its sockets, and at one more that asks it to end.
+The loop waits at its sockets, and at one more over which it is asked to end.
 """
 
 import threading
@@ -20,7 +20,7 @@ class ServerThread(ABC):
     A failure inside the loop ends it and is raised again by `stop` and by `check`.
     """
 
-    empty = False  # only a shard may have nothing to serve
+    empty = False  # a shard overrides it: True while it has no weights to serve
 
     def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]", log: Logger) -> None:
         """`context` belongs to this thread: `stop` closes it, or garbage collection does."""

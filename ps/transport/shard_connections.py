@@ -24,7 +24,7 @@ from shards.messages import Probe
 
 _SOCKET_S = 1.0  # between a shard's port and its Unix socket
 _LOOK_AGAIN_S = 0.05
-_LOOKS = 2  # measurements of the round trip; the first may have met a busy moment
+_LOOKS = 2  # measurements of the round trip: the shard may have been busy during the first
 
 
 class ShardConnections:
@@ -41,12 +41,12 @@ class ShardConnections:
         gradients: int,
         patience_s: float,
     ) -> None:
-        """`gradients` is the most that may be in use at once, where memory is shared.
+        """`gradients` is the most gradient arrays in shared memory that may be in use at once.
 
-        Where shards speak CURVE, the worker enrols with each, waiting up to `patience_s`. If
-        `transport` requires a Unix socket and its shard is restarting, the wait is as long. Raises
-        what `join` does, and BadInput when `transport` requires shared memory and there is no room,
-        or when replicated shards are to be put behind a modelled link.
+        With shards that require CURVE keys, the worker enrols with each, waiting up to
+        `patience_s`. If `transport` requires a Unix socket and the shard is restarting, the wait is
+        as long. Raises what `join` does, and BadInput when `transport` requires shared memory and
+        there is no room, or when replicated shards are to be put behind a modelled link.
         """
         if link is not None and cluster.coordinator is not None:
             raise BadInput("link: expected shards with one copy each, got replicated ones")
@@ -153,8 +153,8 @@ class ShardConnections:
 def _nearest(job: str, shard: int, endpoint: str, transport: Transport, patience_s: float) -> str:
     """Where to connect for a shard; waits for one that is restarting.
 
-    Raises BadInput where `transport` requires a Unix socket and the shard has none: it listens
-    without a socket for a moment longer, or it does not listen within `patience_s`.
+    Raises BadInput if `transport` requires a Unix socket and the shard has none: a second after its
+    port listens there is still no socket, or the port does not listen within `patience_s`.
     """
     until = time.monotonic() + patience_s
     while True:

@@ -3,9 +3,9 @@
 The workers' client and the admin client build on this. `ZMQ_IMMEDIATE` keeps a message from being
 queued for a shard that is down and then delivered to its next incarnation. Where several sockets
 lead to a shard, each message travels in parts (striping.py). Links to replicated shards follow the
-primary (primary_resolver.py). Where shards require keys, a worker enrols with each process that it
-is directed to before its links go there. Links that were cut are closed and opened again as soon as
-possible (link_monitor.py). The owner of links asks for either kind of `changes`.
+primary (primary_resolver.py). Where shards require keys, a worker enrols with each process to which
+it is directed, before its links lead there. Links that were cut are closed and opened again as soon
+as possible (link_monitor.py). `changes` reports both redirected and reopened links to their owner.
 """
 
 import math
@@ -37,8 +37,8 @@ _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _FIRST_WORD_S = 0.5  # wait for a coordinator; afterwards the cluster's own endpoints are used
 _NEW_LINK_S = 0.5
 _JOINING_LOOK_S = 0.1
-_UNFINISHED_BYTES = 1 << 30  # of answers that have arrived in part, at most;
-_ANSWERS = 4  # or this number of the largest answers, if that is more
+_UNFINISHED_BYTES = 1 << 30  # the most that partly arrived answers may take,
+_ANSWERS = 4  # or the size of this number of the largest answers, if that is more
 
 
 class Links:
@@ -55,9 +55,10 @@ class Links:
         """Open one link to each of `endpoints`, without waiting for the connections.
 
         `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
-        shown to shards with endpoints that pin a key. `guided` is a cluster: its coordinator, if
-        it has one, reports where its shards are now; `badge` is what a worker enrols with there.
-        Raises GiveUp where the coordinator rejects this process or fails its own authentication.
+        the key pair for shards with endpoints that pin a key. `guided` is a cluster: its
+        coordinator, if it has one, reports where its shards are now; `badge` has the credentials
+        with which a worker enrols there. Raises GiveUp if the coordinator rejects this process or
+        fails its own authentication.
         """
         tune_malloc()
         self._sharing = sharing
@@ -162,7 +163,7 @@ class Links:
         return endpoints
 
     def follow(self, endpoints: Sequence[str]) -> None:
-        """Direct the links of shards that have moved to their new `endpoints`; see `moved`."""
+        """Direct the links of shards that have moved to their new `endpoints`; see `changes`."""
         fresh: list[zmq.Socket[bytes]] = []
         for shard, endpoint in enumerate(endpoints):
             joining = self._joining.get(shard)
@@ -269,7 +270,8 @@ class Links:
         own += [self._connect(shard, self.endpoints[shard]) for _ in range(stripes - len(own))]
 
     def await_connections(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds until every shard is connected: earlier messages are lost.
+        """Wait up to `timeout_s` seconds until all shards are connected; messages sent before are
+        lost.
 
         Raises GiveUp when an unconnected shard rejects this process, or fails its own
         authentication.
@@ -399,7 +401,7 @@ class Links:
 
     def _await(self, timeout_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
         """The sockets that can be read within `timeout_s`; perhaps none, if a link was renewed."""
-        polled = self._poller.sockets  # without the poller's own `poll`, which is one call more
+        polled = self._poller.sockets  # the poller's own `poll` would cost one more call
         if not self._watches:
             return zmq.zmq_poll(polled, _ms(timeout_s))
         until = time.monotonic() + timeout_s
@@ -414,7 +416,7 @@ class Links:
                 return ready
 
     def _look(self, now: float) -> bool:
-        """Replace links that were cut; whether one works again, with all its connections."""
+        """Replace links that were cut; returns whether all connections of one are open again."""
         self._look_at = now + LOOK_S
         for shard, watch in self._watches.items():
             if watch.is_dead(now):

@@ -21,9 +21,9 @@ def drop_with(
 ) -> None:
     """Close a context when its owner is garbage-collected without having been closed.
 
-    ZeroMQ would wait for ever for sockets that were collected together with it, as they are when an
-    error's traceback held them all. Contexts of a thread that still runs at exit are left to the
-    exit.
+    Collected sockets would make ZeroMQ's own clean-up of the context wait for ever, as happens when
+    an error's traceback was the last reference to all of them. The context of a thread that still
+    runs when the process exits is left alone.
     """
     weakref.finalize(owner, _drop, context, sockets).atexit = False
 

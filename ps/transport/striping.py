@@ -7,20 +7,20 @@ it is large; otherwise all bytes on the first connection, and none on the others
 
 Because each connection has a part of each message, the rest is simple. A connection keeps its
 order. So when all parts of a message have arrived, a missing part of an earlier message will never
-come: the earlier message is lost, as messages can be, and its session repeats it. Hence messages
-come out in order, nothing waits for a lost part, and no clock is needed.
+arrive: the earlier message is lost, as any message may be, and its session repeats it. Hence
+messages come out in order, nothing waits for a lost part, and no clock is needed.
 
 A part is a small frame and its share of the bytes:
 
     mark(2) token(16) number(8) part(1) parts(1)    and, in the first part, the frames' lengths(8)
 
-The token is a random number that identifies the sender, whatever connections its parts come over;
-the answer goes out over as many. Neither envelopes (shards/wire_format.py) nor notes (handshake.py)
+The token is a random number that identifies the sender on all of its connections; the answer goes
+out over the same connections. Neither envelopes (shards/wire_format.py) nor notes (handshake.py)
 begin with the mark, so it distinguishes a part from a message sent whole.
 
-Nothing is copied for sending, and reassembly copies only frames that were cut. The cost of a
-stranger's part is its own bytes, up to a limit: parts are held as they came, and no memory is
-allocated because of what a header merely claims.
+Nothing is copied for sending, and reassembly copies only frames that were cut. A stranger's part
+costs the receiver only the memory of its bytes, up to a limit: parts are held as they came, and no
+memory is allocated because of what a header merely claims.
 """
 
 import math
@@ -169,8 +169,8 @@ class Gatherer:
     def addresses(self, to: bytes) -> list[bytes]:
         """Where to send the parts of an answer to a sender that `take` named.
 
-        Empty if that sender was evicted by others since: a client that still waits will ask again,
-        over connections that are then known.
+        Empty if other senders have evicted it since: a client that still waits will ask again, and
+        its connections are then known again.
         """
         if not to.startswith(_MARK):
             return [to]

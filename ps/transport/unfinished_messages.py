@@ -10,12 +10,11 @@ with more of them than any legitimate message takes is reset, and its memory is 
 peer connects again and repeats what was lost.
 
 An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been vouched
-for is also reset when this process grows by far more than all unfinished messages have brought.
-Where the process does not grow, no connection is checked.
+for (`vouch`) is also reset when this process grows by far more than the bytes of all unfinished
+messages. While the process does not grow, no connection is checked.
 
 A message costs next to nothing here: only its first frame is kept, one for each sender. The next
-look asks ZeroMQ over which connection it came. Messages over a Unix socket belong to no connection
-that is counted.
+look asks ZeroMQ over which connection that frame came. Unix sockets are not counted.
 
 Only Linux provides these byte counts; elsewhere nothing is bounded here.
 """
@@ -104,10 +103,10 @@ class Accepted:
         return came
 
     def vouch(self, frame: zmq.Frame) -> None:
-        """The sender of `frame`, a message's first, knows the job: growth may have a good reason.
+        """The sender of `frame`, a message's first, knows the job, so its messages may be large.
 
-        This counts from the next look on. A look before it does no harm: `arrived` has heard a
-        whole message of this sender, so nothing of it is unfinished then.
+        This takes effect at the next look. An earlier look does no harm: `arrived` has just
+        recorded a whole message of this sender, so it has no unfinished one.
         """
         self._vouched[frame.bytes] = frame
 
@@ -177,7 +176,7 @@ class Accepted:
                 connection.whole_at, connection.heard = received, False
 
     def _settle(self) -> None:
-        """Note which connections the messages since the last look came over."""
+        """Record over which connections the messages since the last look came."""
         self._hear_events()
         heard, self._heard = self._heard, {}
         vouched, self._vouched = self._vouched, {}

@@ -10,19 +10,19 @@ back, and reports that to its workers when they reconnect (shards/shard.py).
 
 An autosave must survive the process that wrote it, but not a power failure, so nothing is flushed.
 Its records are read and checked as those of a WAL (shards/wal_format.py). A thread writes it from a
-version that no longer changes. Autosaves may use a fiftieth of a core: a state that costs more than
-that, saved as often as requested, is saved less often, and a death loses more. The cost of an
+version that no longer changes. Autosaves may use a fiftieth of a core: a state that would cost more
+at the requested interval is saved less often, and a death then loses more updates. The cost of an
 autosave is the CPU time of its thread: time during which the process is stopped, or waits for a
 core or its disk, is no reason to save less often.
 
 A shard that dies before its first autosave is complete has lost the state that it received. A
 received state replaces the earlier one, so the file `empty`, or an older autosave, is removed
-before the state is acknowledged. A restarted shard that finds neither file ends, rather than serve
-without the state.
+before the state is acknowledged. A restarted shard that finds neither `save` nor `empty` ends
+rather than serve without the state.
 
 If an autosave fails, for example on a full disk, the one before it stays, and the next one is made
-when it is due. Then a death costs more updates, but the failure itself does not end the shard. It
-is logged, and the shard's status says it until an autosave succeeds.
+when it is due. A death then costs more updates, but the failure itself does not end the shard. The
+failure is logged, and the shard's status reports it until an autosave succeeds.
 """
 
 import shutil
@@ -87,7 +87,7 @@ class Autosaves:
         if fresh:
             try:
                 self._disk.create(_EMPTY).close()
-            except OSError as error:  # a death before the first autosave is final then
+            except OSError as error:  # without this file, a death before the first save is final
                 self._trouble = self._worded(error)
 
     @property
@@ -115,7 +115,7 @@ class Autosaves:
     def replaced(self) -> None:
         """Remove older autosaves: the shard has a new state, and must not resume an old one."""
         if self._writing is not None:
-            self._writing.join()
+            self._writing.join()  # otherwise it would write an old state after the removal
         for name in {_SAVE, _EMPTY}.intersection(self._disk.names()):
             self._disk.remove(name)
         self._version, self._due = None, -inf
@@ -134,7 +134,7 @@ class Autosaves:
         self._writing = self._aside(lambda: self._save(shard.spec, first, state, frames, now))
 
     def next_look(self, shard: Shard) -> float:
-        """When `look` is to be called next even without messages; infinite if not yet known."""
+        """When to call `look` next even if no message arrives; infinite if not yet known."""
         return inf if shard.version == self._version else self._due
 
     def close(self, *, forget: bool = False) -> None:
@@ -198,7 +198,7 @@ class Autosaves:
 
 
 class AutosavingShard:
-    """A shard without autosaves older than its last installed state; called like a shard."""
+    """A shard that removes autosaves older than its installed state; it has a shard's methods."""
 
     def __init__(self, shard: Shard, to: Autosaves) -> None:
         self._shard = shard

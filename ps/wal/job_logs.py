@@ -54,7 +54,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         raise BadInput(
             f"logs {folder}: expected weights of every shard or of none, got those of"
             f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
-            f" remove {folder} to continue without"
+            f" remove {folder} to continue without them"
         )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
@@ -64,7 +64,7 @@ def load_logs(folder: Path) -> LoadedSnapshot:
             f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
             f" on {'another machine' if one else 'other machines'}: copy"
             f" {'it' if one else 'them'} here to resume from the logs, or remove {folder} to"
-            " continue without"
+            " continue without them"
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(
@@ -82,9 +82,10 @@ def load_logs(folder: Path) -> LoadedSnapshot:
 
 
 def load_state(place: Place) -> LoadedSnapshot:
-    """Read a snapshot, or the WALs of a job: of one, or in a folder of jobs the furthest one's.
+    """Read a snapshot, or the WALs of a job.
 
-    Raises BadInput naming the place if neither is there.
+    If `place` has the WALs of several jobs, those of the job with the most steps are read. Raises
+    BadInput naming the place if it has neither.
     """
     if "://" not in str(place):
         folder = Path(place)
@@ -100,7 +101,7 @@ def newest_logs(folder: Path, *, but: Path | None = None) -> LoadedSnapshot | No
     """The state of the job in `folder` with the most steps; None if no job has begun its WALs.
 
     All WALs of each job are read; the folder `but` is left out. If a job was killed while it was
-    resharded, the state is that of the old shards: the new ones know no more.
+    resharded, the state is that of the old shards: the new ones have applied no further push.
     """
     found = []
     left_out = None if but is None else but.absolute()

@@ -77,8 +77,8 @@ class LogStorage(Protocol):
     def create(self, name: str, over: str | None = None) -> LogFileWriter:
         """Open a file for writing, which replaces any of this name.
 
-        It is empty, or the renamed file `over`: then it is overwritten from the beginning, and the
-        rest keeps its old content until `end`.
+        The file is empty. With `over` it is that file renamed, for reuse: it is overwritten from
+        the beginning, and the rest keeps its old content until `end`.
         """
         ...
 

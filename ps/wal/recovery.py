@@ -6,13 +6,13 @@
 
 The state of a shard is the newest complete base and the logs from there on, or all logs from
 number 0. A kill or a power failure may leave an incomplete record at the very end: it was never
-acknowledged, and is cut off. Damage anywhere else is an error that names file and offset. So is a
-log that ends too early: the mark holds the least length of the newest log, and each opening the
+acknowledged, and is cut off. Damage anywhere else is an error that names file and offset, and so is
+a log that ends too early: the mark has the least length of the newest log, and each opening has the
 length of the log before it. A mark that was damaged by a power failure is ignored.
 
 Files older than that base are obsolete and are reused: a log or a base is written over one of them,
 which takes half of the time of a new file, and no more disk space. So after the last record a file
-may hold records of its earlier use, which do not count.
+may hold records of its earlier use. They fail the check with this file's number, and are ignored.
 """
 
 from collections.abc import Iterator
@@ -177,7 +177,7 @@ def _check_newest(disk: LogStorage, last: int) -> None:
 
 
 def _remedy(disk: LogStorage) -> str:
-    return f"put back what it held, or remove {disk.where / MARK} to continue without it"
+    return f"restore the missing records, or remove {disk.where / MARK} to continue without them"
 
 
 def has_begun(folder: Path) -> bool:

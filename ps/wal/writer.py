@@ -155,7 +155,7 @@ class WriteAheadLog:
             raise self._refused(self._name, error) from None
 
     def shorten(self, shard: Shard, now: float) -> None:
-        """Begin the next file if this one is long enough; with a base if all together are."""
+        """Begin the next file if this one is long enough, with a base if all files together are."""
         if shard.moving(now) or shard.held.empty:
             return  # a base would not include the resharding, or there is no state to write
         limit = max(self._least_bytes, _TIMES * shard.spec.arrays_bytes)
@@ -254,11 +254,11 @@ class WriteAheadLog:
     def _refused(self, name: str, error: OSError) -> GiveUp:
         where = self._disk.where / name
         text = f"log {where}: {error.strerror}{_room_in_words(self._disk.where, error)}"
-        return GiveUp(f"{text}; what was acknowledged is in it")
+        return GiveUp(f"{text}; the log has all acknowledged updates")
 
 
 class LoggedShard:
-    """A shard whose changes are in its WAL before they are answered; called like a shard."""
+    """A shard that writes changes to its WAL before it answers; it has a shard's methods."""
 
     def __init__(self, shard: Shard, to: WriteAheadLog) -> None:
         self._shard = shard

@@ -83,7 +83,7 @@ def test_the_strategy_has_its_own_defaults() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"durability": Durability.REPLICATED, "port": 7400},
-        "durability replicated: port: expected 0, wherever is free, got 7400",
+        "durability replicated: port: expected 0, for free ports, got 7400",
     ),
     (
         {

@@ -176,7 +176,7 @@ def test_a_state_that_is_not_this_workers(tmp_path: Path) -> None:
             ("4bit", path, "push: expected .*int4.*, got .*int8"),
             ("none", path, "restore: expected compressed pushes"),
             ("int8", tmp_path / "none", "worker state .*none: "),
-            ("int8", Path(__file__), "expected what save wrote, got"),
+            ("int8", Path(__file__), "expected a file of `save`, got"),
         ]
         for push, file, complaint in refused:
             with (

@@ -246,7 +246,7 @@ def test_a_shard_that_always_forgets_ends_the_install() -> None:
     def forget(asked: Any) -> None:
         answering.shards[0] = Shard(SHAPE, len(asked) + 2)
 
-    with pytest.raises(Unreachable, match="has lost its state 8 times"):
+    with pytest.raises(Unreachable, match="lost part of its state in each of 8 attempts"):
         answering.carry_out(
             admin_plans.restore(answering.side, 0, trained().copy(), keep_workers=False), forget
         )

@@ -94,7 +94,7 @@ def test_links() -> None:
         ),
         (
             {"port": 7000, "durability": "replicated"},
-            "durability replicated: port: expected 0, wherever is free, got 7000",
+            "durability replicated: port: expected 0, for free ports, got 7000",
         ),
         (
             {"silence_s": 10, "durability": "replicated"},

@@ -115,8 +115,8 @@ def test_a_node_that_does_not_see_the_folder(
         ray_shards(specs_of(1), durability=Durability.PROCESS, logs=tmp_path).__enter__()
     folder = tmp_path / "shard-0"
     assert str(caught.value) == (
-        f"shard 0 on node 127.0.0.2: expected the folder for its log, {folder}, there; that is"
-        " another machine: name a folder that each node has to itself (--logs)"
+        f"shard 0 on node 127.0.0.2: the node lacks the folder for its log, {folder}, so it is"
+        " another machine: name a folder that each node has locally (--logs)"
     )
 
 

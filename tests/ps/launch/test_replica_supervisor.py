@@ -164,7 +164,8 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
     kept.supervise_for(6.0)
     assert (kept.primary.alive, kept.backup.alive, spare.alive) == (True, False, True)
     assert (
-        kept.hosts.degraded_reason == "shard 0 has one copy only: the other goes to another machine"
+        kept.hosts.degraded_reason
+        == "shard 0 has one copy only: the other moves to another machine"
     )
     kept.hosts.check()
     kept.host.seats = {0: PrimaryInfo(0, 2, 1, boot, [1, boot], "", lonely=False)}

@@ -106,7 +106,7 @@ def test_some_shards_with_weights_and_some_without() -> None:
             pass
         assert str(caught.value) == (
             f"logs /logs: expected weights of every shard or of none, got {found}: put back the"
-            " missing logs, or remove /logs to start without"
+            " missing logs, or remove /logs to start without them"
         )
     for empty in ("---", "###"):
         with serving(orders, start_with(empty)):

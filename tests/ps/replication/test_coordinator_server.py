@@ -55,7 +55,7 @@ def test_who_may_say_it(roll: CopyRegistry, message: Asked, keys: set[str]) -> N
         if key in keys:
             roll.check(key, message)
         else:
-            with pytest.raises(BadMessage, match=r"^coordinator: .* by a wrong key$"):
+            with pytest.raises(BadMessage, match=r"^coordinator: .* from a key that may not send"):
                 roll.check(key, message)
 
 

@@ -322,7 +322,7 @@ def test_nothing_is_open_by_oversight(tmp_path: Path) -> None:
     A copy that listens everywhere publishes one address.
     """
     (spec,) = specs_of()
-    everywhere, wanted = "tcp://0.0.0.0:*", "expected keys to admit there, or plaintext asked for"
+    everywhere, wanted = "tcp://0.0.0.0:*", "other hosts can reach it: expected keys to admit"
     with pytest.raises(BadInput, match=rf"^coordinator on tcp://0\.0\.0\.0.*: {wanted}"):
         CoordinatorServer(spec.job, 1, tmp_path / "c", bind=everywhere)
     with pytest.raises(BadInput, match=rf"^shard 0 on tcp://0\.0\.0\.0.*: {wanted}"):

@@ -68,7 +68,7 @@ def test_a_shard_whose_log_is_missing(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"logs {folder}: expected those of 2 shards, got 1: shard-1 is missing, and may be under"
         " the same path on another machine: copy it here to resume from the logs, or remove"
-        f" {folder} to continue without"
+        f" {folder} to continue without them"
     )
     (folder / "shard-0").rename(folder / "shard-1")
     with pytest.raises(BadInput, match="shard-0 is missing"):
@@ -103,5 +103,5 @@ def test_a_shard_without_weights_next_to_one_with(tmp_path: Path, epoch: int) ->
         newest_logs(tmp_path)
     assert str(caught.value) == (
         f"logs {folder}: expected weights of every shard or of none, got those of shard-1 and none"
-        f" of shard-0: put back the missing logs, or remove {folder} to continue without"
+        f" of shard-0: put back the missing logs, or remove {folder} to continue without them"
     )

@@ -286,7 +286,7 @@ def test_a_newest_log_that_ends_too_early_is_named(
             else:
                 assert f"expected records up to byte {len(content)}, got them" in str(caught.value)
             assert str(caught.value).endswith(
-                f"; put back what it held, or remove {folder / MARK} to continue without it"
+                f"; restore the missing records, or remove {folder / MARK} to continue without them"
             )
         path.write_bytes(content)
         _, state = recovered(folder)
@@ -480,7 +480,7 @@ def test_a_full_disk(disk: Path) -> None:
     path = folder / "log-00000000"
     assert str(caught.value) == (
         f"log {path}: No space left on device (the disk of {folder} has 0.0 of 0.3 MB free);"
-        " what was acknowledged is in it"
+        " the log has all acknowledged updates"
     )
     enlarge(disk, "1m")
     with life(folder) as again:
