@@ -42,7 +42,7 @@ from shards.errors import BadInput, BadMessage
 
 SILENCE_S = 0.5
 _TICKS_A_SILENCE = 5
-_ASKER_S = 10.0
+_ASKER_S = 10.0  # how long a client that has asked is sent changes
 _MOST_FRAMES = 16  # in a message; ours have two: the sender and the content
 _AT_ONCE = 64  # messages handled before the loop checks the clock
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED

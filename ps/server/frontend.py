@@ -30,7 +30,7 @@ from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing
 from shards.wire_format import Buffer, Frames
 
-HANDSHAKE_MS = 2000
+HANDSHAKE_MS = 2000  # after which a peer that has not completed its handshake is disconnected
 _QUEUE = 16  # most messages queued to one peer, or from it
 _LEAST_QUEUE = 4  # messages, however large
 _QUEUE_BYTES = 128 << 20

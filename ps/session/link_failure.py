@@ -29,13 +29,14 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-AWAY_S = 1.0
-_IN_VAIN = 2
-_DIAL_S = 0.25
+AWAY_S = 1.0  # a caller that has not looked for longer was away
+_IN_VAIN = 2  # unacknowledged transmissions in a row that begin the doubt
+_DIAL_S = 0.25  # between dials, at first
 _RARER = 0.05  # this share of the outage so far is added between dials,
 _RAREST_S = 1.0  # up to this interval
-_GRACE_S = 0.25
+_GRACE_S = 0.25  # for a connection without failing transmissions, once a dial is through
 _TRIPS = 2  # round trips, at least, between dials and of grace
+# How long a new connection is not judged: this time and number of round trips, up to the maximum.
 _SETTLE_S, _SETTLE_TRIPS, _SETTLE_MOST_S = 0.5, 8, 4.0
 
 

@@ -35,9 +35,9 @@ LOOK_S = 0.02  # in which a link of 1 GB/s brings 20 MB
 _CALM_LOOK_S = 0.2  # between two looks while only peers that know the job are connected
 _BUSY = 10  # after a look, pause for this multiple of its duration
 _SPARE_BYTES = 16 << 20  # besides a message's arrays: state that travels in a frame of its own
-_GROWN_BYTES = 4 << 20
-_UNEXPLAINED_BYTES = 8 << 20
-_LITTLE_BYTES = 64 << 10
+_GROWN_BYTES = 4 << 20  # growth of the process after which its connections are checked
+_UNEXPLAINED_BYTES = 8 << 20  # growth beyond the unfinished bytes that strangers are reset for
+_LITTLE_BYTES = 64 << 10  # unfinished bytes of all connections that do not explain any growth
 _HANDSHAKE_BYTES = 4 << 10  # a handshake needs less than this
 _EVENT = struct.Struct("=HI")
 _TCP_INFO_BYTES = 136

@@ -198,7 +198,7 @@ class Autosaves:
 
 
 class AutosavingShard:
-    """A shard that removes autosaves older than its installed state; it has a shard's methods."""
+    """Wraps a shard: removes older autosaves before a newly installed state is acknowledged."""
 
     def __init__(self, shard: Shard, to: Autosaves) -> None:
         self._shard = shard

@@ -258,7 +258,7 @@ class WriteAheadLog:
 
 
 class LoggedShard:
-    """A shard that writes changes to its WAL before it answers; it has a shard's methods."""
+    """Wraps a shard: its changes are in the WAL before they are answered."""
 
     def __init__(self, shard: Shard, to: WriteAheadLog) -> None:
         self._shard = shard
