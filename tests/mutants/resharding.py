@@ -56,7 +56,7 @@ def a_push_of_an_earlier_incarnation_gets_a_new_number(patch: Patch) -> None:
 def a_hand_over_skips_the_last_check(patch: Patch) -> None:
     """A worker with an expired lease returns, with a push that the successors do not have."""
 
-    def hand_over(side: Side, successors: bytes, cuts: Any) -> Plan[None]:
+    def hand_over(side: Side, successors: bytes, cuts: Any, _: Any) -> Plan[None]:
         for shard in side.shards:
             yield admin_plans.hold(side, admin_plans.TELLING_S, cuts[shard], (shard,))
         for shard in side.shards:
