@@ -259,7 +259,9 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
         cv2.imwrite(str(folder / f"{number}.png"), np.full((4, 4, 3), number, np.uint8))
     trained = worker.run("images", of_feed, params=table, workers=2, **options)
     assert trained.params["offset"] == 6
+    (tmp_path / "cut.tfrecord").write_bytes(b"no record")
     for wanted, data, more in (
+        ("read: .*cut.tfrecord: record 0: expected .* the file is truncated", "cut.tfrecord", {}),
         ("expected a number of `workers`", "images", {}),
         ("at most 6, one a row, got 7", "images", {"workers": 7}),
         ("expected a folder or a file, got nothing there", "nothing", {}),
