@@ -259,7 +259,9 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
         cv2.imwrite(str(folder / f"{number}.png"), np.full((4, 4, 3), number, np.uint8))
     trained = worker.run("images", of_feed, params=table, workers=2, **options)
     assert trained.params["offset"] == 6
+    (tmp_path / "cut.tfrecord").write_bytes(b"no record")
     for wanted, data, more in (
+        ("read: .*cut.tfrecord: record 0: expected .* the file is truncated", "cut.tfrecord", {}),
         ("expected a number of `workers`", "images", {}),
         ("at most 6, one a row, got 7", "images", {"workers": 7}),
         ("expected a folder or a file, got nothing there", "nothing", {}),
@@ -292,7 +294,7 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
             "column words: row .*: expected . values, as",
         ),
         (with_loop, {"stalenes": 2}, "run: expected staleness, or another known name; got 'stalen"),
-        (with_loop, {"device": "gpu"}, "device gpu:0: expected a GPU that answers"),
+        (with_loop, {"device": "gpu:99"}, "device gpu:99: expected"),
         (with_loop, {"device": "moon"}, "device: expected auto, cpu, gpu or gpu:N, got 'moon'"),
         (
             with_loop,

@@ -185,8 +185,13 @@ def test_a_frame_that_does_not_stream_is_refused(spark: Any, tmp_path: Path) -> 
 def test_a_function_of_other_parameters_is_refused(spark: Any, files: Path, tmp_path: Path) -> None:
     """Before the stream starts, as in `worker.run`."""
     message = "stream: train: expected a function of args and ctx, got one with other parameters"
+
+    def train() -> None:
+        """It takes nothing."""
+
+    given: Any = train
     with (
         pytest.raises(BadInput, match=message),
-        worker.stream(points(spark, files), lambda: None, {}, **options(tmp_path)),  # type: ignore[arg-type]
+        worker.stream(points(spark, files), given, {}, **options(tmp_path)),
     ):
         pass

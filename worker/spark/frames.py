@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from shards.errors import BadInput, GiveUp
 from worker.data.sequence_file import SCHEMA, image_record
 from worker.data.source import Source, part_rows
-from worker.spark.failures import SPARK_ERRORS, reason, task_error
+from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
 from worker.spark.tasks import map_tasks, mapped
 from worker.tfrecord.source import TFRecord
 
@@ -88,7 +88,10 @@ def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
     try:
         return session.read.format(kind).load(where)
     except SPARK_ERRORS as error:
-        raise BadInput(f"{place}: cannot be read: {reason(error)}") from None
+        # Spark wraps what the class of a data source raises into a traceback.
+        raised = "Traceback (most recent call last)" in str(error)
+        why = task_reason(str(error)).removeprefix(BAD_INPUT) if raised else reason(error)
+        raise BadInput(f"{place}: cannot be read: {why}") from None
 
 
 def dealt_to(df: DataFrame, workers: int) -> DataFrame:
