@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 import ps
 from shards import arguments
 from shards.errors import BadInput
-from shards.extras import missing
+from shards.extras import install_command, missing
 from shards.tables import DenseTable
 from worker.context import Context
 from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
@@ -321,11 +321,11 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
 
 def _check_exporter() -> None:
     """Raise BadInput unless what `torch.onnx.export` needs is installed."""
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if missing:
+    absent = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if absent:
         raise BadInput(
-            "worker.torch.export_onnx: expected onnx and onnxscript"
-            f" (pip install 'downpour-sgd[onnx]'), got no {' and no '.join(missing)}"
+            f"worker.torch.export_onnx: expected onnx and onnxscript ({install_command('onnx')}),"
+            f" got no {' and no '.join(absent)}"
         )
 
 

@@ -268,7 +268,7 @@ def main() -> None:
         figures |= live_jobs(homes[1], solver, chosen.live)
         figures |= reindexed(homes[2], solver, chosen.folders)
         figures |= keyed(homes[3], solver, chosen.keyed, seed=1)
-        figures |= busy(homes[4], solver, chosen.live, 5000, viewers=50)
+        figures |= busy(homes[4], solver, chosen.live, 5100, viewers=50)
     save("service", figures)
     goals(
         [

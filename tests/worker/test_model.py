@@ -82,7 +82,9 @@ def test_losses() -> None:
     """Any number is a loss; None, from a method without `return`, is not."""
     numbers: list[Any] = [1, 1.0, np.float32(1), np.ones(())]
     assert [check_loss(Ones(), number) for number in numbers] == [1.0] * 4
-    others: list[tuple[Any, str]] = [(None, "None"), ([1.0], "an object of class list")]
+    others: list[tuple[Any, str]] = [(None, "None"), ([1.0], "a list of 1")]
     for other, got in others:
-        with pytest.raises(BadInput, match=f"^model Ones: .* the loss, a number, got {got}$"):
+        with pytest.raises(
+            BadInput, match=f"^model Ones: the loss .*: expected a number, got {got}$"
+        ):
             check_loss(Ones(), other)
