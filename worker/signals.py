@@ -91,6 +91,17 @@ def hangup_spares_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
+def end_at_hangup() -> None:
+    """Let a SIGHUP end this process again, which has inherited from the JVM that it is blocked.
+
+    That is how Spark's daemon ends its Python workers when the JVM has ended. A worker that trains
+    would otherwise wait for shards that are gone, until its patience is over. A closed terminal
+    does not reach these processes: the daemon has a process group of its own.
+    """
+    if current_thread() is main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
 @contextmanager
 def asked_for(number: signal.Signals) -> Iterator[Event]:
     """An event that each signal of this number sets; the caller clears it."""

@@ -48,6 +48,13 @@ TRAIN = ("train", "--solver", "solver.prototxt", "--data", "data", "--out", "run
 FOR_EVER = ("--max-iter", 1_000_000)
 
 
+def blocked(pid: int) -> int:
+    """The signals that a process's main thread blocks: bit 0 is the first signal."""
+    found = re.search(r"^SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None, "Linux says so"
+    return int(found[1], 16)
+
+
 @pytest.fixture
 def here(
     spark: Any,
@@ -74,7 +81,10 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     # The killed worker's lease holds the other one at the bound, until its next life says hello.
     with downpour(tmp_path, *TRAIN, *FOR_EVER, "--lease-s", 60, **QUICK_JAVA) as child:
         await_snapshots(run, 1, child)
-        spark_worker(child).kill()
+        trains = spark_worker(child)
+        # Spark's daemon ends its workers by SIGHUP, which their JVM was started without.
+        assert not blocked(trains.pid) >> (signal.SIGHUP - 1) & 1
+        trains.kill()
         # The first of these may have begun before the kill, the next two be close behind it.
         await_snapshots(run, len(snapshots(run)) + 4, child)
         pressed_at = time.time()

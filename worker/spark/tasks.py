@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ps import logs
 from ps.shared_memory.shm_files import temporary_folder
 from shards.errors import BadInput, GiveUp
+from worker.signals import end_at_hangup
 from worker.spark import settings as spark_settings
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
 
@@ -62,6 +63,7 @@ def map_tasks(
     def host(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None, "mapInArrow runs inside a task"
+        end_at_hangup()
         logs.set_up(settings, job=job, worker=f"w{context.partitionId()}")
         gpu = (context.resources() or {}).get("gpu")
         gpus = list(gpu.addresses) if gpu is not None else []
