@@ -205,7 +205,7 @@ def elastic(bench: Bench, control: bool) -> list[Check]:
     ]
     rates = bench.tune(levels)
     tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
-    found = [errors(results) for results in bench.run(tuned, bench.pick(5, 10))]
+    found = [errors(results) for results in bench.run(tuned, 10)]
     checks = [_stability(bench, 0.5 if control else 1.0)] if bench.measures else []
     for place, (name, (_, fails)) in enumerate(texts.items()):
         near, far = found[2 * place : 2 * place + 2]
