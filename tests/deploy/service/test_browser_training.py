@@ -33,11 +33,22 @@ class Training:
         self.job = job
         self.tab = tab
 
-    def await_shown(self, script: str, least: float) -> float:
-        """Wait until a figure of the page is above `least`; returns it."""
+    def await_points(self, chart: str, least: int) -> int:
+        """Wait until a chart of the page has more than `least` points; returns how many.
+
+        The page draws a chart only while it is in view.
+        """
+        holder = self.tab.page.locator(f"[data-chart={chart}]")
+        script = f"charts.{chart} ? charts.{chart}.data[1].filter(Number.isFinite).length : 0"
+
+        def drawn() -> int:
+            holder.scroll_into_view_if_needed()
+            found = int(self.tab.page.evaluate(script))
+            return found if found > least else 0
+
         return eventually(
-            lambda: found if (found := self.tab.page.evaluate(script)) > least else 0,
-            because=lambda: f"{script} > {least}: {self.served.get(self.job)}",
+            drawn,
+            because=lambda: f"{least} points in {chart}: {self.served.get(self.job)}",
             within_s=PATIENCE_S,
         )
 
@@ -64,21 +75,16 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
             tab.faults[:] = [fault for fault in tab.faults if REFUSED not in fault]
 
 
-POINTS = "charts.loss ? charts.loss.data[0].length : 0"
-STALE_POINTS = "charts.staleness ? charts.staleness.data[1].filter(Number.isFinite).length : 0"
-"""How many points a chart of the page has."""
-
-
 def test_figures_grow(training: Training) -> None:
     """The curve of the loss grows, the shards count staleness, and all workers are there."""
     tab = training.tab
     tab.sees("#state", "RUNNING")
-    before = training.await_shown(POINTS, 1)
-    training.await_shown(POINTS, before)
+    before = training.await_points("loss", 1)
+    training.await_points("loss", before)
     tab.sees("#learning .sentence", "The loss")
     tab.sees("#stale .sentence", "Half of the updates missed at most")
     assert tab.page.locator("#stale .bars svg").count() > 0
-    training.await_shown(STALE_POINTS, 1)
+    training.await_points("staleness", 1)
     assert tab.page.locator("#clocks .bars svg").count() == 2
     assert tab.page.locator("#shards .bars svg").count() == 2
     tab.sees("#time .sentence", "computing")
@@ -93,8 +99,8 @@ def test_the_service_is_killed(training: Training) -> None:
     served.start()
     tab.sees("#link", "live")
     assert served.runner(training.job) == runner
-    before = training.await_shown(POINTS, 1)
-    training.await_shown(POINTS, before)
+    before = training.await_points("loss", 1)
+    training.await_points("loss", before)
     assert served.get(training.job)["attempt"] == 1
     check_events(training)
 
