@@ -51,8 +51,8 @@ def create_token(
 ) -> None:
     """Create a token and print it. It is shown this once: the service stores a digest."""
     with installed():
-        from deploy.service.credentials import TokenRole
         from deploy.service.submissions import checked_project
+        from deploy.service.tokens import TokenRole
     if role not in list(TokenRole):
         raise BadInput(f"--role: expected {', '.join(TokenRole)}, got {role[:80]!r}")
     _check_name(name)

@@ -22,7 +22,7 @@ import msgspec
 from deploy.run_folder import write_whole, writer_of
 from deploy.snapshot_ref import SnapshotRef
 from ps.session.admin_plans import SettingsChange
-from shards import arguments
+from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 from shards.live_settings import LIVE, checked_factor
 
@@ -121,7 +121,7 @@ def change_of(what: str, settings: Mapping[str, Any]) -> SettingsChange:
     sets_bound, factor = "staleness" in settings, settings.get("rate_factor")
     return SettingsChange(
         sets_bound,
-        arguments.bound("staleness", settings["staleness"]) if sets_bound else None,
+        argument_checks.bound("staleness", settings["staleness"]) if sets_bound else None,
         checked_factor("rate_factor", factor) if "rate_factor" in settings else None,
     )
 

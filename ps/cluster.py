@@ -15,9 +15,9 @@ from ps import path_checks
 from ps.security.keys import address_of
 from ps.session.events import JobEnded
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import check_private, replace_private, write_private
+from ps.snapshots.private_files import check_private, replace_private, write_private
 from ps.tables import TableForm
-from shards import arguments
+from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 from shards.tables import Layout, ShardMap
 
@@ -189,4 +189,4 @@ def cluster_of(value: object) -> Cluster:
     expected = "a Cluster or the path of a cluster file"
     if isinstance(getattr(value, "cluster", None), Cluster):
         expected += " (pass .cluster of this object)"
-    raise arguments.wrong("cluster", expected, value)
+    raise argument_checks.wrong("cluster", expected, value)

@@ -20,7 +20,7 @@ from math import inf
 import msgspec
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import GiveUp
 
 _MOST_NORM = 1.8e19  # the root of the largest float32
@@ -38,11 +38,11 @@ class Guard(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.max_norm is not None:
             expected, what = "a max_norm above 0", "guard"
-            most = arguments.number(what, self.max_norm, least=0, expected=expected)
+            most = argument_checks.number(what, self.max_norm, least=0, expected=expected)
             if most == 0:
-                raise arguments.wrong(what, expected, most)
+                raise argument_checks.wrong(what, expected, most)
             structs.force_setattr(self, "max_norm", most)
-        after = arguments.whole("guard: quarantine_after", self.quarantine_after, 1)
+        after = argument_checks.whole("guard: quarantine_after", self.quarantine_after, 1)
         structs.force_setattr(self, "quarantine_after", after)
 
     @property

@@ -27,7 +27,7 @@ from math import isfinite
 
 import msgspec
 
-from shards.arguments import MOST
+from shards.argument_checks import MOST
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
 from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
 

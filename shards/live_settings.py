@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Round
 from shards.errors import BadInput
 from shards.messages import LiveSettings
@@ -35,9 +35,9 @@ MOST_FACTOR = 1e6
 def checked_factor(what: str, value: object) -> float:
     """A factor on the rates; raises BadInput naming `what`."""
     expected = f"more than 0, up to {MOST_FACTOR:g}"
-    factor = arguments.number(what, value, expected=expected)
+    factor = argument_checks.number(what, value, expected=expected)
     if not 0 < factor <= MOST_FACTOR:
-        raise arguments.wrong(what, expected, factor)
+        raise argument_checks.wrong(what, expected, factor)
     return factor
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import path_checks
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from worker import inference, spark
 from worker.caffe.model import CaffeModel
@@ -90,7 +90,7 @@ def test(
     known; GiveUp when a task fails for good.
     """
     check_frame("test: df", df)
-    skip_images = arguments.whole("test: skip_images", skip_images, 0)
+    skip_images = argument_checks.whole("test: skip_images", skip_images, 0)
     fitted = _fitted(df, _tested_net(solver, net))
     names = None if blobs is None else _names("test: blobs", blobs)
     return column_means(
@@ -150,8 +150,8 @@ def features(
     fit; an error in a later row fails the Spark job that reads the result.
     """
     check_frame("features: df", df)
-    batch_size = arguments.whole("features: batch_size", batch_size, 1)
-    skip_images = arguments.whole("features: skip_images", skip_images, 0)
+    batch_size = argument_checks.whole("features: batch_size", batch_size, 1)
+    skip_images = argument_checks.whole("features: skip_images", skip_images, 0)
     read = _net("features: net", net)
     if label is not None:
         df = _labelled(df, label)
@@ -224,10 +224,10 @@ def _net(what: str, net: str | Path | Net) -> Description:
 
 def _names(what: str, blobs: Sequence[str]) -> tuple[str, ...]:
     """The names of blobs, each once; raises BadInput for none."""
-    names = arguments.items(what, blobs, "a list of names")
+    names = argument_checks.items(what, blobs, "a list of names")
     if not names:
         raise BadInput(f"{what}: expected names of blobs, got none")
-    return tuple(dict.fromkeys(arguments.name(what, name) for name in names))
+    return tuple(dict.fromkeys(argument_checks.name(what, name) for name in names))
 
 
 def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:

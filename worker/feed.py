@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from worker.batches import Batches
 from worker.column_spool import ColumnSpool, column_arrays, joined
@@ -83,7 +83,7 @@ class RowFeed:
 
         Raises BadInput when no rows are left; `should_stop` says so before.
         """
-        missing = min(self._fill(arguments.whole("next_batch: rows", rows, 1)), rows)
+        missing = min(self._fill(argument_checks.whole("next_batch: rows", rows, 1)), rows)
         if not missing:
             raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
         parts: list[Arrays] = []

@@ -30,7 +30,7 @@ from ps.logs import logger
 from ps.storage import open_store
 from ps.table_views import TableViews
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout
@@ -84,10 +84,10 @@ class Evaluate(msgspec.Struct, frozen=True):
     until: Callable[[Figures], bool] | None = None
 
     def __post_init__(self) -> None:
-        arguments.function("evaluate: figures", self.figures, "a function of the parameters")
-        arguments.whole("evaluate: every", self.every, 1)
+        argument_checks.function("evaluate: figures", self.figures, "a function of the parameters")
+        argument_checks.whole("evaluate: every", self.every, 1)
         if self.until is not None:
-            arguments.function("evaluate: until", self.until, "a function of the figures")
+            argument_checks.function("evaluate: until", self.until, "a function of the figures")
 
 
 class FunctionOptions(TrainOptions):
@@ -227,7 +227,7 @@ def run(
 def check_train(what: str, train: object) -> None:
     """Raise BadInput unless `train` can be called with `args` and `ctx`."""
     expected = "a function of args and ctx"
-    function = arguments.function(what, train, expected)
+    function = argument_checks.function(what, train, expected)
     try:
         inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
     except TypeError as error:
@@ -356,7 +356,7 @@ def function_job(
 def _evaluate(value: object) -> Evaluate | None:
     if value is None or isinstance(value, Evaluate):
         return value
-    arguments.function("run: evaluate", value, "a function of the parameters")
+    argument_checks.function("run: evaluate", value, "a function of the parameters")
     return Evaluate(value)  # type: ignore[arg-type]  # it was checked that it is callable
 
 

@@ -30,7 +30,7 @@ from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
-from shards import arguments
+from shards import argument_checks
 from shards.errors import DownpourError
 from shards.messages import LiveSettings, ShardStatus
 from shards.repartition import whole_weights
@@ -158,14 +158,16 @@ def run_job(
     while its shards are alive leaves a snapshot.
     """
     check_frame("df", df)
-    job = arguments.instance("job", job, Job, "a worker.job.Job")
-    arguments.function("next_request", next_request, "a function without arguments")
-    arguments.flag("even", even)
+    job = argument_checks.instance("job", job, Job, "a worker.job.Job")
+    argument_checks.function("next_request", next_request, "a function without arguments")
+    argument_checks.flag("even", even)
     if source is not None:
         expected = "a worker.Source"
-        arguments.instance("source", source, Source, expected)  # type: ignore[type-abstract]
+        argument_checks.instance("source", source, Source, expected)  # type: ignore[type-abstract]
     if snapshot_requested is not None:
-        arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
+        argument_checks.instance(
+            "snapshot_requested", snapshot_requested, Event, "a threading.Event"
+        )
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
     specs = job.specs(inputs.tables)
@@ -282,7 +284,7 @@ def check_frame(what: str, df: object) -> None:
     expected = "a Spark DataFrame"
     if type(df).__module__.startswith("pandas"):
         expected += " (spark.createDataFrame makes one)"
-    raise arguments.wrong(what, expected, df)
+    raise argument_checks.wrong(what, expected, df)
 
 
 class _Notices:

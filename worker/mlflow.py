@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shards import arguments
+from shards import argument_checks
 from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
@@ -45,9 +45,9 @@ class MLflow(Callback):
             from mlflow import MlflowClient, entities
         except ImportError:
             raise missing("MLflow", "mlflow-skinny", "mlflow") from None
-        self._experiment = arguments.name("MLflow: experiment", experiment)
-        self._name = None if name is None else arguments.name("MLflow: name", name)
-        self._every_s = arguments.seconds("MLflow: every_s", every_s, zero=True)
+        self._experiment = argument_checks.name("MLflow: experiment", experiment)
+        self._name = None if name is None else argument_checks.name("MLflow: name", name)
+        self._every_s = argument_checks.seconds("MLflow: every_s", every_s, zero=True)
         self._entities = entities
         self._make_client = MlflowClient
         self._uri = uri

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.launch.launch_plan import check_logs_kept
-from shards import arguments
+from shards import argument_checks
 from shards.tables import DenseTable
 from worker import spark
 from worker.callbacks import Callback, check_callbacks
@@ -47,7 +47,7 @@ class ModelKind(Protocol):
 
 def _kind(what: str, value: object) -> ModelKind:
     expected = 'a kind of model, such as worker.Caffe("solver.prototxt")'
-    kind: ModelKind = arguments.instance(what, value, ModelKind, expected)  # type: ignore[type-abstract]
+    kind: ModelKind = argument_checks.instance(what, value, ModelKind, expected)  # type: ignore[type-abstract]
     return kind
 
 

@@ -18,7 +18,7 @@ from ps.transport.addresses import on_this_host
 from ps.transport.link_model import LinkModel, parse_link
 from ps.transport.transports import Transport
 from ps.wal.autosave import ROLLBACK_S
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from shards.live_settings import checked_factor
@@ -55,8 +55,8 @@ def _staleness(what: str, value: object) -> int | str | None:
             raise BadInput(f"{what}: expected {expected}, got {value[:80]!r}")
         value = int(value)
     if isinstance(value, int) and value > MOST:
-        raise arguments.wrong(what, f"at most {MOST}", value)
-    return arguments.bound(what, value)
+        raise argument_checks.wrong(what, f"at most {MOST}", value)
+    return argument_checks.bound(what, value)
 
 
 def _strategy(what: str, value: object) -> Strategy | str:
@@ -67,28 +67,28 @@ def _strategy(what: str, value: object) -> Strategy | str:
 def _wait(what: str, value: object) -> float:
     """A time in seconds that a process may wait for."""
     expected = f"more than 0 s, up to {LONGEST_S:g}"
-    seconds = arguments.number(what, value, expected=expected)
+    seconds = argument_checks.number(what, value, expected=expected)
     if not 0 < seconds <= LONGEST_S:
-        raise arguments.wrong(what, expected, seconds)
+        raise argument_checks.wrong(what, expected, seconds)
     return seconds
 
 
 def _port(what: str, value: object) -> int:
-    return arguments.whole(what, value, 0, LAST_PORT)
+    return argument_checks.whole(what, value, 0, LAST_PORT)
 
 
 def _every(what: str, value: object) -> str:
     """A number of iterations, or a time such as 30s."""
-    text = value if isinstance(value, str) else str(arguments.whole(what, value, 0, MOST))
+    text = value if isinstance(value, str) else str(argument_checks.whole(what, value, 0, MOST))
     if not _is_count(text):
         parse_time(what, text, "iterations, as 500, or ")
     elif int(text) > MOST:
-        raise arguments.wrong(what, f"at most {MOST}", int(text))
+        raise argument_checks.wrong(what, f"at most {MOST}", int(text))
     return text
 
 
 def _keep_for(what: str, value: object) -> str:
-    parse_time(what, arguments.text(what, value, "a time, as 12h or 7d"))
+    parse_time(what, argument_checks.text(what, value, "a time, as 12h or 7d"))
     return str(value)
 
 
@@ -237,7 +237,7 @@ class ShardRuntime(Options):
         "What stores the shards' weights and updates them: cpu or gpu.", default=ShardDevice.CPU
     )
     bind: str = option(
-        "The IPv4 address that shards listen on.", default="127.0.0.1", check=arguments.name
+        "The IPv4 address that shards listen on.", default="127.0.0.1", check=argument_checks.name
     )
     port: int = option(
         "The first shard's port; each further one is 1 higher.",

@@ -40,7 +40,7 @@ from ps.logs import Logger, logger
 from ps.snapshots.catalog import LoadedSnapshot, Retention, SnapshotCatalog
 from ps.storage import open_store
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.repartition import whole_weights
 from shards.shard_state import ShardState
@@ -111,7 +111,7 @@ class Stream:
         """
         until = None
         if timeout_s is not None:
-            until = time.monotonic() + arguments.seconds("wait: timeout_s", timeout_s)
+            until = time.monotonic() + argument_checks.seconds("wait: timeout_s", timeout_s)
         while not spark.await_query(self._query, _LOOK_S) and not self._batches.stopped:
             if until is not None and time.monotonic() >= until:
                 return False

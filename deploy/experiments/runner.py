@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from msgspec import structs
 
 from deploy.experiments.accept_rules import Judged, PointResults
-from deploy.experiments.limits import Limits
 from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training_simulation import Look
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial, TrialResult, run_trial
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 
@@ -213,7 +213,7 @@ def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
 
 
 def run_in_folder(
-    folder: Folder, limits: Limits, left: list[Trial], jobs: int
+    folder: Folder, limits: TrialLimits, left: list[Trial], jobs: int
 ) -> Iterator[tuple[str, str, float]]:
     """Run trials: their ids, why they failed if they did, and their CPU seconds."""
     run = partial(run_and_save, folder.path, limits)
@@ -224,13 +224,13 @@ def run_in_folder(
         yield from pool.imap_unordered(run, left)
 
 
-def run_and_save(path: Path, limits: Limits, trial: Trial) -> tuple[str, str, float]:
+def run_and_save(path: Path, limits: TrialLimits, trial: Trial) -> tuple[str, str, float]:
     """Run a trial and write its result; the reason, if it has failed twice."""
     folder, began = Folder(path), time.process_time()
     reason = ""
     for _ in range(2):
         try:
-            with limits.hold():
+            with limits.enforced():
                 result = run_trial(trial)
             folder.save(result)
         except BadFolder:

@@ -28,7 +28,7 @@ from msgspec import structs
 
 from deploy.experiments.accept_rules import Expectation
 from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
-from deploy.experiments.limits import Limits
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import TUNING_SEEDS
 from shards.errors import UNDECODABLE, BadInput
@@ -45,7 +45,7 @@ _SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "c
 }
 
 _KEYS = {
-    "limits": Limits.__struct_fields__,
+    "limits": TrialLimits.__struct_fields__,
     "expect": Expectation.__struct_fields__,
     "kill": WorkerKill.__struct_fields__,
     "times": StepTimes.__struct_fields__,
@@ -94,7 +94,7 @@ class Sweep(NamedTuple):
     points: list[Point]
     text: str
     expect: list[Expectation]
-    limits: Limits
+    limits: TrialLimits
 
     @property
     def trials(self) -> list[Trial]:
@@ -173,7 +173,7 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
             rule.check([point.values for point in found])
         except BadInput as error:
             raise BadInput(f"expect[{number}]: {error}") from None
-    limits = _converted("limits", given.get("limits", {}), Limits)
+    limits = _converted("limits", given.get("limits", {}), TrialLimits)
     return Sweep(name, found, text, expect, limits)
 
 

@@ -24,7 +24,7 @@ from deploy.experiments.lossy_diloco import LossyDiLoCo
 from deploy.experiments.training_simulation import Look, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
@@ -75,12 +75,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
-        arguments.whole("gradients", self.gradients, 1)
-        arguments.whole("batch", self.batch, 1, 60_000)
-        arguments.whole("tested", self.tested, 1, 10_000)
-        arguments.whole("look_every", self.look_every, 0)
-        arguments.whole("seed", self.seed, 0, 2**31)
-        arguments.number("rate", self.rate, least=0, expected="0 or more")
+        argument_checks.whole("gradients", self.gradients, 1)
+        argument_checks.whole("batch", self.batch, 1, 60_000)
+        argument_checks.whole("tested", self.tested, 1, 10_000)
+        argument_checks.whole("look_every", self.look_every, 0)
+        argument_checks.whole("seed", self.seed, 0, 2**31)
+        argument_checks.number("rate", self.rate, least=0, expected="0 or more")
         workload = workload_of(self.workload, self.batch, self.tested)
         self.job().specs(workload.table)
 
@@ -195,7 +195,7 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
 
 def rule_named(text: str) -> Rule:
     """The update rule in a text: adam, or momentum:momentum=0.9. Raises BadInput."""
-    name, _, options = arguments.text("rule", text, "a rule").partition(":")
+    name, _, options = argument_checks.text("rule", text, "a rule").partition(":")
     kinds: dict[str, Any] = {**RULES, "proximal": Proximal}
     if name not in kinds:
         return rule_of("rule", text)

@@ -26,12 +26,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.service import credentials
+from deploy.service import tokens
 from deploy.service.access_store import AccessStore, AuditEntry
-from deploy.service.credentials import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Answer, Problem, not_found, of_database_error
 from deploy.service.route_roles import Route, route_of
+from deploy.service.tokens import LOCAL, Principal, TokenRole
 from ps.logs import logger
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
@@ -228,7 +228,7 @@ class AccessGuard:
         note["actor"], note["token"] = principal.name, principal.token
         if scope["method"] in _UNSAFE and principal.session:
             given = headers.get("x-csrf-token", "")
-            if not credentials.same(given, credentials.csrf_of(principal.session)):
+            if not tokens.constant_time_equal(given, tokens.csrf_of(principal.session)):
                 text = "X-CSRF-Token: expected the text of this session's pages, got another"
                 raise Problem(403, "csrf", text, hint="load the page again")
         _check_role(principal, route)
@@ -249,7 +249,7 @@ class AccessGuard:
         principal = self._access.of_token(token.strip())
         if principal is None or scheme.lower() != "bearer":
             self._failures.count(address)
-            note["token"] = credentials.token_id(token) or ""
+            note["token"] = tokens.token_id(token) or ""
             raise unauthenticated("expected one that is neither revoked nor expired, got another")
         return principal
 

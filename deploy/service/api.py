@@ -19,13 +19,13 @@ from deploy.service import stream, tokens_api
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
-from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, StrictRoute
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
+from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 

@@ -27,7 +27,6 @@ from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
 from deploy.service.comparison import MOST_JOBS, compare
-from deploy.service.credentials import LOCAL, Principal, TokenRole, csrf_of, token_id
 from deploy.service.experiments import experiments
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
@@ -35,6 +34,7 @@ from deploy.service.route_roles import API
 from deploy.service.states import JobState, Verb, states_for
 from deploy.service.strict_requests import CURSOR
 from deploy.service.submissions import MOST_NAME
+from deploy.service.tokens import LOCAL, Principal, TokenRole, csrf_of, token_id
 from ps import __version__
 from shards.counted import counted
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from starlette.routing import compile_path
 
-from deploy.service.credentials import TokenRole
 from deploy.service.problems import Problem
+from deploy.service.tokens import TokenRole
 
 MOST_BODY_BYTES = 1 << 20
 API = "/api/v1"

@@ -20,9 +20,9 @@ from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.checkpoints import checkpoints
-from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import JobState
+from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings, option_name
 from deploy.snapshot_ref import SnapshotRef, origin_of

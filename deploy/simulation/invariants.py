@@ -262,11 +262,13 @@ def check_records(
             raise Violation(
                 Promise.ORDER, f"an earlier incarnation of {name} wrote after a later one"
             )
-        for life in set(mine["incarnation"].tolist()):
+        for incarnation in set(mine["incarnation"].tolist()):
             # An earlier incarnation may have sent this shard a clock that shard 0 never received.
-            clocks = mine["clock"][mine["incarnation"] == life]
+            clocks = mine["clock"][mine["incarnation"] == incarnation]
             if np.any(np.diff(clocks) < 1):
-                raise Violation(Promise.ORDER, f"{name}/{life}'s clocks were {clocks.tolist()}")
+                raise Violation(
+                    Promise.ORDER, f"{name}/{incarnation}'s clocks were {clocks.tolist()}"
+                )
 
 
 def check_begun(rows: NDArray[np.void], where: str) -> None:
@@ -305,9 +307,9 @@ def check_place(block: Array, number: int, updates: int) -> None:
 def residual(session: Session, number: int) -> Array:
     """The part of a worker's gradients for this block that compression still keeps back."""
     block = slice(BLOCK * number, BLOCK * number + BLOCK)
-    if session.cargo.feedback is None:
+    if session.encoder.feedback is None:
         return np.zeros(BLOCK, np.float32)
-    return session.cargo.feedback.state()[array_name(FIRST, ERROR)][block]
+    return session.encoder.feedback.state()[array_name(FIRST, ERROR)][block]
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:

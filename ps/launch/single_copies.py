@@ -20,7 +20,7 @@ from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
-from ps.wal.autosave import forget_saves
+from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
 from shards.errors import BadInput
 from shards.spec import ShardSpec
@@ -204,4 +204,4 @@ def _saves_of(
             yield [*folders] or [None] * len(specs)
         finally:
             for folder in folders:
-                forget_saves(Path(tempfile.gettempdir()) / folder)
+                delete_autosaves(Path(tempfile.gettempdir()) / folder)

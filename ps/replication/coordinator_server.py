@@ -208,7 +208,7 @@ class CoordinatorServer(ServerThread):
                 self._registry.enter(message.copies)
         elif isinstance(message, LocatePrimaries):
             self._askers[sender] = now + _ASKER_S
-            self._send(sender, PrimaryList(self._seats()))
+            self._send(sender, PrimaryList(self._primaries()))
         elif message.beat.shard in self._coordinator.groups:
             boot = message.beat.boot
             self._reports[boot] = sender, message
@@ -225,21 +225,21 @@ class CoordinatorServer(ServerThread):
                 heard = assignment.configuration.members & self._reports.keys()
                 peers = {member: self._reports[member][1].peer for member in heard}
                 self._send(self._reports[boot][0], AssignmentNotice(assignment, peers))
-        seats = self._seats()
-        if seats != self._published:
-            self._published = seats
+        primaries = self._primaries()
+        if primaries != self._published:
+            self._published = primaries
             for asker in self._askers:
-                self._send(asker, PrimaryList(seats))
+                self._send(asker, PrimaryList(primaries))
 
-    def _seats(self) -> list[PrimaryInfo]:
+    def _primaries(self) -> list[PrimaryInfo]:
         # Computed now, not at the last tick: a backup may have been found since, and the operator
         # would start a process that is not needed.
         lonely = self._coordinator.lonely(time.monotonic())
-        seats = []
+        primaries = []
         for shard, group in self._coordinator.groups.items():
             settled = group.settled
             if settled is not None and settled.primary in self._reports:
-                seats.append(
+                primaries.append(
                     PrimaryInfo(
                         shard,
                         settled.epoch,
@@ -250,7 +250,7 @@ class CoordinatorServer(ServerThread):
                         shard in lonely,
                     )
                 )
-        return seats
+        return primaries
 
     def _send(self, to: bytes, message: AssignmentNotice | PrimaryList) -> None:
         # The peer is gone or stuck: a copy will beat again, a client will ask again.

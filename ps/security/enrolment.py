@@ -28,7 +28,7 @@ from ps.security.handshake_diagnostics import HandshakeProbe
 from ps.security.keys import KeyPair, address_of
 from ps.session.events import Unreachable
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import replace_private
+from ps.snapshots.private_files import replace_private
 from shards import wire_format
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp, Retry
 from shards.messages import Count, Name, Text

@@ -45,12 +45,12 @@ class InflightRequests:
         self,
         outstanding: RetransmitTable,
         registration: Membership,
-        cargo: PayloadEncoder,
+        encoder: PayloadEncoder,
         shards: int,
     ) -> None:
         self._outstanding = outstanding
         self._registration = registration
-        self._cargo = cargo
+        self._encoder = encoder
         self._shards = range(shards)
         self.pushes: dict[int, InflightRequest] = {}
         self._others: dict[int, InflightRequest] = {}
@@ -96,7 +96,7 @@ class InflightRequests:
         own.reached = max(own.reached, asked.clock + own.ahead + 1)
         versions, waited_s = tuple(map(_VERSION, replies)), max(map(_WAITED_S, replies))
         frames_of = tuple(map(tuple, payloads))
-        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._cargo.arrives)]
+        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._encoder.arrives)]
 
     def mark_damaged(self, request: int, part: Frames) -> bool:
         """A shard refused its part of `request`; returns whether this is the first part to be

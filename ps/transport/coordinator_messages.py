@@ -76,7 +76,7 @@ class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PrimaryList(msgspec.Struct, frozen=True, tag="seats", forbid_unknown_fields=True):
     """The answer to `LocatePrimaries`: every shard with a known primary that has reported."""
 
-    seats: list[PrimaryInfo]
+    primaries: list[PrimaryInfo] = msgspec.field(name="seats")
 
 
 Asked = Heartbeat | LocatePrimaries | AdmitCopies

@@ -294,7 +294,7 @@ class Links:
         while self._joining and (left_s := until - time.monotonic()) > 0:
             list(self.receive(min(_JOINING_LOOK_S, left_s)))
             for shard, one in self._joining.items():
-                if self._resolver is None or shard not in self._resolver.seats:
+                if self._resolver is None or shard not in self._resolver.primaries:
                     one.check()
 
     def _take_greetings(self) -> None:

@@ -143,7 +143,7 @@ class Autosaves:
             self._writing.join()
         self._disk.close()
         if forget and self._folder is not None:
-            forget_saves(self._folder.where)
+            delete_autosaves(self._folder.where)
 
     def _save(
         self,
@@ -219,7 +219,7 @@ class AutosavingShard:
         return self._shard.tick(now)
 
 
-def forget_saves(folder: Path) -> None:
+def delete_autosaves(folder: Path) -> None:
     """Remove a shard's autosaves; with the last shard's, also the folder of the job."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # it holds another shard's autosaves, or is gone

@@ -58,9 +58,9 @@ def a_hand_over_skips_the_last_check(patch: Patch) -> None:
 
     def hand_over(side: Side, successors: bytes, cuts: Any, _: Any) -> Plan[None]:
         for shard in side.shards:
-            yield admin_plans.hold(side, admin_plans.TELLING_S, cuts[shard], (shard,))
+            yield admin_plans.hold(side, admin_plans.HAND_OVER_S, cuts[shard], (shard,))
         for shard in side.shards:
-            yield admin_plans.sending_on(side, shard, successors)
+            yield admin_plans.hand_over_request(side, shard, successors)
 
     patch.setattr(admin_plans, "hand_over", hand_over)
 

@@ -162,7 +162,7 @@ def test_a_residual_goes_along(push: str) -> None:
         for gradient in gradients[4:]:
             client.push(gradient)
         client.flush()
-        feedback = client._current.session.cargo.feedback
+        feedback = client._current.session.encoder.feedback
         assert feedback is not None
         views = TABLE.views(gradients.sum(0) - feedback.state()["net/error"])
         sent = np.concatenate([view.ravel() for view in views.values()])

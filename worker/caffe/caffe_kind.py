@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.logs import logger
-from shards import arguments
+from shards import argument_checks
 from shards.counted import counted
 from shards.errors import BadInput
 from shards.tables import DenseTable
@@ -151,7 +151,7 @@ def _evaluator(
             _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
-        raise arguments.wrong("Caffe: test_data", "a Spark DataFrame or a path", data)
+        raise argument_checks.wrong("Caffe: test_data", "a Spark DataFrame or a path", data)
     if not isinstance(data, spark.DataFrame):
         data = path_checks.path("Caffe: test_data", data)
     named = data if isinstance(data, Path) else "the DataFrame"

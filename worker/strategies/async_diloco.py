@@ -21,7 +21,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import EACH, ServerHalf
 from shards.errors import BadInput
 from shards.rules import DelayedNesterov
@@ -50,7 +50,7 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
             )
         if self.n is not None:
             check_options(self, n=at_least(1))
-        speeds = arguments.instance("speeds", self.speeds, dict, "numbers by worker")
+        speeds = argument_checks.instance("speeds", self.speeds, dict, "numbers by worker")
         for worker, speed in speeds.items():
             positive(f"strategy {self.name}: speeds: {worker}", speed)
 

@@ -14,11 +14,11 @@ from msgspec import structs
 
 from deploy.experiments import charts, runner
 from deploy.experiments.comparison import compare_experiments
-from deploy.experiments.limits import Limits
 from deploy.experiments.report import write_report
 from deploy.experiments.runner import Folder, judge_sweep, run_sweep
 from deploy.experiments.shapes.base import Check, Preset, ShapeOutcome, ShapeVerdict, keep
 from deploy.experiments.sweeps import read_sweep
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trial_table import write_table
 from deploy.experiments.trials import Trial, rule_named, run_trial
 from shards.errors import BadInput
@@ -440,8 +440,8 @@ def test_a_trial_beyond_its_limits_fails(tmp_path: Path, monkeypatch: pytest.Mon
 
     before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     for run, limits, reason in (
-        (long, Limits(time_s=0.05), "time_s: expected at most 0.05 s"),
-        (large, Limits(memory_mb=500), "memory_mb: expected at most 500 MB"),
+        (long, TrialLimits(time_s=0.05), "time_s: expected at most 0.05 s"),
+        (large, TrialLimits(memory_mb=500), "memory_mb: expected at most 500 MB"),
     ):
         monkeypatch.setattr(runner, "run_trial", run)
         Folder(tmp_path).create(read_sweep(written(tmp_path)))

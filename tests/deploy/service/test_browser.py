@@ -8,8 +8,8 @@ import pytest
 from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
-from deploy.service.credentials import TokenRole
 from deploy.service.page import _number
+from deploy.service.tokens import TokenRole
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
 from tests.support.service_in_process import CutLine, Running, Start
 

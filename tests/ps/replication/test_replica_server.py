@@ -148,13 +148,13 @@ def test_strangers_at_the_coordinator(group: Group) -> None:
         socket.send(msgspec.msgpack.encode(LocatePrimaries("another")))
         socket.send(msgspec.msgpack.encode(beyond))
         socket.send(msgspec.msgpack.encode(LocatePrimaries(job)))
-        (seat,) = decode_primaries(socket.recv()).seats
-        assert (seat.primary, seat.backup, seat.promotable) == (1, 2, [1, 2])
-        assert seat.endpoint == group.copies[0].endpoint
+        (info,) = decode_primaries(socket.recv()).primaries
+        assert (info.primary, info.backup, info.promotable) == (1, 2, [1, 2])
+        assert info.endpoint == group.copies[0].endpoint
     context.destroy(linger=0)
     with pytest.raises(BadMessage):
         decode_primaries(msgspec.msgpack.encode(LocatePrimaries("no seats")))
-    assert decode_primaries(msgspec.msgpack.encode(PrimaryList([]))).seats == []
+    assert decode_primaries(msgspec.msgpack.encode(PrimaryList([]))).primaries == []
 
 
 class Waiting:
@@ -223,8 +223,8 @@ def test_a_shard_that_has_found_its_backup_is_not_lonely(
         with monkeypatch.context() as patch:
             patch.setattr(server, "_accepted", Waiting(reports))
             server._listen()
-        (seat,) = server._seats()
-        return seat.lonely
+        (info,) = server._primaries()
+        return info.lonely
 
     settled = Beat(0, 1, 1)
     try:

@@ -200,8 +200,8 @@ def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> Non
         context, group.coordinator.endpoint, token, msgspec.msgpack.encode(as_primary)
     ) as one:
         one.send(msgspec.msgpack.encode(LocatePrimaries(job)))
-        (seat,) = msgspec.msgpack.decode(one.recv(), type=PrimaryList).seats
-    assert seat.endpoint == group.copies[0].endpoint
+        (info,) = msgspec.msgpack.decode(one.recv(), type=PrimaryList).primaries
+    assert info.endpoint == group.copies[0].endpoint
     assert group.coordinator._registry is not None
     assert set(group.coordinator._registry._copies) == {1, 2}
     context.destroy(linger=0)

@@ -152,7 +152,7 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
         raise wrong(what, " or ".join(kind), value) from None
 
 
-def known(what: str, given: Iterable[str], names: Iterable[str]) -> None:
+def known_names(what: str, given: Iterable[str], names: Iterable[str]) -> None:
     """Raise BadInput for a name among those `given` that is none of `names`.
 
     The error names the most similar of `names`, or all of them where none is similar.
