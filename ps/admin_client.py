@@ -81,7 +81,7 @@ class AdminClient(ClosingContext):
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self.cluster = cluster = cluster_of(cluster)
         self._check = argument_checks.function("check", check, "a function without arguments")
-        self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
+        self._links = Links(cluster.endpoints, own=operator_key(cluster), cluster=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._description = cluster.description

@@ -30,7 +30,7 @@ from ps import path_checks
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
-from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
+from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, PullKey, Times
 from ps.session.payload_encoder import Gradients
 from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
@@ -172,7 +172,7 @@ class Client:
         )
         self._switch_to(self._connect(cluster))
         self._compresses = self._current.session.encoder.feedback is not None
-        self._keeper = (
+        self._residual_writer = (
             ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
@@ -458,10 +458,10 @@ class Client:
         residuals.check(state, self._current.session, f"residual of {state.worker}")
         residuals.restore(self._current.session, state, arrays)
 
-    def keep_wanted_state(self) -> None:
+    def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
-        if self._keeper is not None and self._keeper.wanted:
-            self._keep()
+        if self._residual_writer is not None and self._residual_writer.requested:
+            self._write_residual()
 
     @property
     def compresses(self) -> bool:
@@ -487,8 +487,8 @@ class Client:
             return
         try:
             self.flush()
-            if self._keeper is not None and self.seq:
-                self._keep()
+            if self._residual_writer is not None and self.seq:
+                self._write_residual()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
@@ -500,8 +500,8 @@ class Client:
         """Drop the connections as a crash would; the others wait until the lease expires."""
         self._closed = True
         self._current.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._residual_writer is not None:
+            self._residual_writer.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -517,13 +517,13 @@ class Client:
         else:
             self.abort()
 
-    def _keep(self) -> None:
+    def _write_residual(self) -> None:
         """Write this worker's state for a snapshot of the shards, in the background."""
-        assert self._keeper is not None, "only with `keep`"
+        assert self._residual_writer is not None, "only with `keep`"
         own = self.own_state()
         if own is not None:
             session = self._current.session
-            self._keeper.keep(*residuals.copied(session, self.step, self.clock, own))
+            self._residual_writer.write(*residuals.copied(session, self.step, self.clock, own))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -593,10 +593,10 @@ class Client:
             arrays[name] = argument_checks.array(f"push to table {name}", array, len(keys))
         return arrays
 
-    def _ask(self, wanted: Wanted, now: float) -> list[events.Send]:
-        request, sends = self._current.session.pull(wanted[0], now, wanted[1])
+    def _ask(self, key: PullKey, now: float) -> list[events.Send]:
+        request, sends = self._current.session.pull(key[0], now, key[1])
         self._pacing.pulls.record_send(request, now)
-        self._prefetched.record_request(wanted, request)
+        self._prefetched.record_request(key, request)
         return sends
 
     def clock_timeout(self, clock: int, timeout_s: float) -> events.ClockTimeout:
@@ -630,8 +630,8 @@ class Client:
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
-        if self._keeper is not None and self._keeper.wanted:
-            self._keep()
+        if self._residual_writer is not None and self._residual_writer.requested:
+            self._write_residual()
         return now
 
     def _check_open(self) -> None:
@@ -657,18 +657,20 @@ class Client:
             self._follow_reshard()
 
     def _note(self, event: events.Event, now: float) -> None:
-        heard = self._pacing.listens
+        listening = self._pacing.listens
         match event:
             case events.Pulled(waited_s=waited_s):
                 self._prefetched.record_pulled(event)
-                self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
+                self._pacing.pulls.record_answer(
+                    event.request, now, listening=listening, waited_s=waited_s
+                )
             case events.Pushed():
                 if self.on_pushed is not None:
                     self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
-                self._pacing.pushes.record_answer(event.request, now, heard=heard)
+                self._pacing.pushes.record_answer(event.request, now, listening=listening)
             case events.RolledBack():
                 self.rolled_back[event.shard] = event
                 self.lost += event.lost

@@ -321,7 +321,7 @@ class ShardReplica:
     def _send_state(self, now: float) -> list[Post]:
         """Begin to send the whole state to a new backup."""
         self._patience_s = self.retry_s
-        state = () if self.shard.held.empty else shard_state.encode(self.shard.copy())
+        state = () if self.shard.parameters.empty else shard_state.encode(self.shard.copy())
         waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
         counts = [len(frames) for frames in waiting]
         first = _Copied(now, self.shard.progress, len(state), counts)

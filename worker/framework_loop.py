@@ -206,7 +206,7 @@ class LoopSteps:
             want = self._wants.send(answer)
             while not isinstance(want, ComputeGradient):
                 if isinstance(want, ReadBatches):
-                    self.client.keep_wanted_state()
+                    self.client.write_requested_state()
                     want = self._wants.send(BatchesRead(1))
                 else:
                     want = self._wants.send(self._driver.carry_out(want))

@@ -138,7 +138,7 @@ class TrainingSimulation:
         """The shards' weights, in an array of its own."""
         arena = self.table.empty()
         for shard in self.shards:
-            self.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
+            self.map.cut(arena, shard.spec.shard)[:] = shard.parameters.weights()
         return arena
 
     def advance(self, gradients: int) -> None:
@@ -146,11 +146,11 @@ class TrainingSimulation:
         goes = self.clock.run(lambda: self.gradients < gradients, math.inf)
         if not goes:
             raise Deadlock("every worker waits for another; check the staleness bound")
-        if self.shards[0].journal.pushes - self._collected > _COLLECTED:
+        if self.shards[0].metrics.pushes - self._collected > _COLLECTED:
             self._collect()
 
     def _collect(self) -> None:
-        first, rows = self.shards[0].journal.since(self._collected)
+        first, rows = self.shards[0].metrics.since(self._collected)
         assert first == self._collected, "no record was dropped"
         self._records.append(rows)
         self._collected += len(rows)

@@ -108,7 +108,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Check that no request waits at a shard after all its workers have left."""
-    if shard.gate.parked or shard.updates.round or shard.held.buffered:
+    if shard.gate.parked or shard.updates.round or shard.parameters.buffered:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )
@@ -161,7 +161,7 @@ class PullWatch:
         # At a rolled-back shard, a worker may have pushes to repeat, so its clock may be far behind
         # for a moment. There, read_checks.py alone checks the bound.
         if bound is not None and self.whole and not shard.part.rolled_back:
-            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            gap = max(shard.ledger.clock_gap, shard.metrics.max_clock_gap)
             if self._follows is not None:
                 gap = self._gap_after_a_move(shard, self._follows)
             if gap > bound + self._burst:
@@ -219,12 +219,12 @@ class PullWatch:
 
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, for comparing two states."""
-    arrays = {} if shard.held.empty else shard.held.copy()
+    arrays = {} if shard.parameters.empty else shard.parameters.copy()
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
-        shard.held.buffered,
+        shard.parameters.buffered,
         shard.updates.steps,
         shard.ledger.floor,
         shard.part.settings,

@@ -54,7 +54,7 @@ class ShardProcess(SimulatedProcess):
 
         If both have records of a version, its own replace the `former` ones.
         """
-        own, former = self.shard.journal.since(0)[1], self.former
+        own, former = self.shard.metrics.since(0)[1], self.former
         if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
             return np.concatenate([former[former["apply_version"] <= version], own])
@@ -293,7 +293,7 @@ class ShardHost:
     def finish(self) -> None:
         """Check the promises at the end of a run."""
         for process in self.promotable:
-            if process.shard.held._weights is not None:
+            if process.shard.parameters._weights is not None:
                 self._check_held(process)
         if self._world.durable:
             self._check_whole()
@@ -315,14 +315,14 @@ class ShardHost:
         if not self._world.durable:
             invariants.check_begun(rows, where)
             if exact(setting, "none"):
-                invariants.check_prefix(shard.held.weights(), setting.workers, where)
+                invariants.check_prefix(shard.parameters.weights(), setting.workers, where)
 
     def _check_whole(self) -> None:
         """Check that the weights have each push of each worker once, or its share of a round."""
         shard, workers, setting = self.shard, self._world.workers, self._world.setting
         invariants.check_drained(shard, self.number)
         names = [worker.name for worker in workers.values()]
-        rows, weights = self.serving[0].records(), shard.held.weights()
+        rows, weights = self.serving[0].records(), shard.parameters.weights()
         for name in names:
             held = applied_seq(shard, name)
             if held != setting.steps and not self._forgotten.get(name):

@@ -42,7 +42,7 @@ _AGAIN_S = 2.0  # pause after a process that never served
 _AGAIN_MOST_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
 _SILENT_S = 5.0  # a running coordinator answers ten times a second
 _SPARE_S = 30.0  # how long a process may take to become a primary or backup
-_APART_S = 5.0  # between two checks whether copies on one machine can be separated
+_SEPARATE_S = 5.0  # between two checks whether copies on one machine can be separated
 _START_S = 3 * START_S  # for two processes a shard, and the coordinator
 
 
@@ -53,15 +53,15 @@ class ProcessFactory(Protocol):
         """Start a coordinator; all coordinators of a job use the same record."""
         ...
 
-    def copy(self, order: CopyLaunch, near: Collection[int]) -> ProcessHandle:
-        """Start a copy, preferably on a machine without the copies with boot numbers `near`."""
+    def copy(self, order: CopyLaunch, apart_from: Collection[int]) -> ProcessHandle:
+        """Start a copy, preferably on a machine without the copies of boot numbers `apart_from`."""
         ...
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         """Whether these two copies run on one machine, and so would die together."""
         ...
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         """Whether there is now a machine other than the one that runs this copy."""
         ...
 
@@ -113,7 +113,7 @@ class ReplicatedShards:
         self._offered: dict[int, tuple[int, float]] = {}  # each shard's newest process, its start
         self._used: set[int] = set()
         self._moves: set[int] = set()  # backups being replaced by one on another machine
-        self._apart_at = 0.0
+        self._separate_at = 0.0
         self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MOST_S)  # of the coordinator
         # When the coordinator was started, and from when on it may be started again.
         self._began_at = self._restart_at = 0.0
@@ -237,12 +237,12 @@ class ReplicatedShards:
         self._look()
         self._report_deaths()
         for info in list(self._primaries.values()):
-            if info.lonely and not self._waits(info.shard):
+            if info.under_replicated and not self._waits(info.shard):
                 self._offer(info.shard)
-        if (now := time.monotonic()) >= self._apart_at:
-            self._apart_at = now + _APART_S
+        if (now := time.monotonic()) >= self._separate_at:
+            self._separate_at = now + _SEPARATE_S
             for info in list(self._primaries.values()):
-                self._part_copies(info)
+                self._separate_copies(info)
 
     def _keep_coordinator(self) -> None:
         """Restart a dead coordinator, after a growing pause while none of them answers."""
@@ -306,24 +306,24 @@ class ReplicatedShards:
                 self._keys.pop(boot, None)
                 process.end()
 
-    def _part_copies(self, info: PrimaryInfo) -> None:
+    def _separate_copies(self, info: PrimaryInfo) -> None:
         """Replace a backup on its primary's machine by one on another machine.
 
         Does nothing while anything else is at risk.
         """
-        together, shard = self._starts.together, info.shard
+        same_machine, shard = self._starts.same_machine, info.shard
         if info.backup is None or self.degraded_reason or self._moves:
             return
-        if not together(info.primary, info.backup):
+        if not same_machine(info.primary, info.backup):
             return
         boot, since = self._offered[shard]
         has_part = {*self._used, info.primary, info.backup}
         spare = self._copies[boot][1] if boot in self._copies.keys() - has_part else None
         if spare is None:
-            if time.monotonic() - since > _SPARE_S and self._starts.elsewhere(info.primary):
+            if time.monotonic() - since > _SPARE_S and self._starts.has_other_machine(info.primary):
                 self._offer(shard)
         elif spare.pid is not None and self._serves(spare):
-            if together(info.primary, boot):
+            if same_machine(info.primary, boot):
                 spare.ask_to_end()  # it was placed on their machine after all
             else:
                 self._moves.add(info.backup)

@@ -27,8 +27,8 @@ from ps.transport import coordinator_messages
 from ps.transport.addresses import is_private
 from ps.transport.coordinator_messages import (
     AdmitCopies,
-    Asked,
     AssignmentNotice,
+    CoordinatorRequest,
     Heartbeat,
     LocatePrimaries,
     PrimaryInfo,
@@ -193,7 +193,7 @@ class CoordinatorServer(ServerThread):
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
             with contextlib.suppress(BadMessage):  # a stranger's: dropped; ours are sent again
                 self._take(sender.bytes, frames, now)
-                self._accepted.vouch(sender)
+                self._accepted.trust(sender)
 
     def _take(self, sender: bytes, frames: list[zmq.Frame], now: float) -> None:
         message = coordinator_messages.decode_coordinator_request(
@@ -234,7 +234,7 @@ class CoordinatorServer(ServerThread):
     def _primaries(self) -> list[PrimaryInfo]:
         # Computed now, not at the last tick: a backup may have been found since, and the operator
         # would start a process that is not needed.
-        lonely = self._coordinator.lonely(time.monotonic())
+        under_replicated = self._coordinator.under_replicated(time.monotonic())
         primaries = []
         for shard, group in self._coordinator.groups.items():
             settled = group.settled
@@ -247,7 +247,7 @@ class CoordinatorServer(ServerThread):
                         settled.backup,
                         list(group.promotable),
                         self._reports[settled.primary][1].endpoint,
-                        shard in lonely,
+                        shard in under_replicated,
                     )
                 )
         return primaries
@@ -308,7 +308,7 @@ class CopyRegistry:
         """Register the keys of copies, by boot number."""
         self._copies |= copies
 
-    def check(self, key: str, message: Asked) -> None:
+    def check(self, key: str, message: CoordinatorRequest) -> None:
         """Raise BadMessage unless the holder of `key` may send this message."""
         match message:
             case LocatePrimaries():

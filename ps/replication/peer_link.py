@@ -103,7 +103,7 @@ class PeerLink:
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def know(self, members: set[int], peers: Mapping[int, str]) -> None:
+    def set_members(self, members: set[int], peers: Mapping[int, str]) -> None:
         """Set the copies, and the addresses of some of them; drop the links to all others."""
         keys = self._keys | {boot: address_of(at).key for boot, at in peers.items()}
         self._keys = {boot: key for boot, key in keys.items() if boot in members}
@@ -145,7 +145,7 @@ class PeerLink:
                 carried = coordinator_messages.decode_peer_message(buffers)
                 ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
                 if ours and carried.to == self._boot and self._is(carried.origin, frames):
-                    self._accepted.vouch(sender)
+                    self._accepted.trust(sender)
                     yield carried.origin, carried.message, buffers[1:]
 
     @property

@@ -126,11 +126,11 @@ class ReplicaServer(ServerThread):
         Returns the longest time, in seconds, until the connections must be checked again.
         """
         if self._reporter.socket in ready:
-            self._shard_endpoint.hear_operator()  # alive, because the coordinator ends with it
+            self._shard_endpoint.note_operator()  # alive, because the coordinator ends with it
             for notice in self._reporter.take_notices():
                 configuration = notice.assignment.configuration
                 if configuration.holds(self.replica.boot):
-                    self._peers.know(configuration.members, notice.peers)
+                    self._peers.set_members(configuration.members, notice.peers)
                 self._perform(self.replica.assign(notice.assignment, time.monotonic()))
         if not ready.keys().isdisjoint(self._peers.sockets):
             for origin, message, frames in self._peers.arrivals():
@@ -138,15 +138,15 @@ class ReplicaServer(ServerThread):
                 self._perform(self.replica.receive(origin, message, frames, now))
         look_s = self._peers.look()
         if not ready.keys().isdisjoint(self._shard_endpoint.sockets):
-            shard, journal = self.replica.shard, self.replica.shard.journal
-            arrivals, before = self._shard_endpoint.arrivals(shard), journal.pushes
+            shard, metrics = self.replica.shard, self.replica.shard.metrics
+            arrivals, before = self._shard_endpoint.arrivals(shard), metrics.pushes
             began = time.monotonic()
             for one in arrivals:
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)
             parked, spent_s = len(shard.gate.parked), time.monotonic() - began
-            journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
+            metrics.turn(len(arrivals), metrics.pushes - before, parked, spent_s)
             if ready.keys().isdisjoint(self._shard_endpoint.events):
                 return LOOK_S
         return min(look_s, self._shard_endpoint.look())
@@ -163,5 +163,5 @@ class ReplicaServer(ServerThread):
 
 def _empty_shard(spec: ShardSpec, boot: int) -> Shard:
     shard = Shard(spec, boot)
-    shard.journal.host = HOST_NAME
+    shard.metrics.host = HOST_NAME
     return shard

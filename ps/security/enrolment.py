@@ -67,11 +67,11 @@ _ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Rejected] = msgspec.msgpack
 )
 
 
-def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
+def answer(registry: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
     """The answer to an enrolment request in `parts`, and whether a new key was enrolled."""
     try:
         asked = wire_format.decode(b"".join(map(bytes, parts[:1])), _ASKED)
-        new = register.enrol(asked.worker, asked.incarnation, asked.key, now)
+        new = registry.enrol(asked.worker, asked.incarnation, asked.key, now)
     except Retry as error:
         return wire_format.encode_state(Later(str(error)[:256])), False
     except DownpourError as error:

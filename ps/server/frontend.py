@@ -131,9 +131,9 @@ class ShardFrontend:
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
-    def hear_operator(self) -> None:
+    def note_operator(self) -> None:
         """Note that the operator is alive, so that workers may still join."""
-        self._sockets.hear_operator()
+        self._sockets.note_operator()
 
     @property
     def events(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -197,10 +197,10 @@ class ShardFrontend:
             raise BadMessage("expected a header, got an empty message")
         leaving, vouched = self._leaving.sent, False
         for header, own in wire_format.disclose(parts[0], parts[1:]):
-            message = wire_format.decode_asked(header)
+            message = wire_format.decode_client_message(header)
             if not vouched and message.job == shard.spec.job:
                 vouched = True
-                self._sockets.vouch()
+                self._sockets.trust()
             if key:
                 try:
                     self._sockets.check(key, message)

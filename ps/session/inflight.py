@@ -24,7 +24,7 @@ _STALENESS, _VERSION, _WAITED_S = map(attrgetter, ("staleness", "version", "wait
 class InflightRequest(msgspec.Struct):
     """One request: its kind, start time, the driver's clock, a pull's tables, the answers so far.
 
-    `spoilt` are the parts that shards refused. They are kept because copies of these messages that
+    `damaged` are the parts that shards refused. They are kept because copies of these messages that
     are still on their way may refer to their memory.
     """
 
@@ -33,7 +33,7 @@ class InflightRequest(msgspec.Struct):
     clock: int
     tables: tuple[str, ...]
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
-    spoilt: tuple[Frames, ...] = ()
+    damaged: tuple[Frames, ...] = ()
 
 
 class InflightRequests:
@@ -103,8 +103,8 @@ class InflightRequests:
         refused.
         """
         asked = self.pushes[request]
-        asked.spoilt += (part,)
-        return len(asked.spoilt) == 1
+        asked.damaged += (part,)
+        return len(asked.damaged) == 1
 
     def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...]]]:
         """Discard the answers of every pull; returns the number, clock and tables of each."""

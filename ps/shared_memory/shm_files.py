@@ -109,7 +109,7 @@ def is_memory(job: str, name: str) -> bool:
     return name.startswith(f"{job_prefix(job)}memory-") and bool(_OURS.fullmatch(name))
 
 
-def door_path(job: str, shard: int, port: str) -> Path:
+def unix_socket_path(job: str, shard: int, port: str) -> Path:
     """The path of the folder for the Unix socket of the server of `shard` at `port`."""
     return ROOT / f"{job_prefix(job)}door-{shard}-{port}"
 

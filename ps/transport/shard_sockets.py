@@ -49,15 +49,15 @@ class Links:
         endpoints: Sequence[str],
         sharing: WorkerSide | None = None,
         own: KeyPair | None = None,
-        guided: Cluster | None = None,
-        badge: WorkerCredentials | None = None,
+        cluster: Cluster | None = None,
+        credentials: WorkerCredentials | None = None,
     ) -> None:
         """Open one link to each of `endpoints`, without waiting for the connections.
 
         `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
-        the key pair for shards with endpoints that pin a key. `guided` is a cluster: its
-        coordinator, if it has one, reports where its shards are now; `badge` has the credentials
-        with which a worker enrols there. Raises GiveUp if the coordinator rejects this process or
+        the key pair for shards with endpoints that pin a key. The coordinator of
+        `cluster`, if it has one, reports where its shards are now; a worker enrols there with its
+        `credentials`. Raises GiveUp if the coordinator rejects this process or
         fails its own authentication.
         """
         tune_malloc()
@@ -77,10 +77,10 @@ class Links:
         self._look_at = 0.0
         self._renewing: set[int] = set()  # links that are being renewed
         self._renewed: set[int] = set()
-        self._badge = badge
+        self._credentials = credentials
         self._joining: dict[int, EnrolmentRequest] = {}
         self._wanted: dict[int, int] = {}  # connections to open after an enrolment
-        self._resolver = self._resolver_for(guided)
+        self._resolver = self._resolver_for(cluster)
         self.endpoints = tuple(self._first_endpoints(endpoints))
         self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
         for shard, endpoint in enumerate(self.endpoints):
@@ -144,7 +144,7 @@ class Links:
         if cluster is None or cluster.coordinator is None:
             return None
         resolver = PrimaryResolver(
-            cluster, self._context, self._badge.token if self._badge else self._own
+            cluster, self._context, self._credentials.token if self._credentials else self._own
         )
         self._poller.register(resolver.socket, zmq.POLLIN)
         return resolver
@@ -180,8 +180,10 @@ class Links:
         former = self._joining.pop(shard, None)
         if former is not None:
             former.close()
-        if self._badge is not None and address_of(endpoint).key:
-            self._joining[shard] = EnrolmentRequest(shard, endpoint, self._badge, self._poller)
+        if self._credentials is not None and address_of(endpoint).key:
+            self._joining[shard] = EnrolmentRequest(
+                shard, endpoint, self._credentials, self._poller
+            )
             self._joining[shard].ask(time.monotonic())
             self._wanted[shard] = stripes
             return []

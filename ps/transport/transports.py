@@ -73,7 +73,7 @@ def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
 
 
 def _folder(job: str, shard: int, endpoint: str) -> Path:
-    return shm_files.door_path(job, shard, endpoint.rpartition(":")[2])
+    return shm_files.unix_socket_path(job, shard, endpoint.rpartition(":")[2])
 
 
 def _is_ours(folder: Path) -> bool:

@@ -9,7 +9,7 @@ a connection, at a moment when no whole message waits, belong to an unfinished o
 with more of them than any legitimate message takes is reset, and its memory is freed; a legitimate
 peer connects again and repeats what was lost.
 
-An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been vouched
+An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been trusted
 for (`vouch`) is also reset when this process grows by far more than the bytes of all unfinished
 messages. While the process does not grow, no connection is checked.
 
@@ -52,7 +52,7 @@ class _Connection:
     def __init__(self, fd: int, peer: object) -> None:
         self.fd, self.peer = fd, peer
         self.whole_at = self.received = 0
-        self.heard = self.vouched = False
+        self.heard = self.trusted = False
 
     @property
     def unfinished(self) -> int:
@@ -82,9 +82,9 @@ class Accepted:
         self._connections: dict[int, _Connection] = {}
         self._calm_bytes = 0
         self._look_at = 0.0
-        # Since the last look, by sender: its last whole message, and its last one that was vouched.
+        # Since the last look, by sender: its last whole message, and its last one that was trusted.
         self._heard: dict[bytes, zmq.Frame] = {}
-        self._vouched: dict[bytes, zmq.Frame] = {}
+        self._trusted: dict[bytes, zmq.Frame] = {}
         self.reset = 0
         where = f"inproc://accepted-{id(self)}"
         socket.monitor(where, int(zmq.EVENT_ACCEPTED) | _GONE)
@@ -102,13 +102,13 @@ class Accepted:
             self.look()
         return came
 
-    def vouch(self, frame: zmq.Frame) -> None:
+    def trust(self, frame: zmq.Frame) -> None:
         """The sender of `frame`, a message's first, knows the job, so its messages may be large.
 
         This takes effect at the next look. An earlier look does no harm: `arrived` has just
         recorded a whole message of this sender, so it has no unfinished one.
         """
-        self._vouched[frame.bytes] = frame
+        self._trusted[frame.bytes] = frame
 
     def look(self) -> float:
         """Reset the connections with unfinished messages that cost too much.
@@ -128,7 +128,7 @@ class Accepted:
         # at which it connects. Peers that know the job are its members, and their messages have no
         # bound on the rate: they are watched closely once the process grows.
         calm = resident <= self._calm_bytes + _GROWN_BYTES and all(
-            connection.vouched for connection in self._connections.values()
+            connection.trusted for connection in self._connections.values()
         )
         after = time.monotonic()
         period_s = _CALM_LOOK_S if calm else LOOK_S
@@ -155,7 +155,7 @@ class Accepted:
         before = self.reset
         while unfinished and unfinished[-1].unfinished > self._most_bytes:
             total -= self._reset(unfinished.pop())
-        strangers = [one for one in unfinished if not one.vouched]
+        strangers = [one for one in unfinished if not one.trusted]
         while strangers and total > self._most_together:
             total -= self._reset(strangers.pop())
         if self.reset == before and grown > _UNEXPLAINED_BYTES + 2 * total:
@@ -179,14 +179,14 @@ class Accepted:
         """Record over which connections the messages since the last look came."""
         self._hear_events()
         heard, self._heard = self._heard, {}
-        vouched, self._vouched = self._vouched, {}
+        trusted, self._trusted = self._trusted, {}
         if self._connections:
             for frame in heard.values():
                 if (connection := self._connections.get(_fd(frame))) is not None:
                     connection.heard = True
-            for frame in vouched.values():
+            for frame in trusted.values():
                 if (connection := self._connections.get(_fd(frame))) is not None:
-                    connection.vouched = True
+                    connection.trusted = True
 
     def _hear_events(self) -> None:
         while zmq.zmq_poll([(self.events, _READABLE)], 0):
@@ -195,7 +195,7 @@ class Accepted:
             if self._connections.pop(fd, None) is not None:
                 # By the next look this descriptor may belong to another connection.
                 self._heard = _not_over(fd, self._heard)
-                self._vouched = _not_over(fd, self._vouched)
+                self._trusted = _not_over(fd, self._trusted)
             if event == zmq.EVENT_ACCEPTED and (peer := _peer(fd)) is not None:
                 self._connections[fd] = _Connection(fd, peer)
                 self._look_at = min(self._look_at, time.monotonic() + LOOK_S)

@@ -76,9 +76,9 @@ class WriteAheadLog:
         folder: Path | LogStorage,
         durability: Durability,
         least_bytes: int = _LEAST_BYTES,
-        aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
+        background: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
     ) -> None:
-        """`aside` runs the writing of a base in the background.
+        """`background` runs the writing of a base in the background.
 
         Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
         locked it.
@@ -86,7 +86,7 @@ class WriteAheadLog:
         self._disk = _owned(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
         self._least_bytes = least_bytes
-        self._aside = aside
+        self._run_in_background = background
         self._file: LogFileWriter | None = None
         self._mark: LogFileWriter | None = None
         self._name = ""
@@ -156,7 +156,7 @@ class WriteAheadLog:
 
     def shorten(self, shard: Shard, now: float) -> None:
         """Begin the next file if this one is long enough, with a base if all files together are."""
-        if shard.moving(now) or shard.held.empty:
+        if shard.moving(now) or shard.parameters.empty:
             return  # a base would not include the resharding, or there is no state to write
         limit = max(self._least_bytes, _TIMES * shard.spec.arrays_bytes)
         idle = self._base is None or not self._base.is_alive()
@@ -166,7 +166,7 @@ class WriteAheadLog:
                 self.append(entry, frames)
             self._grown = 0
             state, held = wal_format.state_of(shard, self._number)
-            self._base = self._aside(lambda: self._save(state, held))
+            self._base = self._run_in_background(lambda: self._save(state, held))
         elif self._filled >= limit // _FILES:
             self._begin(shard, self._number + 1, begins=False, now=now)
 

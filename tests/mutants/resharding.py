@@ -137,7 +137,7 @@ def a_retired_shard_closes_its_round(patch: Patch) -> None:
 def _forget_the_quiesce(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
-        self.move.standstill = QuiesceTracker()
+        self.reshard.quiesce = QuiesceTracker()
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)

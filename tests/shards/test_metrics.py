@@ -80,7 +80,7 @@ def test_records_that_nobody_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_RECORDS >= 100_000
     talk = Talk(bound=None)
     monkeypatch.setattr("shards.metrics.MAX_RECORDS", 3)
-    talk.shard.journal._records = type(talk.shard.journal._records)(maxlen=3)
+    talk.shard.metrics._records = type(talk.shard.metrics._records)(maxlen=3)
     talk.enter("w")
     for seq in range(1, 6):
         talk.say(push("w", seq), gradient(1))

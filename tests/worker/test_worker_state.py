@@ -154,7 +154,7 @@ def test_a_window_under_way_is_continued(strategy: Strategy, tmp_path: Path) -> 
             taker.look(0, requested=True)
 
             def saved() -> str | None:
-                client.keep_wanted_state()
+                client.write_requested_state()
                 taker.look(0)
                 return taker.latest
 

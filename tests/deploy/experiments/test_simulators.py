@@ -278,7 +278,7 @@ def test_a_worker_at_the_end_of_its_plan_leaves(text: str) -> None:
     course = simulation.run(6 * 20)
     assert course.gradients == 6 * 20
     simulation.clock.run(lambda: True, math.inf)
-    assert simulation.shards[0].journal.pushes == 6 * 20
+    assert simulation.shards[0].metrics.pushes == 6 * 20
     assert not simulation.shards[0].ledger.active
 
 

@@ -167,7 +167,7 @@ class Waiting:
         for report in self._reports[:most]:
             yield [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
 
-    def vouch(self, _: zmq.Frame) -> None:
+    def trust(self, _: zmq.Frame) -> None:
         pass
 
 
@@ -224,7 +224,7 @@ def test_a_shard_that_has_found_its_backup_is_not_lonely(
             patch.setattr(server, "_accepted", Waiting(reports))
             server._listen()
         (info,) = server._primaries()
-        return info.lonely
+        return info.under_replicated
 
     settled = Beat(0, 1, 1)
     try:
@@ -376,7 +376,7 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
         with ps.AdminClient(group.cluster) as admin_client:
             admin_client.install(TABLE.empty())
         shards = [copy.replica.shard for copy in group.copies]
-        eventually(lambda: not shards[1].held.empty, because="the backup has the weights")
+        eventually(lambda: not shards[1].parameters.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
         eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
         assert [_moved(shard) for shard in shards] == [TABLE.size] * 2
@@ -387,6 +387,6 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
 
 def _moved(shard: Shard) -> int:
     """The floats of each slot that the shard has copied ahead."""
-    (part,) = shard.held.parts.values()
+    (part,) = shard.parameters.parts.values()
     assert isinstance(part, DensePart)
     return part._moved

@@ -367,5 +367,5 @@ def test_free_moments_are_used() -> None:
     held = server.shard.copy()
     with server:
         eventually(lambda: server.shard.prepared, because="the slots are copied")
-    assert server.shard.held.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
+    assert server.shard.parameters.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
     del held

@@ -18,7 +18,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import damage
-from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_kept
+from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_residuals
 from ps.snapshots.shard_file import StateFile
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
@@ -211,12 +211,12 @@ def test_what_cannot_be_written_holds_up_nobody(
     with served() as (cluster, _):
         client = client_of(cluster, "int8", keep=tmp_path)
         finish(client, 3)
-        assert client._keeper is not None
-        assert client._keeper.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
+        assert client._residual_writer is not None
+        assert client._residual_writer.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
     (record,) = caplog.records
-    assert record.getMessage() == f"{client._keeper.failure}; training continues"
+    assert record.getMessage() == f"{client._residual_writer.failure}; training continues"
     assert vars(record)["worker"] == "w"
-    sweep_kept(SnapshotCatalog(tmp_path).store)
+    sweep_residuals(SnapshotCatalog(tmp_path).store)
     assert (tmp_path / FOLDER).read_text() == "in the way"
 
 

@@ -148,7 +148,7 @@ def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) ->
 
         def vouched() -> bool:
             for frames in door.accepted.arrived(16):
-                door.accepted.vouch(frames[0])
+                door.accepted.trust(frames[0])
                 heard.extend(frames)
             return bool(heard)
 
@@ -233,7 +233,7 @@ def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Do
 def vouched_for(door: Door) -> bool:
     came = door.accepted.arrived(16)
     for message in came:
-        door.accepted.vouch(message[0])
+        door.accepted.trust(message[0])
     return bool(came)
 
 

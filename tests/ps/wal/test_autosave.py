@@ -73,11 +73,11 @@ class Life:
     def __init__(
         self,
         folder: Path | SimulatedDisk,
-        aside: Callable[[Callable[[], None]], BackgroundTask] = Done,
+        background: Callable[[Callable[[], None]], BackgroundTask] = Done,
         **more: Any,
     ) -> None:
         self.cost_s, self.spent_s = 0.0, 0.0
-        self.saves = Autosaves(folder, EVERY_S, aside, self._clock)
+        self.saves = Autosaves(folder, EVERY_S, background, self._clock)
         told = {"rule": Momentum(0.5), "bound": None} | more
         self.shard = Shard(spec(**told), boot=int(os.urandom(6).hex(), 16))
         try:
@@ -158,7 +158,7 @@ def test_a_death_takes_back_no_more_than_the_interval(seed: int, tmp_path: Path)
             assert one.held() == held, f"seed {seed}"
             entry = one.shard.ledger.entries.get("w")  # it may have come since the first save
             assert (entry.seq if entry else 0) == seq, f"seed {seed}"
-            assert one.shard.journal.pushes == version, f"seed {seed}"
+            assert one.shard.metrics.pushes == version, f"seed {seed}"
         else:
             one.install()
         one.enter()
@@ -250,7 +250,7 @@ def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
     )
     later.join()
     again = Life(tmp_path)
-    assert set(again.shard.held.weights()) == {2.0}
+    assert set(again.shard.parameters.weights()) == {2.0}
     assert ended(again) == tmp_path
 
 
