@@ -7,7 +7,7 @@ import typer
 
 from shards.counted import counted
 from shards.errors import BadInput
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.wanted import MAX_SKIPPED
 from worker.option_fields import declared
 from worker.options import TrainingPlan
 
@@ -43,7 +43,7 @@ def inspect(
         typer.Option(help="A picture to write, with images of each label.", show_default=False),
     ] = None,
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read all rows; print their number, their shape, statistics and a histogram of labels."""
@@ -62,7 +62,7 @@ def convert(
     ],
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
 ) -> None:
     """Write data in another format. Colour images keep Caffe's order of channels, BGR."""
     from deploy.data_tools import convert as converted
@@ -80,7 +80,7 @@ def mean(
     ] = None,
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
 ) -> None:
     """Print the mean of each channel, as lines for `transform_param`."""
     from deploy.data_tools import mean_of
@@ -100,8 +100,8 @@ def _wanted(split: str, resize: str | None, skip: int) -> "Wanted":
     from worker.data.wanted import Wanted
 
     if resize is None:
-        return Wanted(_part(split), most_skipped=skip)
+        return Wanted(_part(split), max_skipped=skip)
     height, _, width = resize.partition("x")
     if not height.isdecimal() or not width.isdecimal() or not 0 < int(height) * int(width) < 2**26:
         raise BadInput(f"--resize: expected HEIGHTxWIDTH, such as 256x256, got {resize}")
-    return Wanted(_part(split), resize=(int(height), int(width)), most_skipped=skip)
+    return Wanted(_part(split), resize=(int(height), int(width)), max_skipped=skip)

@@ -98,7 +98,7 @@ class Progress:
         """
         now = self._clock()
         self._end_activity("done")
-        self._readings = self._meter.look(statuses, records, now)
+        self._readings = self._meter.update(statuses, records, now)
         self._trains = True
         # Lines accumulate in a log, so print one only if there are new steps to report.
         self._unsaid |= self._readings.steps > self._said

@@ -144,7 +144,7 @@ class Meter:
         self._tally = RunTally()
         self._loss: float | None = None
 
-    def look(
+    def update(
         self, statuses: Sequence[ShardStatus], records: Sequence[Rows], now: float
     ) -> Readings:
         """The readings at `now`, from each shard's status and its records since the last look."""

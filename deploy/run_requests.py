@@ -26,7 +26,7 @@ from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 from shards.live_settings import LIVE, checked_factor
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _REQUEST, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
 _SUFFIXES = (_REQUEST, _TAKEN, _ANSWER)
 _PREFIX = ".request-"
@@ -175,7 +175,7 @@ def _wait(request: Path, writer: int, what: str, wait_s: float) -> _Answer:
         if time.monotonic() > until:
             begun = "has not begun" if request.exists() else "has begun"
             raise GiveUp(f"{what}: the run {begun} to do that, got no answer in {wait_s:g} s")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _prefix(writer: int) -> str:

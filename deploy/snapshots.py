@@ -29,7 +29,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
 from worker.caffe.weights import moved
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ def taken(origin: SnapshotRef, wait_s: float) -> str:
     os.kill(writer, signal.SIGUSR1)
     until = time.monotonic() + wait_s
     while time.monotonic() < until:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         for entry in shelf.entries():
             if entry.manifest is not None and entry.manifest.taken_at > asked_at:
                 return entry.name

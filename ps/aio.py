@@ -35,7 +35,7 @@ from shards.errors import BadInput, DownpourError
 
 Floats = NDArray[np.float32]
 
-MOST_UNDER_WAY = 2
+MAX_UNDER_WAY = 2
 _IDLE_S = 1.0
 
 
@@ -64,7 +64,7 @@ async def arrival(links: Links, timeout_s: float) -> None:
 class AsyncReader:
     """A reader of a job's weights for coroutines; an asynchronous context manager.
 
-    Reads that are called while `MOST_UNDER_WAY` are under way share the next one: each still gets
+    Reads that are called while `MAX_UNDER_WAY` are under way share the next one: each still gets
     weights that are no older than its call, and a thousand readers cost a shard little more than
     one.
     """
@@ -105,7 +105,7 @@ class AsyncReader:
             self._next = asyncio.get_running_loop().create_future()
         # Shielded, because others may wait for the same read.
         waiting = asyncio.shield(self._next)
-        if len(self._under_way) < MOST_UNDER_WAY:
+        if len(self._under_way) < MAX_UNDER_WAY:
             self._begin(self._connection)
         arena = await waiting
         return self._views.build(table, arena)

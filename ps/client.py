@@ -30,7 +30,7 @@ from ps import path_checks
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
-from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, PullKey, Times
+from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
 from ps.session.payload_encoder import Gradients
 from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
@@ -41,7 +41,7 @@ from ps.storage import Place
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
 from ps.transport.shard_sockets import Links
-from ps.transport.striping import MOST
+from ps.transport.striping import MAX_STRIPES
 from ps.transport.transports import Transport, transport_named
 from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
@@ -50,8 +50,8 @@ from shards.messages import Pull, Push
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
 _SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
-_MOST_IN_FLIGHT = 1024
-_MOST_COUNTED = 2**32  # steps or samples of one push: shards add them up
+_MAX_IN_FLIGHT = 1024
+_MAX_COUNTED = 2**32  # steps or samples of one push: shards add them up
 
 Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
@@ -132,11 +132,11 @@ class Client:
         retry_s = argument_checks.seconds("retry_s", retry_s)
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
-            in_flight = argument_checks.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
+            in_flight = argument_checks.whole("in_flight", in_flight, 1, _MAX_IN_FLIGHT)
         if keep is not None:
             keep = path_checks.place("keep", keep)
         if stripes is not None:
-            stripes = argument_checks.whole("stripes", stripes, 1, MOST)
+            stripes = argument_checks.whole("stripes", stripes, 1, MAX_STRIPES)
         argument_checks.function(
             "allocate", allocate, "a function from a number of floats to an array"
         )
@@ -166,7 +166,7 @@ class Client:
             compression=by_table(compression, cluster.layout),
             transport=transport_named(transport),
             link=link_of(link),
-            gradients=(in_flight or LEAST) + _SPARE,
+            gradients=(in_flight or MIN_IN_FLIGHT) + _SPARE,
             stripes=stripes,
             times=self.times,
         )
@@ -209,7 +209,7 @@ class Client:
         """
         at = self.clock
         if clock is not None:
-            plain = type(clock) is int and 0 <= clock <= argument_checks.MOST
+            plain = type(clock) is int and 0 <= clock <= argument_checks.MAX_INT
             at = clock if plain else argument_checks.whole("pull: clock", clock, 0)
         wanted = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
@@ -295,18 +295,18 @@ class Client:
         if not isinstance(gradient, np.ndarray):
             gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.
-        if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
-            steps = argument_checks.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if type(steps) is not int or not 1 <= steps <= _MAX_COUNTED:
+            steps = argument_checks.whole("push: steps", steps, 1, _MAX_COUNTED)
         if ticks is None:
             ticks = steps
         elif type(ticks) is not int or not 1 <= ticks <= steps:
             ticks = argument_checks.whole("push: ticks", ticks, 1, steps)
-        if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
-            samples = argument_checks.whole("push: samples", samples, 0, _MOST_COUNTED)
+        if type(samples) is not int or not 0 <= samples <= _MAX_COUNTED:
+            samples = argument_checks.whole("push: samples", samples, 0, _MAX_COUNTED)
         if type(loss) is not float:
             loss = argument_checks.loss("push: loss", loss)
         if prefetch is not None and (
-            type(prefetch) is not int or not 0 <= prefetch <= argument_checks.MOST
+            type(prefetch) is not int or not 0 <= prefetch <= argument_checks.MAX_INT
         ):
             prefetch = argument_checks.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s

@@ -35,7 +35,7 @@ from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
-MOST_PREFETCHED = 64
+MAX_PREFETCHED = 64
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -109,7 +109,7 @@ class Job:
         `ps.errors.Mismatch` where the shards speak another protocol, and `ps.errors.Fenced` where a
         later incarnation has the name.
         """
-        ahead = argument_checks.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
+        ahead = argument_checks.whole("prefetch", prefetch, 0, MAX_PREFETCHED)
         argument_checks.known_names("worker: options", options, WorkerOptions.__annotations__)
         given: WorkerOptions = {"compression": compressions(self.tables), **options}
         self.check()

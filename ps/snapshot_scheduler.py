@@ -74,7 +74,7 @@ class SnapshotScheduler(ClosingContext):
         self._pool = ThreadPoolExecutor(1, "snapshots")
         self._sweep()
 
-    def look(self, iteration: int, *, requested: bool = False) -> None:
+    def snapshot_if_due(self, iteration: int, *, requested: bool = False) -> None:
         """Begin a snapshot if one is due or `requested`, and report how the last one went.
 
         Call it regularly; it does not wait.

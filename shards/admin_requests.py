@@ -79,7 +79,7 @@ class AdminRequests:
         self._reshard = reshard
         self._shard, self._boot = part.spec.shard, part.boot
         self.exports = OpenExports(part.spec.shard)
-        self._most_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
+        self._max_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
         self._staged: tuple[Install, GatheredState] | None = None
 
     def answer(
@@ -169,7 +169,7 @@ class AdminRequests:
     def stage(self, message: Install, frames: Sequence[Buffer]) -> GatheredState:
         """Keep a piece of a state; those of a state that was not completed are dropped."""
         assert message.piece is not None, "a whole state is installed at once"
-        gathered = GatheredState(message.piece.of, self._most_bytes)
+        gathered = GatheredState(message.piece.of, self._max_bytes)
         if self._staged is not None and self._staged[1].of == gathered.of:
             gathered = self._staged[1]
         gathered.take(message.piece, frames)

@@ -29,7 +29,7 @@ Weighing = Callable[[int], float]
 """The factor on the rate of a push of staleness t >= 0."""
 
 CONSTANT = "constant"
-_MOST_DIGITS = 19
+_MAX_DIGITS = 19
 
 WEIGHINGS: dict[str, Weighing] = {
     CONSTANT: lambda _: 1.0,
@@ -79,7 +79,7 @@ def stale_limit_of(what: str, value: object) -> StaleLimit | None:
     action, _, after = value.partition(":") if isinstance(value, str) else ("", "", "")
     if action == "wait" and not after:
         return None
-    digits = after.isascii() and after.isdecimal() and len(after) < _MOST_DIGITS
+    digits = after.isascii() and after.isdecimal() and len(after) < _MAX_DIGITS
     if action not in ("scale", "drop") or not digits or not int(after):
         expected = "wait, scale:AFTER or drop:AFTER, with AFTER of at least 1 update"
         raise argument_checks.wrong(what, expected, value)

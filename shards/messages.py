@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shards.tables import MOST_TABLES
+from shards.tables import MAX_TABLES
 
 PROTOCOL = 3
 MAX_PROBE_BYTES = 4 << 20
@@ -121,7 +121,7 @@ class AskedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     share: float = 0.0
 
 
-Parts = Annotated[list[Part], Meta(max_length=MOST_TABLES)]
+Parts = Annotated[list[Part], Meta(max_length=MAX_TABLES)]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -205,7 +205,7 @@ class Pull(Registered, frozen=True, tag="pull"):
 
     epoch: Count
     clock: Count
-    parts: Annotated[list[AskedPart], Meta(max_length=MOST_TABLES)]
+    parts: Annotated[list[AskedPart], Meta(max_length=MAX_TABLES)]
 
 
 class Renew(Registered, frozen=True, tag="renew"):
@@ -402,7 +402,7 @@ class Weights(FromShard, frozen=True, tag="weights"):
 
     epoch: Count
     version: Count
-    parts: Annotated[list[PulledPart], Meta(max_length=MOST_TABLES)]
+    parts: Annotated[list[PulledPart], Meta(max_length=MAX_TABLES)]
     waited_s: float
 
 

@@ -52,7 +52,7 @@ from shards.errors import BadMessage, Retry
 from shards.messages import CHANGING, PIECE_BYTES, Count, Registered, Request
 from shards.refusals import changed_nothing
 from shards.replication_messages import (
-    MOST_EXPIRED,
+    MAX_EXPIRED,
     Assignment,
     Beat,
     Configuration,
@@ -240,8 +240,8 @@ class ShardReplica:
         due = self.shard.due(now)
         if due is None:
             return Effects(answers, posts)
-        for begin in range(0, max(1, len(due)), MOST_EXPIRED):
-            some = tuple(due[begin : begin + MOST_EXPIRED])
+        for begin in range(0, max(1, len(due)), MAX_EXPIRED):
+            some = tuple(due[begin : begin + MAX_EXPIRED])
             effects = self._log(now, (), some, self.shard.expire(some, now))
             answers += effects.answers
             posts += effects.posts

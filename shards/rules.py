@@ -34,7 +34,7 @@ from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
 
-MOST_VERSIONS = 64
+MAX_VERSIONS = 64
 """The most past versions that a shard keeps for a rule."""
 
 _OF_DECAY = "a number of at least 0"
@@ -459,7 +459,7 @@ def _demand_share(rule: UpdateRule, field: str) -> None:
 
 
 def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> None:
-    versions = argument_checks.whole(_field(rule, "versions"), rule.versions, 1, MOST_VERSIONS)
+    versions = argument_checks.whole(_field(rule, "versions"), rule.versions, 1, MAX_VERSIONS)
     structs.force_setattr(rule, "versions", versions)
     if not _number(rule, "strength", "0 or more") >= 0:
         raise argument_checks.wrong(_field(rule, "strength"), "0 or more", rule.strength)

@@ -31,10 +31,10 @@ Buffer = bytes | bytearray | memoryview
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
 FINEST_ALIGNMENT = 4  # for shards of a table too small for 256 floats each
-MOST_SHARDS = 1024  # every worker has sockets for each
-MOST_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
+MAX_SHARDS = 1024  # every worker has sockets for each
+MAX_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
 PAGE_FLOATS = 1024  # 4 KB, a page of memory
-MOST_TABLES = 64  # a header names each table that it concerns
+MAX_TABLES = 64  # a header names each table that it concerns
 _PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even enough
 
 
@@ -99,8 +99,8 @@ class DenseTable(msgspec.Struct, frozen=True):
                     f"{what}: tensor {tensor.name}: expected sizes of at least 1,"
                     f" got {tensor.shape}"
                 )
-        if self.parameters > MOST_FLOATS:
-            raise BadInput(f"{what}: expected at most {MOST_FLOATS} floats, got {self.parameters}")
+        if self.parameters > MAX_FLOATS:
+            raise BadInput(f"{what}: expected at most {MAX_FLOATS} floats, got {self.parameters}")
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -155,8 +155,8 @@ class Layout(msgspec.Struct, frozen=True):
     tables: tuple[DenseTable, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.tables) <= MOST_TABLES:
-            raise BadInput(f"tables: expected 1 to {MOST_TABLES}, got {len(self.tables)}")
+        if not 1 <= len(self.tables) <= MAX_TABLES:
+            raise BadInput(f"tables: expected 1 to {MAX_TABLES}, got {len(self.tables)}")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise BadInput(f"tables: {min(twice)} is named more than once")
@@ -248,7 +248,7 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     floats; some shards may then hold only padding.
     """
     size = layout.size
-    most = min(size // FINEST_ALIGNMENT, MOST_SHARDS)
+    most = min(size // FINEST_ALIGNMENT, MAX_SHARDS)
     shards = argument_checks.whole("shards", shards)
     if not 1 <= shards <= most:
         what = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
@@ -298,9 +298,9 @@ class RateRun(msgspec.Struct, frozen=True):
 def _shape(what: str, shape: object) -> tuple[int, ...]:
     """A shape as a tuple; a one-dimensional shape may be given as a number."""
     if isinstance(shape, int | np.integer):
-        return (argument_checks.whole(what, shape, most=MOST_FLOATS),)
+        return (argument_checks.whole(what, shape, most=MAX_FLOATS),)
     sizes = argument_checks.items(what, shape, "a whole number or a tuple of them")
-    return tuple(argument_checks.whole(what, size, most=MOST_FLOATS) for size in sizes)
+    return tuple(argument_checks.whole(what, size, most=MAX_FLOATS) for size in sizes)
 
 
 def _tensors(what: str, tensors: object) -> tuple[TensorSpec, ...]:

@@ -68,12 +68,12 @@ def decode_state(frame: Buffer, kind: type[T]) -> T:
 def decode(
     packed: Buffer,
     decoder: "msgspec.msgpack.Decoder[T]",
-    most_bytes: int = MAX_HEADER_BYTES,
+    max_bytes: int = MAX_HEADER_BYTES,
     what: str = "header",
 ) -> T:
-    """Decode at most `most_bytes`; raises BadMessage, naming the input as `what`."""
-    if len(packed) > most_bytes:
-        raise BadMessage(f"{what}: expected at most {most_bytes} bytes, got {len(packed)}")
+    """Decode at most `max_bytes`; raises BadMessage, naming the input as `what`."""
+    if len(packed) > max_bytes:
+        raise BadMessage(f"{what}: expected at most {max_bytes} bytes, got {len(packed)}")
     try:
         return decoder.decode(packed)
     except UNDECODABLE as error:

@@ -30,7 +30,7 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.columns import DATA
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.wanted import MAX_SKIPPED
 from worker.dataframe_checks import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
@@ -56,7 +56,7 @@ class ForwardPass(msgspec.Struct, frozen=True):
     blobs: tuple[str, ...]
     batch_size: int
     device: DeviceRequest
-    skip_images: int = MOST_SKIPPED
+    skip_images: int = MAX_SKIPPED
 
 
 _loaded: dict[str, tuple[CaffeModel, Floats]] = {}
@@ -71,7 +71,7 @@ def test(
     net: str | Path | Net | None = None,  # noqa: PT028  # a function called test, no test
     blobs: Sequence[str] | None = None,  # noqa: PT028  # a function called test, no test
     device: str = "auto",  # noqa: PT028  # a function called test, no test
-    skip_images: int = MOST_SKIPPED,  # noqa: PT028  # a function called test, no test
+    skip_images: int = MAX_SKIPPED,  # noqa: PT028  # a function called test, no test
 ) -> dict[str, list[float]]:
     """The mean of each column of a net's `blobs` over all rows of a DataFrame; blocks until done.
 
@@ -105,7 +105,7 @@ def column_means(
     weights: str | Path,
     blobs: Sequence[str] | None = None,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> dict[str, list[float]]:
     """`test` with a net that has the shapes of the rows."""
     model = CaffeModel(net)
@@ -132,7 +132,7 @@ def features(
     label: str | None = None,
     batch_size: int = 100,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> spark.DataFrame:
     """A DataFrame with the `blobs` of a net for each row of `df`, computed when it is read.
 
@@ -175,7 +175,7 @@ def feature_rows(
     blobs: Sequence[str],
     batch_size: int,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> spark.DataFrame:
     """`features` with a net that has the shapes of the rows."""
     model, names = CaffeModel(net), blobs

@@ -17,7 +17,7 @@ from worker import spark
 from worker.job import Job
 from worker.model import Model, build_model
 from worker.model_kind import Fitted, TrainArguments
-from worker.options import DEFAULT_SEED, MOST, LinkOptions, ShardRuntime, SnapshotPolicy
+from worker.options import DEFAULT_SEED, MAX_COUNT, LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.parameters_file import write_parameters
 from worker.training_loop import Plan
 
@@ -42,7 +42,7 @@ class CustomModel(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         expected = "a function without arguments that makes a model"
         argument_checks.function("CustomModel: build", self.build, expected)
-        argument_checks.whole("CustomModel: batch_size", self.batch_size, 1, MOST)
+        argument_checks.whole("CustomModel: batch_size", self.batch_size, 1, MAX_COUNT)
         for name, checked in (("rate", schedule_of), ("rule", rule_of), ("decay", decay_of)):
             value = checked(f"CustomModel: {name}", getattr(self, name))
             msgspec.structs.force_setattr(self, name, value)

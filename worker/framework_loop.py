@@ -19,7 +19,7 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.options import MOST
+from worker.options import MAX_COUNT
 from worker.own_loop import only_table, plan_for
 from worker.step_machine import (
     BatchesRead,
@@ -89,7 +89,7 @@ def joined(
     job: ps.Job,
     name: str,
     *,
-    steps: int = MOST,
+    steps: int = MAX_COUNT,
     strategy: Strategy | str = "downpour",
     workers: int = 1,
     incarnation: int = 0,

@@ -52,7 +52,7 @@ from worker.model import Batch
 from worker.option_fields import option
 from worker.options import (
     DEFAULT_SEED,
-    MOST,
+    MAX_COUNT,
     LinkOptions,
     ShardRuntime,
     SnapshotPolicy,
@@ -100,7 +100,7 @@ class RunOptions(FunctionOptions):
     """The keyword arguments of `run`."""
 
     workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
+        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
     )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
     weights: str | Path | None = option(
@@ -256,7 +256,7 @@ def read(
     if "://" in text:
         raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
     # Tasks run in another folder.
-    source = open_source(Path(text).absolute(), most_skipped=skip_images)
+    source = open_source(Path(text).absolute(), max_skipped=skip_images)
     if not isinstance(source, Source):
         raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
     if workers is None:
@@ -322,7 +322,7 @@ def function_job(
     return Job(
         model=partial(TableModel, first.table),
         plan=Plan(
-            steps=MOST if options.max_iter is None else options.max_iter,
+            steps=MAX_COUNT if options.max_iter is None else options.max_iter,
             seed=DEFAULT_SEED if options.seed is None else options.seed,
             strategy=options.build_strategy(),
             schedule=first.schedule,

@@ -16,7 +16,7 @@ from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.wanted import MAX_SKIPPED
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -56,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rate_factor: float | None = None
     stale: StaleLimit | None = None
     shuffle: bool = True
-    skip_images: int = MOST_SKIPPED
+    skip_images: int = MAX_SKIPPED
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
     links: LinkOptions = LinkOptions()

@@ -48,7 +48,7 @@ from worker.signals import noted
 from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
@@ -413,7 +413,7 @@ class _Run:
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
-        while not wait([future], _LOOK_S).done and not pressed.is_set():
+        while not wait([future], _POLL_S).done and not pressed.is_set():
             statuses = self._checked()
             if (failure := spark.final_failure(self.df, self._tag)) is not None:
                 raise failure
@@ -426,7 +426,7 @@ class _Run:
                 requested = self.snapshot_requested.is_set()
                 self.snapshot_requested.clear()
                 iteration = statuses[0].steps // self.job.workers
-                self.snapshotter.look(iteration, requested=requested)
+                self.snapshotter.snapshot_if_due(iteration, requested=requested)
 
     @property
     def _target_reached(self) -> bool:
@@ -436,7 +436,7 @@ class _Run:
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
         if self.evaluator is not None and not self.job_shards.moving:
-            self.evaluator.look(status.steps // self.job.workers, status.samples)
+            self.evaluator.evaluate_if_due(status.steps // self.job.workers, status.samples)
 
     def _reshard_pending(self) -> bool:
         """Whether the job reshards or is about to, so that no snapshot may begin.

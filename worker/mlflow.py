@@ -16,7 +16,7 @@ from worker.evaluation import Evaluation
 
 _MODEL = "model.safetensors"
 _LONGEST = 6000  # characters of a parameter's value, as MLflow limits it
-_MOST_PARAMETERS = 100  # in one request
+_MAX_PARAMETERS = 100  # in one request
 
 
 class MLflow(Callback):
@@ -68,8 +68,8 @@ class MLflow(Callback):
         params = [
             self._entities.Param(name, str(value)[:_LONGEST]) for name, value in settings.items()
         ]
-        for first in range(0, len(params), _MOST_PARAMETERS):
-            client.log_batch(self.run_id, params=params[first : first + _MOST_PARAMETERS])
+        for first in range(0, len(params), _MAX_PARAMETERS):
+            client.log_batch(self.run_id, params=params[first : first + _MAX_PARAMETERS])
 
     def progressed(self, status: RunStatus) -> None:
         """Record the status, unless an earlier one is recent."""

@@ -21,7 +21,7 @@ from worker.data.source import Source
 from worker.evaluation import EvaluationPlan
 from worker.job import Job
 from worker.option_fields import option
-from worker.options import MOST, TrainOptions
+from worker.options import MAX_COUNT, TrainOptions
 
 Floats = NDArray[np.float32]
 
@@ -58,7 +58,7 @@ class TrainArguments(TrainOptions):
         "What to train: `worker.Caffe(solver)`, or a `worker.CustomModel`.", check=_kind
     )
     workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
+        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
     )
     resume: str | Path | None = option(
         "What to continue from.", default=None, check=path_checks.place

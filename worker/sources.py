@@ -29,7 +29,7 @@ from worker.data.image_table import ImageSource, listing
 from worker.data.parquet import is_parquet
 from worker.data.parquet_columns import TableSource, open_table
 from worker.data.source import Sample, Source
-from worker.data.wanted import MOST_SKIPPED, Split, Wanted
+from worker.data.wanted import MAX_SKIPPED, Split, Wanted
 from worker.data.zipped import LayerSource, ZippedSource
 
 __all__ = [
@@ -120,7 +120,7 @@ def open_net_data(
     split: Split = "train",
     classes: int | None = None,
     seed: int | None = None,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> ImageSource:
     """A part of the data at `place`, or else of the source that a net names, as the net wants it.
 
@@ -147,7 +147,7 @@ def open_net_data(
             members.append(LayerSource(source, each.tops))
         return ZippedSource(members)
     wanted = replace(
-        data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
+        data.wanted, split=split, classes=classes, seed=seed or 0, max_skipped=skip_images
     )
     if place is not None:
         return open_wanted(place, wanted)

@@ -53,11 +53,11 @@ from worker.job_inputs import prepare
 from worker.job_runner import check_frame, shards_of, stop_requested, task_of
 from worker.job_shards import JobShards
 from worker.option_fields import option
-from worker.options import MOST
+from worker.options import MAX_COUNT
 from worker.parameters_file import write_parameters
 from worker.spark.worker_task import REPORT, TaskSpec, run_task
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _KEPT = Retention(count=2)
 _MODEL, _SPARK = "model", "spark"
 
@@ -66,7 +66,7 @@ class StreamOptions(FunctionOptions):
     """The keyword arguments of `stream`."""
 
     checkpoint: str | Path = option("Where the stream continues from.", check=path_checks.place)
-    workers: int = option("Workers, to which each micro-batch is dealt.", least=1, most=MOST)
+    workers: int = option("Workers, to which each micro-batch is dealt.", least=1, most=MAX_COUNT)
     trigger: Mapping[str, Any] | None = None
 
     @classmethod
@@ -112,7 +112,7 @@ class Stream:
         until = None
         if timeout_s is not None:
             until = time.monotonic() + argument_checks.seconds("wait: timeout_s", timeout_s)
-        while not spark.await_query(self._query, _LOOK_S) and not self._batches.stopped:
+        while not spark.await_query(self._query, _POLL_S) and not self._batches.stopped:
             if until is not None and time.monotonic() >= until:
                 return False
         if self._batches.stopped:
@@ -291,7 +291,7 @@ class _Batches:
         with ThreadPoolExecutor(1, "micro-batch") as pool:
             future = pool.submit(spark.run_tasks, df, host, REPORT, tag, task.cluster.job)
             try:
-                while not wait([future], _LOOK_S).done:
+                while not wait([future], _POLL_S).done:
                     self._shards.check()
             except DownpourError:
                 spark.interrupt(df, tag)

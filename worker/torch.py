@@ -41,7 +41,7 @@ __all__ = ["DistributedOptimizer", "export_onnx", "join", "load", "params", "wra
 
 Floats = NDArray[np.float32]
 
-_MOST_QUOTED = 200  # characters of an error of the exporter
+_MAX_QUOTED = 200  # characters of an error of the exporter
 
 
 def params(model: Any, **settings: Any) -> ps.Dense:
@@ -311,7 +311,7 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
         name, line = type(model).__name__, str(error).splitlines()[0] if str(error) else ""
         raise BadInput(
             f"export_onnx: model {name}: torch.onnx cannot export it: {type(error).__name__}:"
-            f" {line[:_MOST_QUOTED]}"
+            f" {line[:_MAX_QUOTED]}"
         ) from error
     finally:
         for module, training in modes.items():

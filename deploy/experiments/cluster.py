@@ -20,7 +20,7 @@ from shards.errors import BadInput
 HEADER_BYTES = 200
 """What a message takes besides its arrays."""
 
-MOST_WORKERS = 4096
+MAX_WORKERS = 4096
 _BLOCK = 256
 
 
@@ -138,7 +138,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0
 
     def __post_init__(self) -> None:
-        argument_checks.whole("cluster: workers", self.workers, 1, MOST_WORKERS)
+        argument_checks.whole("cluster: workers", self.workers, 1, MAX_WORKERS)
         argument_checks.whole("cluster: shards", self.shards, 1, 64)
         argument_checks.whole("cluster: delays", self.delays, 0, 1024)
         link_of(self.link or None)

@@ -45,7 +45,7 @@ from worker.strategies.base import Floats
 from worker.training_loop import ClientDriver
 
 _START_S = 60.0
-_MOST_OVERRUNS = 0.01
+_MAX_OVERRUNS = 0.01
 
 
 class RealRun(NamedTuple):
@@ -61,7 +61,7 @@ class RealRun(NamedTuple):
     @property
     def pacing(self) -> str:
         """The share of overruns in words, and the mark."""
-        mark = ", MARKED as overrun" if self.overruns > _MOST_OVERRUNS else ""
+        mark = ", MARKED as overrun" if self.overruns > _MAX_OVERRUNS else ""
         return f"{self.overruns:.1%} of the steps were overruns{mark}"
 
 

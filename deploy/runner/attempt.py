@@ -29,7 +29,7 @@ from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
 from worker.signals import sigterm_too
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _SNAPSHOT_S = 120.0
 _RESHARD_S = 300.0
 _SET_S = 60.0
@@ -188,7 +188,7 @@ class _Attempt:
         """Follow the orders to this attempt until it has ended, and show that it is alive."""
         reader = JournalReader(self._folder / job_folder.ORDERS)
         alive = self._folder / job_folder.READINGS / job_folder.ALIVE
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(_POLL_S):
             with suppress(OSError):
                 alive.touch()
             for order in reader.read():

@@ -99,7 +99,7 @@ _ON_VERB = {
     Verb.RESUME: {JobState.PAUSED: JobState.QUEUED},
 }
 
-MOST_FRUITLESS = 5
+MAX_FRUITLESS = 5
 """Attempts in a row without a newer snapshot after which a job has failed."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
@@ -162,7 +162,7 @@ def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: boo
 
 def next_state(verdict: Ending, fruitless: int) -> Ending:
     """The verdict, or FAILED for a job that has recovered too often without a newer snapshot."""
-    if verdict.to is JobState.RECOVERING and fruitless >= MOST_FRUITLESS:
+    if verdict.to is JobState.RECOVERING and fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} attempts without a newer snapshot; the last: {verdict.reason}"
         return Ending(JobState.FAILED, "thrashing", reason)
     return verdict

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import Promise, Violation
-from deploy.simulation.network import LEAST_S
+from deploy.simulation.network import MIN_S
 from shards.messages import Standing
 
 if TYPE_CHECKING:
@@ -50,5 +50,5 @@ def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> N
 
 def _heard_in_time(setting: SimulationConfig) -> bool:
     """Whether a renewal, its refusal and a greeting together fit into a lease."""
-    trip_s = LEAST_S + setting.delay_s + setting.busy_s
+    trip_s = MIN_S + setting.delay_s + setting.busy_s
     return renewal_s(setting) / _SLOWEST + 3 * trip_s + 0.3 < setting.lease_s / _FASTEST

@@ -37,9 +37,9 @@ from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
-_AGAIN_MOST_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
+_AGAIN_MAX_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
 _SILENT_S = 5.0  # a running coordinator answers ten times a second
 _SPARE_S = 30.0  # how long a process may take to become a primary or backup
 _SEPARATE_S = 5.0  # between two checks whether copies on one machine can be separated
@@ -114,7 +114,7 @@ class ReplicatedShards:
         self._used: set[int] = set()
         self._moves: set[int] = set()  # backups being replaced by one on another machine
         self._separate_at = 0.0
-        self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MOST_S)  # of the coordinator
+        self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MAX_S)  # of the coordinator
         # When the coordinator was started, and from when on it may be started again.
         self._began_at = self._restart_at = 0.0
         self._heard_at = 0.0
@@ -264,13 +264,13 @@ class ReplicatedShards:
             self._coordinator = None
 
     def _look(self) -> None:
-        """Receive the coordinator's decisions; takes up to `_LOOK_S`."""
+        """Receive the coordinator's decisions; takes up to `_POLL_S`."""
         assert self._resolver is not None
         if self._admission is not None:
             self._learn_keys()
             self._resolver.admit(self._keys)
         self._resolver.ask(again=True)
-        until = time.monotonic() + _LOOK_S
+        until = time.monotonic() + _POLL_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
             if self._resolver.listen(left_s):
                 self._heard_at = time.monotonic()

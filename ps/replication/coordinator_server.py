@@ -36,14 +36,14 @@ from ps.transport.coordinator_messages import (
 )
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
-from ps.transport.unfinished_messages import LOOK_S, Accepted
+from ps.transport.unfinished_messages import POLL_S, Accepted
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 
 SILENCE_S = 0.5
 _TICKS_A_SILENCE = 5
 _ASKER_S = 10.0  # how long a client that has asked is sent changes
-_MOST_FRAMES = 16  # in a message; ours have two: the sender and the content
+_MAX_FRAMES = 16  # in a message; ours have two: the sender and the content
 _AT_ONCE = 64  # messages handled before the loop checks the clock
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
@@ -122,7 +122,7 @@ class CoordinatorServer(ServerThread):
         ):
             self._socket.setsockopt(option, value)
         self._accepted = Accepted(
-            self._socket, wire_format.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES
+            self._socket, wire_format.MAX_HEADER_BYTES, max_frames=_MAX_FRAMES
         )
         drop_with(self, context, (self._socket, self._accepted.events))
         try:
@@ -159,10 +159,10 @@ class CoordinatorServer(ServerThread):
         self._poller.register(self._accepted.events, zmq.POLLIN)
         if self._authenticator is not None:
             self._poller.register(self._authenticator.socket, zmq.POLLIN)
-        tick_at, look_s = time.monotonic(), LOOK_S
+        tick_at, poll_s = time.monotonic(), POLL_S
         try:
             while True:
-                left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
+                left_s = min(poll_s, max(0.0, tick_at - time.monotonic()))
                 ready = dict(self._poller.poll(int(left_s * 1000) + 1))
                 if self._wake_in in ready:
                     return
@@ -171,9 +171,9 @@ class CoordinatorServer(ServerThread):
                     self._authenticator.answer()
                 if self._socket in ready:
                     self._listen()
-                    look_s = LOOK_S
+                    poll_s = POLL_S
                 if self._socket not in ready or self._accepted.events in ready:
-                    look_s = self._accepted.look()
+                    poll_s = self._accepted.check_connections()
                 if time.monotonic() >= tick_at:
                     self._tick()
                     tick_at = time.monotonic() + self._period_s

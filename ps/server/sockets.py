@@ -30,7 +30,7 @@ Options = Sequence[tuple[int, int]]
 _TOGETHER = 8  # most arrays of a shard's size in one message: several pushes, or all slots
 
 
-def most_arrays_bytes(shard_floats: int) -> int:
+def max_arrays_bytes(shard_floats: int) -> int:
     """The most bytes that the arrays of one message to a shard may take."""
     return _TOGETHER * 4 * shard_floats
 
@@ -59,7 +59,7 @@ class ShardSockets:
         address is taken, or if `store` cannot be read.
         """
         self._context, self._options = context, options
-        self._arrays_bytes = most_arrays_bytes(len(spec.keys))
+        self._arrays_bytes = max_arrays_bytes(len(spec.keys))
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
         self._store = store
@@ -127,13 +127,13 @@ class ShardSockets:
         accepted, sender = self._last
         accepted.trust(sender)
 
-    def look(self) -> float:
+    def check_connections(self) -> float:
         """Reset connections whose unfinished messages cost too much.
 
-        Call it when nothing has come for LOOK_S, and when one of `events` can be read. Returns the
+        Call it when nothing has come for POLL_S, and when one of `events` can be read. Returns the
         seconds until the next call, if nothing comes meanwhile.
         """
-        return min([accepted.look() for accepted in self._accepted])
+        return min([accepted.check_connections() for accepted in self._accepted])
 
     def check(self, key: str, message: Request | Probe) -> None:
         """Raise the error to report to the holder of `key` if it may not send this message."""

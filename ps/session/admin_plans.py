@@ -61,7 +61,7 @@ from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
-LOOK_S = 0.02
+POLL_S = 0.02
 BUSY_S = 0.2  # the pause between requests to shards that another operator has quiesced
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
 HAND_OVER_S = 60.0  # the time for the new shards' addresses to reach every old shard
@@ -204,7 +204,7 @@ def _reach_cut(
                 f"shard {missing[0]} still lacks pushes that others have after {patience_s:g} s",
                 missing[0],
             )
-        yield Pause(LOOK_S)
+        yield Pause(POLL_S)
 
 
 def resume(side: Side) -> Plan[None]:

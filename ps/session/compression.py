@@ -17,7 +17,7 @@ from shards.delta_pulls import KINDS as CHANGES
 from shards.errors import BadInput
 from shards.messages import Kind
 from shards.payloads import ROUNDED
-from shards.pull_encodings import KINDS, MOST_SHARE
+from shards.pull_encodings import KINDS, MAX_SHARE
 from shards.tables import Layout
 
 NONE = "none"
@@ -48,7 +48,7 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
 
     def __post_init__(self) -> None:
         argument_checks.number("topk: share", self.share, expected="a share above 0, up to 0.5")
-        if not 0 < self.share <= MOST_SHARE:
+        if not 0 < self.share <= MAX_SHARE:
             raise BadInput(f"topk: expected a share above 0, up to 0.5, got {self.share:g}")
         _demand(self)
 
@@ -75,7 +75,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
 
 _FIRST_SHARE = 0.25
 _LARGEST = 3e38
-_MOST_PUSHES = 1 << 31
+_MAX_PUSHES = 1 << 31
 
 Sparse = TopK | Threshold
 Writing = Rounded | TopK | Threshold
@@ -120,12 +120,12 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
         argument_checks.number(
             "compressed pull: pull_share",
             self.pull_share,
-            expected=f"a share above 0, up to {MOST_SHARE:g}",
+            expected=f"a share above 0, up to {MAX_SHARE:g}",
         )
         argument_checks.flag("compression: zstd", self.zstd)
         if self.pull not in KINDS + CHANGES:
             raise argument_checks.wrong("compressed pull", PULLS, self.pull)
-        if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MOST_SHARE:
+        if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MAX_SHARE:
             raise BadInput(
                 f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
             )
@@ -227,8 +227,8 @@ def _demand(sparse: Sparse) -> None:
         raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
     if not 0 <= sparse.clip < _LARGEST:
         raise BadInput(f"{name}: clip: expected 0 or more, got {sparse.clip:g}")
-    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MOST_PUSHES:
-        raise BadInput(f"{name}: warm_up: expected 0 to {_MOST_PUSHES - 1}, got {sparse.warm_up}")
+    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MAX_PUSHES:
+        raise BadInput(f"{name}: warm_up: expected 0 to {_MAX_PUSHES - 1}, got {sparse.warm_up}")
 
 
 assert set(get_args(Sparse)) == {kind for kind, _ in _SPARSE.values()}

@@ -29,8 +29,8 @@ from ps.session.events import Pulled
 from shards.errors import BadInput
 from shards.messages import Pull, Push
 
-LEAST = 2  # requests of a kind in flight, where the number is not configured
-_MOST = 64
+MIN_IN_FLIGHT = 2  # requests of a kind in flight, where the number is not configured
+_MAX_IN_FLIGHT = 64
 _MEMORY_BYTES = 1 << 30
 
 Kind = type[Pull | Push]
@@ -138,14 +138,14 @@ class FlowControl:
         self._left_at = now
         self._own_s = 0.0  # the caller's total; `_recorded_s` is the part given to each estimator
         self._recorded_s: dict[Kind, float] = {Pull: 0.0, Push: 0.0}
-        self.pulls, self.pushes = WindowEstimator(LEAST), WindowEstimator(LEAST)
+        self.pulls, self.pushes = WindowEstimator(MIN_IN_FLIGHT), WindowEstimator(MIN_IN_FLIGHT)
 
     def begin(self, floats: int, *, shared: bool) -> None:
         """Restart the estimates for new shards; each message to them carries `floats` values.
 
         `shared` memory transfers them at once, so the least possible number is kept in flight.
         """
-        most = LEAST if shared else most_in_flight(floats)
+        most = MIN_IN_FLIGHT if shared else max_in_flight(floats)
         self.pulls, self.pushes = WindowEstimator(most), WindowEstimator(most - 1)
 
     def enter(self, kind: Kind | None, now: float) -> float:
@@ -180,9 +180,9 @@ class FlowControl:
         return 0 if self.pushes.should_probe else self.pushes.early
 
 
-def most_in_flight(floats: int) -> int:
+def max_in_flight(floats: int) -> int:
     """How many pushes, or pulls, of `floats` values memory allows in flight."""
-    return max(LEAST, min(_MOST, _MEMORY_BYTES // (4 * max(1, floats))))
+    return max(MIN_IN_FLIGHT, min(_MAX_IN_FLIGHT, _MEMORY_BYTES // (4 * max(1, floats))))
 
 
 PullKey = tuple[int, tuple[str, ...]]

@@ -37,7 +37,7 @@ _RAREST_S = 1.0  # up to this interval
 _GRACE_S = 0.25  # for a connection without failing transmissions, once a dial is through
 _TRIPS = 2  # round trips, at least, between dials and of grace
 # How long a new connection is not judged: this time and number of round trips, up to the maximum.
-_SETTLE_S, _SETTLE_TRIPS, _SETTLE_MOST_S = 0.5, 8, 4.0
+_SETTLE_S, _SETTLE_TRIPS, _SETTLE_MAX_S = 0.5, 8, 4.0
 
 
 class TcpInfo(NamedTuple):
@@ -131,7 +131,7 @@ class LinkFailureDetector:
 
     def _renew(self, now: float) -> LinkAction:
         assert self._through_s is not None, "the link is whole"
-        settle_s = min(_SETTLE_S + _SETTLE_TRIPS * self._through_s, _SETTLE_MOST_S)
+        settle_s = min(_SETTLE_S + _SETTLE_TRIPS * self._through_s, _SETTLE_MAX_S)
         self._since, self._settled_at = None, now + settle_s
         return LinkAction.RENEW
 

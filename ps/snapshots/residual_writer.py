@@ -50,8 +50,8 @@ from shards.shard_state import ShardState
 FOLDER = "workers"
 _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
-_LOOK_S = 0.1  # between two looks of a snapshot's writer that waits
-_WORKER_LOOK_S = 2.0  # between two looks of a worker, for as long as it runs
+_POLL_S = 0.1  # between two looks of a snapshot's writer that waits
+_WORKER_POLL_S = 2.0  # between two looks of a worker, for as long as it runs
 
 
 class _ResidualRequest(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class ResidualWriter:
     def _run(self) -> None:
         while True:
             try:
-                kept = self._states.get(timeout=_WORKER_LOOK_S)
+                kept = self._states.get(timeout=_WORKER_POLL_S)
             except Empty:
                 self.requested = self._is_requested()
                 continue
@@ -171,7 +171,7 @@ def gathered(
         missing = [worker for worker in wanted if worker not in found]
         if not missing or time.monotonic() >= until:
             return [found[worker] for worker in sorted(found)], missing
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def sweep_residuals(snapshots: Store) -> None:

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ps.session.link_failure import AWAY_S, LinkAction, LinkFailureDetector, TcpInfo
 
-LOOK_S = 0.1
+POLL_S = 0.1
 _LINUX = sys.platform == "linux"
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _DIALS = 8  # in progress at once: the oldest is dropped for a new one

@@ -21,7 +21,7 @@ from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect
 from ps.shared_memory.worker_side import WorkerSide
 from ps.transport import multipart
-from ps.transport.link_monitor import LOOK_S, LinkMonitor, link_monitor_for
+from ps.transport.link_monitor import POLL_S, LinkMonitor, link_monitor_for
 from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
 from ps.transport.primary_resolver import ASK_S, PrimaryResolver
 from ps.transport.send_tracker import SendTracker
@@ -36,7 +36,7 @@ _LOOK_AFTER_S = 1.0
 _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _FIRST_WORD_S = 0.5  # wait for a coordinator; afterwards the cluster's own endpoints are used
 _NEW_LINK_S = 0.5
-_JOINING_LOOK_S = 0.1
+_JOINING_POLL_S = 0.1
 _UNFINISHED_BYTES = 1 << 30  # the most that partly arrived answers may take,
 _ANSWERS = 4  # or the size of this number of the largest answers, if that is more
 
@@ -294,7 +294,7 @@ class Links:
         """
         until = time.monotonic() + timeout_s
         while self._joining and (left_s := until - time.monotonic()) > 0:
-            list(self.receive(min(_JOINING_LOOK_S, left_s)))
+            list(self.receive(min(_JOINING_POLL_S, left_s)))
             for shard, one in self._joining.items():
                 if self._resolver is None or shard not in self._resolver.primaries:
                     one.check()
@@ -409,7 +409,7 @@ class Links:
         until = time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
-            ready, noted = zmq.zmq_poll(polled, _ms(min(left_s, LOOK_S))), 0
+            ready, noted = zmq.zmq_poll(polled, _ms(min(left_s, POLL_S))), 0
             for socket, _ in ready:
                 noted += socket in self._monitors
             now = time.monotonic()
@@ -419,7 +419,7 @@ class Links:
 
     def _look(self, now: float) -> bool:
         """Replace links that were cut; returns whether all connections of one are open again."""
-        self._look_at = now + LOOK_S
+        self._look_at = now + POLL_S
         for shard, watch in self._watches.items():
             if watch.is_dead(now):
                 self._renew(shard)

@@ -120,7 +120,7 @@ class Autosaves:
             self._disk.remove(name)
         self._version, self._due = None, -inf
 
-    def look(self, shard: Shard, now: float) -> None:
+    def save_if_due(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
         shard.metrics.trouble = self._trouble
         if now < self._due or shard.version == self._version:
@@ -135,8 +135,8 @@ class Autosaves:
             lambda: self._save(shard.spec, first, state, frames, now)
         )
 
-    def next_look(self, shard: Shard) -> float:
-        """When to call `look` next even if no message arrives; infinite if not yet known."""
+    def next_due(self, shard: Shard) -> float:
+        """When to call `save_if_due` next even if no message arrives; infinite if not yet known."""
         return inf if shard.version == self._version else self._due
 
     def close(self, *, forget: bool = False) -> None:

@@ -47,7 +47,7 @@ from shards.transition_io import Arrival, Outgoing
 from shards.wal_format import Entry, LoggedState, Mark, Replay
 
 _TIMES = 4  # the WAL may grow to this many times the size of the state,
-_LEAST_BYTES = 64 << 20  # but at least to this,
+_MIN_BYTES = 64 << 20  # but at least to this,
 _FILES = 4  # divided into this many files
 _SPARES = {LogFileKind.LOG: _FILES + 1, LogFileKind.BASE: 1}
 _PARTIAL = ".partial"
@@ -75,7 +75,7 @@ class WriteAheadLog:
         self,
         folder: Path | LogStorage,
         durability: Durability,
-        least_bytes: int = _LEAST_BYTES,
+        min_bytes: int = _MIN_BYTES,
         background: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
     ) -> None:
         """`background` runs the writing of a base in the background.
@@ -85,7 +85,7 @@ class WriteAheadLog:
         """
         self._disk = _owned(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
-        self._least_bytes = least_bytes
+        self._min_bytes = min_bytes
         self._run_in_background = background
         self._file: LogFileWriter | None = None
         self._mark: LogFileWriter | None = None
@@ -158,7 +158,7 @@ class WriteAheadLog:
         """Begin the next file if this one is long enough, with a base if all files together are."""
         if shard.moving(now) or shard.parameters.empty:
             return  # a base would not include the resharding, or there is no state to write
-        limit = max(self._least_bytes, _TIMES * shard.spec.arrays_bytes)
+        limit = max(self._min_bytes, _TIMES * shard.spec.arrays_bytes)
         idle = self._base is None or not self._base.is_alive()
         if idle and self._grown >= limit:
             self._begin(shard, self._number + 1, begins=False, now=now)

@@ -17,7 +17,7 @@ from shards.errors import BadMessage, Resynchronise, Retry
 from shards.messages import AskPiece, Export, Install, Installed, Piece, Quiesce, Refusal, State
 from shards.refusals import error_of
 from shards.shard import Shard
-from shards.state_pieces import AHEAD, EXPORT_S, MOST_EXPORTS, CutState, GatheredState
+from shards.state_pieces import AHEAD, EXPORT_S, MAX_EXPORTS, CutState, GatheredState
 from tests.support.shard_dsl import SIZE, blank, hello, join, push, spec
 
 PIECE = 256
@@ -195,8 +195,8 @@ def test_exports_are_few_and_expire() -> None:
         (answer,) = shard.handle(b"", AskPiece(9, "job", 1, state.piece.of, 1), (), now)
         return type(answer.message)
 
-    states = [opened(b"%d" % number, 1, float(number)) for number in range(MOST_EXPORTS + 1)]
-    assert [asks(one, 5.0) for one in states] == [Refusal, *[State] * MOST_EXPORTS]
+    states = [opened(b"%d" % number, 1, float(number)) for number in range(MAX_EXPORTS + 1)]
+    assert [asks(one, 5.0) for one in states] == [Refusal, *[State] * MAX_EXPORTS]
     again, other = opened(b"4", 1, 6.0), opened(b"4", 2, 6.0)
     assert again == states[4], "a repeated request opens no other export"
     assert [asks(states[4], 6.0), asks(other, 6.0)] == [Refusal, State]

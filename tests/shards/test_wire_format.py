@@ -62,12 +62,12 @@ from shards.messages import (
     Welcome,
 )
 from shards.shard_state import SavedProgress
-from shards.tables import MOST_TABLES
+from shards.tables import MAX_TABLES
 
 TOP = 2**62
 LONG = "\N{DUCK}" * 128
 NAMES = (LONG, LONG, TOP)
-TABLES = MOST_TABLES
+TABLES = MAX_TABLES
 PARTS = [Part(LONG, Kind.SPARSE, TOP, TOP, True)] * TABLES
 
 # Every kind of message, as large as its fields allow.

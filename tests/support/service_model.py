@@ -425,7 +425,7 @@ class ServiceModel(RuleBasedStateMachine):
 
     def _settle(self, states: set[JobState], what: str) -> None:
         for _ in range(_PATIENCE):
-            self.supervisor.look()
+            self.supervisor.reconcile()
             self._meet_runners()
             self.no_promise_is_broken()
             found = {row.state for row in self._rows().values()}

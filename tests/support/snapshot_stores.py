@@ -97,10 +97,10 @@ class Keyed:
 
 
 @contextmanager
-def full_disk(most_bytes: int = 2000) -> Iterator[None]:
-    """No file of this process may grow beyond `most_bytes`."""
+def full_disk(max_bytes: int = 2000) -> Iterator[None]:
+    """No file of this process may grow beyond `max_bytes`."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         yield
     finally:

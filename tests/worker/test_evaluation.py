@@ -60,7 +60,7 @@ def evaluator(
 
 def look(evaluator: BackgroundEvaluator, iteration: int, heard: Heard) -> None:
     """Call `look`, and wait for the test that it has begun, if any."""
-    evaluator.look(iteration, 64 * iteration)
+    evaluator.evaluate_if_due(iteration, 64 * iteration)
     evaluator.finish(lambda: False)
 
 

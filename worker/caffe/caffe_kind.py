@@ -177,7 +177,7 @@ def _evaluator(
             [(test, lambda: batches) for test in solver.tests], model, skip_images
         )
         evaluator.check_names(data.columns, "Caffe: test_data")
-        batches += spark.first_rows(data, evaluator.most_rows)
+        batches += spark.first_rows(data, evaluator.max_rows)
     try:
         evaluator.check(start if start is not None else model.initial(1))
     except BadInput as error:

@@ -16,7 +16,7 @@ from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
 from worker.caffe.weights import moved
 from worker.columns import ColumnKind
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.wanted import MAX_SKIPPED
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -48,7 +48,7 @@ class Evaluator:
         self,
         tests: Sequence[tuple[TestNet, Rows]],
         trained: CaffeModel,
-        skip_images: int = MOST_SKIPPED,
+        skip_images: int = MAX_SKIPPED,
     ) -> None:
         self._nets = [_Tested(CaffeModel(test.net), test.iterations, rows) for test, rows in tests]
         self._trained = trained
@@ -62,7 +62,7 @@ class Evaluator:
                     column.find(names, where)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
         return max(model.net.batch_size * iterations for model, iterations, _ in self._nets)
 

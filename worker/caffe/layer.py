@@ -47,8 +47,8 @@ Wanted = Sequence[bool]
 # The fields that any layer may set, in addition to its own `*_param` message.
 COMMON_FIELDS = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
 COMMON_FIELDS |= {"propagate_down", "loss_weight", "blobs"}
-_MOST_LISTED = 8
-_MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
+_MAX_LISTED = 8
+_MAX_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
 class LayerContext(msgspec.Struct, frozen=True):
@@ -303,7 +303,7 @@ class Layer(ABC):
             if len(names) not in allowed:
                 expected = (
                     f"at least {allowed[0]}"
-                    if len(allowed) > _MOST_LISTED
+                    if len(allowed) > _MAX_LISTED
                     else " or ".join(str(count) for count in allowed)
                 )
                 raise self.bad(f"expected {expected} {what}, got {len(names)}")
@@ -313,9 +313,9 @@ class Layer(ABC):
         tensors = [owned.spec.shape for owned in self.owned]
         for what, shapes in (("top", self.tops), ("tensor", tensors)):
             for shape in shapes:
-                if prod(shape) > _MOST_NUMBERS:
+                if prod(shape) > _MAX_NUMBERS:
                     raise self.bad(
-                        f"expected at most {_MOST_NUMBERS} numbers in a {what}, got shape {shape}"
+                        f"expected at most {_MAX_NUMBERS} numbers in a {what}, got shape {shape}"
                     )
 
     def _check_params(self) -> None:

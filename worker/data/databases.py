@@ -17,7 +17,7 @@ from worker.data.wanted import Wanted
 __all__ = ["DatabaseSource", "datum_bytes", "datum_row", "is_leveldb", "is_lmdb"]
 
 _CHEAP_BYTES = 1 << 27  # of a database of which every label is checked before training
-_MOST_VALUES = 1 << 30
+_MAX_VALUES = 1 << 30
 
 
 class DatabaseSource(Source):
@@ -58,7 +58,7 @@ def datum_row(value: bytes, where: str) -> Sample:
     shape = (datum.channels, datum.height, datum.width)
     shown = "x".join(map(str, shape))
     size = datum.channels * datum.height * datum.width
-    if min(shape) < 1 or size > _MOST_VALUES:
+    if min(shape) < 1 or size > _MAX_VALUES:
         raise BadInput(
             f"{where}: fields channels, height, width: expected extents of at least 1, got {shown}"
         )

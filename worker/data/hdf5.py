@@ -18,7 +18,7 @@ from worker.data.image_table import BATCH_ROWS
 from worker.data.source import ColumnSource
 from worker.data.wanted import Wanted
 
-_MOST_VALUES = 1 << 27  # of a row, and of a chunk
+_MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -154,8 +154,8 @@ def _dataset(file: str, opened: Any, name: str) -> tuple[int, ...]:
         raise BadInput(f"{where}: expected numbers with an axis of rows, got {kind} {shape}")
     if elsewhere:
         raise BadInput(f"{where}: expected values in this file, got a link to another")
-    if prod(shape[1:]) > _MOST_VALUES or prod(chunk or ()) > _MOST_VALUES:
-        raise BadInput(f"{where}: expected at most {_MOST_VALUES} values a row and a chunk")
+    if prod(shape[1:]) > _MAX_VALUES or prod(chunk or ()) > _MAX_VALUES:
+        raise BadInput(f"{where}: expected at most {_MAX_VALUES} values a row and a chunk")
     return tuple(int(size) for size in shape)
 
 

@@ -11,7 +11,7 @@ from worker.data.image_decoding import Undecodable
 from worker.data.source import Sample, Source
 from worker.data.wanted import Wanted
 
-_MOST_BYTES = 1 << 28  # of one image file, and of a list
+_MAX_BYTES = 1 << 28  # of one image file, and of a list
 
 
 class ImageListSource(Source):
@@ -41,7 +41,7 @@ class ImageListSource(Source):
 def open_list(path: Path, wanted: Wanted) -> ImageListSource:
     """The images that the file at `path` lists: on each line a name, a space and a label."""
     try:
-        text = path.read_bytes()[: _MOST_BYTES + 1].decode()
+        text = path.read_bytes()[: _MAX_BYTES + 1].decode()
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -113,9 +113,9 @@ def _there(name: str) -> bool:
 def _contents(file: str) -> bytes | Undecodable:
     try:
         with Path(file).open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+            data = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         return Undecodable(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if len(data) > _MOST_BYTES:
-        return Undecodable(f"expected at most {_MOST_BYTES} bytes, got more")
+    if len(data) > _MAX_BYTES:
+        return Undecodable(f"expected at most {_MAX_BYTES} bytes, got more")
     return data

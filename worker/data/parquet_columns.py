@@ -71,7 +71,7 @@ class TableSource(ColumnSource):
                     f"{file}: rows {first} to {last}",
                     colour=self.wanted.colour,
                     resize=self.wanted.resize,
-                    most_skipped=self.wanted.most_skipped,
+                    max_skipped=self.wanted.max_skipped,
                 )
             before += count
 

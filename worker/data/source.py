@@ -184,7 +184,7 @@ class _Skipped:
 
     def add(self, name: str, why: str) -> None:
         """Count an image; raises BadInput if there are too many."""
-        most = self._source.wanted.most_skipped
+        most = self._source.wanted.max_skipped
         self._names.append(name)
         if len(self._names) > most:
             raise BadInput(

@@ -8,7 +8,7 @@ from worker.columns import Shape
 
 Split = Literal["train", "test"]
 
-MOST_SKIPPED = 100
+MAX_SKIPPED = 100
 """The number of images that one reader skips because they cannot be decoded."""
 
 
@@ -22,7 +22,7 @@ class Wanted(msgspec.Struct, frozen=True):
     random order, which depends on `seed`. `root` precedes the names in a list of files. `tops` are
     the columns that the net reads by name, and `encoded` those of them that hold encoded images.
     `image_encoded` is whether the images of other nets are encoded (None: the rows show it). A
-    reader skips up to `most_skipped` images that cannot be decoded.
+    reader skips up to `max_skipped` images that cannot be decoded.
     """
 
     split: Split = "train"
@@ -37,4 +37,4 @@ class Wanted(msgspec.Struct, frozen=True):
     tops: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     image_encoded: bool | None = None
-    most_skipped: int = MOST_SKIPPED
+    max_skipped: int = MAX_SKIPPED

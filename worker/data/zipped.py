@@ -75,7 +75,7 @@ class ZippedSource(ColumnSource):
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None
     ) -> Iterator[Any]:
         stop = self.rows if stop is None else min(stop, self.rows)
-        skipped, most = 0, self.wanted.most_skipped
+        skipped, most = 0, self.wanted.max_skipped
         for first in range(start, stop, rows):
             numbers = np.arange(first, min(first + rows, stop))
             table = self._block(numbers)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from deploy.service import tokens
-from deploy.service.access import MOST_FAILURES, Exposure, FailedLogins, exposure_of
+from deploy.service.access import MAX_FAILURES, Exposure, FailedLogins, exposure_of
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.database_tables import DATABASE, DatabasePlace, open_database
 from deploy.service.problems import Problem
@@ -282,7 +282,7 @@ def test_too_many_wrong_tokens() -> None:
     """The address is refused for a while; another one is not, nor this one later."""
     now = [0.0]
     failures = FailedLogins(lambda: now[0])
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         failures.count("10.0.0.1")
     with pytest.raises(Problem) as caught:
         failures.count("10.0.0.1")
@@ -295,8 +295,8 @@ def test_too_many_wrong_tokens() -> None:
 def test_good_tokens_pass_while_wrong_ones_are_limited(guarded: Guarded) -> None:
     """A flood of wrong tokens locks nobody out."""
     wrong = "dps_" + "0" * 12 + "_" + "0" * 64
-    found = [guarded.call(wrong, "GET", "/jobs").status_code for _ in range(MOST_FAILURES + 2)]
-    assert found == [401] * MOST_FAILURES + [429] * 2
+    found = [guarded.call(wrong, "GET", "/jobs").status_code for _ in range(MAX_FAILURES + 2)]
+    assert found == [401] * MAX_FAILURES + [429] * 2
     assert guarded.call(guarded.admin, "GET", "/jobs").status_code == 200
 
 

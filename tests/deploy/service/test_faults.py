@@ -248,7 +248,7 @@ def test_a_clock_that_is_set_back(
         assert access.of_token(token) is None
         assert store.answered("old") is not None
         assert access.create_token("long", TokenRole.VIEWER, None, 60.0)[0].expires > time.time()
-        running.service.supervisor.look()
+        running.service.supervisor.reconcile()
         found = running.get(job)
         assert (found["state"], found["attempt"], found["contact"]) == ("RUNNING", 1, "")
         os.kill(pid_of(running, job), signal.SIGKILL)

@@ -44,7 +44,7 @@ def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, Admin
 
 @pytest.fixture(autouse=True)
 def _workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual_writer, "_WORKER_LOOK_S", 0.02)
+    monkeypatch.setattr(residual_writer, "_WORKER_POLL_S", 0.02)
 
 
 def client_of(cluster: Cluster, push: str, incarnation: int = 0, **options: Any) -> Client:
@@ -83,11 +83,11 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
-    taker.look(0, requested=True)
+    taker.snapshot_if_due(0, requested=True)
 
     def trained() -> str | None:
         step(client)
-        taker.look(0)
+        taker.snapshot_if_due(0)
         return taker.latest
 
     eventually(trained, because="the requested snapshot is written")

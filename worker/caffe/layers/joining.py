@@ -19,7 +19,7 @@ from worker.caffe.layer import (
 )
 
 _MANY = 1025
-_MOST_MAXIMA = 256  # a maximum's origin is kept in a byte
+_MAX_MAXIMA = 256  # a maximum's origin is kept in a byte
 
 
 class Concat(Layer):
@@ -134,8 +134,8 @@ class Eltwise(Layer):
                 f"expected a coeff for each of {count} bottoms of a SUM, or none, got"
                 f" {len(param.coeff)}"
             )
-        if param.operation == EltwiseParameter.MAX and count > _MOST_MAXIMA:
-            raise self.bad(f"expected at most {_MOST_MAXIMA} bottoms of a MAX, got {count}")
+        if param.operation == EltwiseParameter.MAX and count > _MAX_MAXIMA:
+            raise self.bad(f"expected at most {_MAX_MAXIMA} bottoms of a MAX, got {count}")
         self._factors = list(param.coeff) or [1.0] * count
         self.check_alike()
         return (self.bottoms[0],)
