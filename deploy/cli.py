@@ -31,7 +31,7 @@ from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
 from shards.counted import counted
 from shards.errors import BadInput, DownpourError
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.options import LAST_PORT, LONGEST_S
 
 app = typer.Typer(

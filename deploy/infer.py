@@ -25,8 +25,8 @@ from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.caffe_inference import column_means, feature_rows
+from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source
-from worker.data.wanted import MAX_SKIPPED
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes

@@ -23,14 +23,14 @@ from shards.errors import BadInput
 from worker import inference, spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
-from worker.caffe.net_data import wanted_of, with_files
+from worker.caffe.net_data import read_options_of, with_files
 from worker.caffe.phases import Phase
 from worker.caffe.python_nets import Net
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.columns import DATA
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.dataframe_checks import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
@@ -239,7 +239,7 @@ def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
 
 def _fitted(df: spark.DataFrame, net: Description) -> Description:
     """The net for the rows of `df`; raises BadInput for no rows, and for no column of images."""
-    wanted = wanted_of(net)
+    wanted = read_options_of(net)
     if not wanted.tops:
         check_columns(df, (DATA,))
     shape, others = shapes_of(df, wanted)

@@ -17,7 +17,7 @@ from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
 from worker.data.encoded import decoded
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 
 Floats = NDArray[np.float32]
 

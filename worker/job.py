@@ -16,7 +16,7 @@ from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy

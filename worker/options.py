@@ -22,7 +22,7 @@ from shards import argument_checks
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from shards.live_settings import checked_factor
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
 from worker.strategies import STRATEGIES, Downpour, Strategy, strategy_named, strategy_of

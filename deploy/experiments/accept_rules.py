@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]
 
 FIGURES: dict[str, Callable[[TrialResult], float]] = {
     "error": lambda one: one.error,
-    "loss": lambda one: one.looks[-1].loss,
+    "loss": lambda one: one.curve[-1].loss,
     "staleness": lambda one: one.mean_staleness,
     "compute_share": lambda one: one.compute_share,
     "wait_share": lambda one: one.wait_share,

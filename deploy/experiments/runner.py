@@ -31,13 +31,13 @@ from msgspec import structs
 
 from deploy.experiments.accept_rules import Judged, PointResults
 from deploy.experiments.sweeps import Sweep
-from deploy.experiments.training_simulation import Look
+from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial, TrialResult, run_trial
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 
 _RESULT = b"result"
-_LOOKS = pa.schema(
+_CURVE = pa.schema(
     [
         ("updates", pa.int64()),
         ("gradients", pa.int64()),
@@ -110,9 +110,9 @@ class Folder:
 
     def save(self, result: TrialResult) -> None:
         """Write a result, and rename it when it is whole."""
-        looks = [dict(zip(Look._fields, look, strict=True)) for look in result.looks]
-        rest = structs.replace(result, looks=[], cpu_s=0.0)
-        table = pa.Table.from_pylist(looks, _LOOKS)
+        curve = [dict(zip(CurvePoint._fields, point, strict=True)) for point in result.curve]
+        rest = structs.replace(result, curve=[], cpu_s=0.0)
+        table = pa.Table.from_pylist(curve, _CURVE)
         table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
         kept = self.result(result.trial.id)
         partial_file = kept.with_suffix(f".{os.getpid()}.part")
@@ -134,8 +134,8 @@ class Folder:
             rest = msgspec.json.decode(metadata[_RESULT], type=TrialResult)
         except (OSError, KeyError, pa.ArrowInvalid, *UNDECODABLE):
             return None
-        looks = [Look(**row) for row in table.to_pylist()]
-        return structs.replace(rest, looks=looks) if rest.trial == trial and looks else None
+        curve = [CurvePoint(**row) for row in table.to_pylist()]
+        return structs.replace(rest, curve=curve) if rest.trial == trial and curve else None
 
     def status(self, sweep: Sweep) -> SweepStatus:
         """Count what is there."""

@@ -23,7 +23,7 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import SnapshotRef, origin_of, shelf_of
+from deploy.snapshot_ref import SnapshotRef, catalog_of, origin_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
 from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
@@ -73,7 +73,7 @@ def boot_id() -> str:
 def newest_snapshot(settings: TrainSettings) -> str | None:
     """The name of the newest complete snapshot of a run; None if it has none."""
     try:
-        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
+        entries = SnapshotCatalog(catalog_of(settings, settings.out)).entries()
     except (DownpourError, OSError):
         return None
     names = [each.name for each in entries if each.state is not SnapshotStatus.INCOMPLETE]
@@ -169,9 +169,9 @@ class _Attempt:
         """What to continue from; a run that left nothing to continue from is moved away."""
         out = self._settings.out
         if (out / RUN_SETTINGS).is_file() and self._identity.attempt > 1:
-            shelf = shelf_of(self._settings, out)
+            catalog = catalog_of(self._settings, out)
             if newest_snapshot(self._settings) or (out / SUMMARY).is_file() or _has_logs(out):
-                return SnapshotRef(shelf, None, out)
+                return SnapshotRef(catalog, None, out)
             aside = out.with_name(f"{out.name}.attempt-{self._identity.attempt - 1}")
             out.rename(aside)
             self._events.append(

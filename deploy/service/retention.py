@@ -149,7 +149,7 @@ def _origin(store: JobStore, row: JobRow) -> tuple[str, str | None] | None:
         origin = origin_of(found.origin)
     except (BadInput, OSError):
         return None
-    return _shelf(origin.shelf), origin.name
+    return _shelf(origin.catalog), origin.name
 
 
 def _of_job(

@@ -264,7 +264,7 @@ class Submissions:
                 f"--resume: expected a run folder or a place with snapshots, got {text};"
                 " `downpour snapshots ls RUN` shows those of a run"
             ) from None
-        shelf = _local("--resume", origin.shelf)
+        shelf = _local("--resume", origin.catalog)
         if shelf is None:
             return
         self._within("--resume", shelf, sender)

@@ -50,8 +50,8 @@ from shards.shard_state import ShardState
 FOLDER = "workers"
 _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
-_POLL_S = 0.1  # between two looks of a snapshot's writer that waits
-_WORKER_POLL_S = 2.0  # between two looks of a worker, for as long as it runs
+_POLL_S = 0.1  # between two checks of a snapshot's writer that waits
+_WORKER_POLL_S = 2.0  # between two checks of a worker, for as long as it runs
 
 
 class _ResidualRequest(msgspec.Struct, frozen=True):

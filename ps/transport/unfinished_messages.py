@@ -32,7 +32,7 @@ from ps.transport import multipart
 from ps.transport.malloc_tuning import resident_bytes
 
 POLL_S = 0.02  # in which a link of 1 GB/s brings 20 MB
-_CALM_POLL_S = 0.2  # between two looks while only peers that know the job are connected
+_CALM_POLL_S = 0.2  # between two checks while only peers that know the job are connected
 _BUSY = 10  # after a look, pause for this multiple of its duration
 _SPARE_BYTES = 16 << 20  # besides a message's arrays: state that travels in a frame of its own
 _GROWN_BYTES = 4 << 20  # growth of the process after which its connections are checked

@@ -17,7 +17,7 @@ from worker import spark
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.net_data import data_of, wanted_of
+from worker.caffe.net_data import data_of, read_options_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import starting_weights
@@ -133,7 +133,7 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
 
 def fitted_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
     """The solver for the rows of `df`; a net with columns by name reads no images by default."""
-    wanted = wanted_of(solver.train)
+    wanted = read_options_of(solver.train)
     if not wanted.tops:
         check_columns(df)
     return solver.with_data_shape(*shapes_of(df, wanted))

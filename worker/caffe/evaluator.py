@@ -16,7 +16,7 @@ from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
 from worker.caffe.weights import moved
 from worker.columns import ColumnKind
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 Rows = Callable[[], Iterable[pa.RecordBatch]]
 """Each call yields the rows of test data from the start."""
 
-Wanted = Callable[[pa.RecordBatch], bool]
+KeepBatch = Callable[[pa.RecordBatch], bool]
 """Called before each batch of a test; the test ends once it returns false."""
 
 
@@ -94,7 +94,7 @@ class Evaluator:
 
         return self._all(weights, count, whole=True)
 
-    def _all(self, weights: Floats, wanted: Wanted, *, whole: bool) -> dict[str, float]:
+    def _all(self, weights: Floats, wanted: KeepBatch, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
         for number, tested in enumerate(self._nets):
@@ -104,7 +104,7 @@ class Evaluator:
         return figures
 
     def _outputs(
-        self, tested: _Tested, weights: Floats, most: int | None, wanted: Wanted
+        self, tested: _Tested, weights: Floats, most: int | None, wanted: KeepBatch
     ) -> dict[str, float]:
         model = tested.model
         laid = moved(weights, self._trained.table, model.net)

@@ -11,8 +11,8 @@ from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import Datum
 from worker.data.leveldb_files import LevelDbReader, is_leveldb
 from worker.data.lmdb_file import LmdbReader, is_lmdb
+from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
-from worker.data.wanted import Wanted
 
 __all__ = ["DatabaseSource", "datum_bytes", "datum_row", "is_leveldb", "is_lmdb"]
 
@@ -23,8 +23,8 @@ _MAX_VALUES = 1 << 30
 class DatabaseSource(Source):
     """The records of a database, in the order of their keys; each is a Datum."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
-        super().__init__(path, wanted)
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
         self._rows = self._open().rows
 
     @property

@@ -19,7 +19,7 @@ from worker.arrow_images import SHAPE_COLUMNS, is_spark_image, spark_image
 from worker.columns import ColumnKind, ColumnSpec
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
-from worker.data.wanted import MAX_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 
 _LOG = logger("worker.data")
 _COLOURS = {1: False, 3: True}  # by the number of channels that a net wants

@@ -15,8 +15,8 @@ from shards.errors import BadInput
 from worker.arrow_images import Extents
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS
+from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.data.wanted import Wanted
 
 _MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
@@ -26,8 +26,8 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 class Hdf5Source(ColumnSource):
     """Rows of several datasets, which every file has under the same names."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
-        super().__init__(path, wanted)
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
         self._files = [str(file) for file in _files(path)]
         self._counts: list[int] = []
         self._shapes: dict[str, Extents] = {}
@@ -87,7 +87,7 @@ class Hdf5Source(ColumnSource):
     def _look(self, file: str) -> None:
         """Check the datasets of a file, and count its rows."""
         with _opened(file) as opened:
-            names = self.wanted.tops or tuple(opened)
+            names = self.options.tops or tuple(opened)
             found = {name: _dataset(file, opened, name) for name in names}
         if not found:
             raise BadInput(f"{file}: expected datasets, got none")

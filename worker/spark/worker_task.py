@@ -27,8 +27,8 @@ from worker.code_archive import PACKAGES
 from worker.columns import DATA, LABEL, ColumnSpec
 from worker.context import FunctionTask, TaskAttempt, run_function
 from worker.data.encoded import decoded
+from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
-from worker.data.wanted import MAX_SKIPPED
 from worker.device_selection import ANY, DeviceRequest, allocator, check_here, placed
 from worker.model import Model
 from worker.training_loop import Plan, WorkerReport, train_worker

@@ -112,7 +112,7 @@ def _perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
     The first run had no such limit where a loss was finite: one diverging seed, at a perplexity
     beyond 10,000, hid the other four.
     """
-    losses = np.array([one.looks[-1].loss for one in results])
+    losses = np.array([one.curve[-1].loss for one in results])
     guess = np.log(SYMBOLS)
     return np.exp(np.minimum(np.where(np.isfinite(losses), losses, guess), guess))
 

@@ -1,4 +1,4 @@
-"""What a net wants of its data, as its prototxt says before any data is opened."""
+"""The options for reading data, which a net's prototxt gives before any data is opened."""
 
 from typing import Literal
 
@@ -12,8 +12,8 @@ MAX_SKIPPED = 100
 """The number of images that one reader skips because they cannot be decoded."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What a net wants of its data.
+class ReadOptions(msgspec.Struct, frozen=True):
+    """How to read the data of a net.
 
     `split` is the part of divided data. Labels must be in [0, classes). `shape` is the (channels,
     height, width) that the net states, used if the data does not state its own; `image` is whether
