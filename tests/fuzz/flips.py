@@ -227,7 +227,7 @@ def _logs(folder: Path) -> list[Kind]:
     shard.handle_together([_installed()], 0.0)
     kept = Autosaves(saves, 1.0, DeferredTask)
     kept.replaced()
-    kept.look(shard, 0.0)
+    kept.save_if_due(shard, 0.0)
     kept.close()
 
     def read_log() -> object:

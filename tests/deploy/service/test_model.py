@@ -70,9 +70,9 @@ def a_cancel_is_answered_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
             own, job, details = waiting.pop()
             if own is self:
                 real_ask(self, job, Verb.CANCEL, **details)
-        real_look(self)
+        real_reconcile(self)
 
-    real_ask, real_look = Supervisor.ask, Supervisor.reconcile
+    real_ask, real_reconcile = Supervisor.ask, Supervisor.reconcile
     patch.setattr(Supervisor, "ask", ask)
     patch.setattr(Supervisor, "reconcile", reconcile)
 
