@@ -50,7 +50,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
     `strategy` names the strategy, if the job was started with one. `max_norms` has the limit of
-    each table whose guard sets one: the largest norm of a shard's section of a gradient.
+    each table with a guard that sets one: the largest norm of a shard's section of a gradient.
     """
 
     job: str

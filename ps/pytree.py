@@ -135,7 +135,7 @@ class Structure:
         return _filled(self._shape_of, restored)
 
     def views(self, tensors: Mapping[str, Floats]) -> Any:
-        """A value of this structure whose arrays are the float32 `tensors` themselves."""
+        """A value of this structure with the float32 `tensors` themselves as its arrays."""
         return _filled(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
 
     def _learn(self, value: object, path: tuple[str, ...]) -> Any:

@@ -63,7 +63,7 @@ class StartOptions(LaunchOptions, total=False):
 
 
 class OwnJob(Job):
-    """A job whose shards this process has started."""
+    """A job with shards that this process has started."""
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ class Updates:
         return []
 
     def _complete(self) -> list[str]:
-        """The workers whose pushes are a complete round, by name; none if the round is open.
+        """The workers with pushes that make a complete round, by name; none if the round is open.
 
         They are sorted: float addition is not associative, and the order of arrival is random.
         """

@@ -75,7 +75,7 @@ from shards.wire_format import Buffer
 
 FORMAT = 6
 MAGIC = b"\x93DPSWAL\n"
-_EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, whose checks were shorter
+_EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, with shorter checks
 _HEAD = struct.Struct("<8sIQQQ")
 _MARK = struct.Struct("<8sQQQ")
 _MARKED = b"\x93DPMARK\n"

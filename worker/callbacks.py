@@ -162,7 +162,7 @@ class _ByMetric(Callback):
         """Forget the tests of an earlier run; raises BadInput for a run without tests."""
         if not run.tests:
             raise BadInput(
-                f"{type(self).__name__}: expected a run whose weights are tested while it trains,"
+                f"{type(self).__name__}: expected a run that tests its weights while it trains,"
                 " got one without: give worker.run `evaluate`,"
                 " worker.Caffe `test_data`, an estimator `validationIndicatorCol`"
             )

@@ -50,7 +50,7 @@ class Context:
     or of the part of a path, that the worker reads; `rank` is the same number. `batch` is the
     number of the micro-batch of `worker.stream`, None in `worker.run`. `attempt` is higher for each
     later attempt of Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned
-    to it. `log` is a logger whose records name job and worker.
+    to it. `log` is a logger that names job and worker in its records.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ Arrays = dict[str, NDArray[Any]]
 class ColumnBatches(Batches):
     """Minibatches of the `columns` of a stream of record batches; all columns if None.
 
-    They end after so many `epochs`, if a number is given.
+    They end after `epochs` epochs, if a number is given.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RowFeed:
         self._first, self._rows, self._ended = 0, 0, True
 
     def _fill(self, rows: int) -> int:
-        """Read until so many rows wait, or the stream ends; returns how many wait."""
+        """Read until this many rows wait, or the stream ends; returns how many wait."""
         while self._rows < rows and not self._ended:
             batch = next(self._stream, None)
             if batch is None:

@@ -294,7 +294,7 @@ def first_values(tables: ps.Tables) -> Floats:
 
 
 class TableModel:
-    """A table as a model of a job whose workers run a function: it has no gradient of its own."""
+    """A table as a model, for workers that run a function: it has no gradient of its own."""
 
     def __init__(self, table: DenseTable) -> None:
         self.table = table
@@ -313,7 +313,7 @@ class TableModel:
 def function_job(
     train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
 ) -> Job:
-    """The job whose workers run a function on these tables."""
+    """The job in which workers run a function on these tables."""
     specs = tuple(
         TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
         for name, dense in tables.items()

@@ -272,7 +272,7 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
         return ""
     return (
         f"strategy {strategy.name}: expected a task slot of Spark for each of the {job.workers}"
-        f" workers, whose pushes a round averages, got {slots}: a round is the mean of at most"
+        f" workers, because a round averages their pushes, got {slots}: it is the mean of at most"
         f" {slots}, and the other workers train after these"
     )
 

@@ -163,7 +163,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 class Options:
-    """Base of the subjects: each subclass is a frozen dataclass whose options are checked.
+    """Base of the subjects: each subclass is a frozen dataclass with checked options.
 
     A subclass may override `check`, for what several options must satisfy together, and then calls
     that of its bases.

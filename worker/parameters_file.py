@@ -30,7 +30,7 @@ def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
 
 
 def write_file(what: str, place: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
-    """Write a file whose name ends in `suffix` to a path or URI, whole or not at all.
+    """Write a file with a name that ends in `suffix` to a path or URI, whole or not at all.
 
     `content` is called once the place is known to be right. Raises BadInput naming `what`, GiveUp
     where the file cannot be written.

@@ -119,7 +119,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
     def _scores(self, X: NDArray[Any]) -> Floats:
         check_is_fitted(self, "layers_")
         checked = validate_data(self, X, reset=False, dtype=np.float64)
-        # In float64, so that a row's value does not depend on the rows beside it.
+        # In float64, so that a row's value does not depend on the other rows.
         return _forward(self.layers_, (checked - self._mean) / self._scale)[-1]
 
     def _gradient(self, layers: Layers, batch: Batch) -> tuple[float, Layers]:

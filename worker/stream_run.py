@@ -4,8 +4,8 @@
         stream.wait()
     stream.params
 
-Spark gives `foreachBatch` a micro-batch at least once: it repeats one of whose end it has no
-record. Each is applied exactly once all the same, because the checkpoint of the model and that of
+Spark gives `foreachBatch` a micro-batch at least once: it repeats one if it has no record of its
+end. Each is applied exactly once all the same, because the checkpoint of the model and that of
 Spark agree on what has been done:
 
 - The shards live across micro-batches. When all workers of one are done, the state of all shards is
@@ -160,7 +160,7 @@ def stream(
     if job.keeps_own_state:
         raise BadInput(
             f"stream: strategy {job.plan.strategy.name}: expected one without compressed pushes"
-            " whose workers keep nothing between pushes: those of a micro-batch end with it"
+            " and without a state of its workers, which end with the micro-batch"
         )
     place = _below(chosen.checkpoint, _MODEL)
     catalog = SnapshotCatalog(place, _KEPT)
@@ -305,7 +305,7 @@ def _steps(states: list[ShardState]) -> dict[str, int]:
 
 
 def _without_rollbacks(job: Job) -> Job:
-    """The job with shards whose death ends it: an autosave would count some pushes twice or not."""
+    """The job; a shard's death ends it, as an autosave would count some pushes twice or not."""
     return msgspec.structs.replace(job, runtime=replace(job.runtime, rollback_s=0.0))
 
 

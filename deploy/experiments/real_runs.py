@@ -221,7 +221,7 @@ def measured(run: RealRun, workload: Workload, look_every: int) -> list[CurvePoi
 
 
 class _Replay(TrainingSimulation):
-    """A simulation whose pulls and pushes wait for their recorded turn."""
+    """A simulation in which pulls and pushes wait for their recorded turn."""
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
         self._held: dict[bytes, deque[Send]] = defaultdict(deque)

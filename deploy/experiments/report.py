@@ -31,7 +31,7 @@ from ps import __version__
 from ps.build_id import build_id
 from shards.errors import BadInput
 
-_DRAWN = 12  # points whose curves are drawn; all are in the tables
+_DRAWN = 12  # points with a drawn curve; all are in the tables
 
 _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#111}

@@ -261,7 +261,7 @@ class SimulatedTrainee:
         self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batch: Batch | None = None
         self._wants = self.machine.wants()
-        self._asked: int | None = None  # the request whose weights the machine waits for
+        self._asked: int | None = None  # the request for the weights that the machine waits for
         self._outbox: list[Send] = []
         self._waited_s = 0.0  # at the gate, since the last push
         self._ending = False

@@ -81,7 +81,7 @@ def newest_snapshot(settings: TrainSettings) -> str | None:
 
 
 def _identity(folder: Path) -> AttemptIdentity:
-    """Who this attempt is: what the service ordered, or the next number without a service."""
+    """Its identity: what the service ordered, or the next number without a service."""
     orders = JournalReader(folder / job_folder.ORDERS).read()
     starts = [order for order in orders if order.kind == "start"]
     nonce = os.environ.get(job_folder.ATTEMPT_VARIABLE)

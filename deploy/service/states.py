@@ -105,7 +105,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
 
 class Ending(NamedTuple):
-    """The next state of a job whose attempt is over; `code` and `reason` say why."""
+    """The next state of a job after an attempt; `code` and `reason` say why."""
 
     to: JobState
     code: str = ""
@@ -134,7 +134,7 @@ def states_for(verb: Verb) -> list[JobState]:
 
 
 def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: bool) -> Ending:
-    """The next state of a job in `state` whose attempt has ended with `outcome`, if with any.
+    """The next state of a job in `state` after an attempt that ended with `outcome`, if with any.
 
     `cancelled`: a user has cancelled the job. From STOPPING the next state is terminal; for that,
     no process of the job may be left.

@@ -344,7 +344,7 @@ class Supervisor:
         return found if found is not None and found.nonce == row.nonce else None
 
     def _end(self, row: JobRow, folder: Path, outcome: AttemptOutcome | None) -> None:
-        """Conclude an attempt whose process is gone, once nothing of it is left."""
+        """Conclude an attempt after its process has gone, once nothing of it is left."""
         if not self._clean(row):
             return
         self._answer_rest(row, folder)

@@ -91,7 +91,7 @@ def _check_block(sums: list[float], workers: int, where: str) -> None:
         if 2 * total != pushes * (pushes + 1):
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"{where} holds {pushes:g} pushes of w{number} whose numbers add up to {total:g}",
+                f"{where} holds {pushes:g} pushes of w{number}, with numbers of sum {total:g}",
             )
 
 

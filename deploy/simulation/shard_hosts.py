@@ -108,7 +108,7 @@ class ShardHost:
 
     @property
     def promotable(self) -> "Sequence[ShardProcess]":
-        """The processes whose state is checked at the end."""
+        """The processes with a state to check at the end."""
         return self.serving
 
     def begin(self) -> None:

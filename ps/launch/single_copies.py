@@ -81,7 +81,7 @@ class SingleCopies:
         return sum(shard.deaths for shard in self._shards)
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard that has died for good, or whose loop has failed, and how."""
+        """Raise GiveUp naming a shard that has died for good, or has a failed loop, and how."""
         for shard in self._shards:
             shard.check()
 

@@ -49,7 +49,7 @@ _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 
 class _Watch:
-    """A connection to a copy whose breaking shows that the copy has died.
+    """A connection to a copy; if it breaks, the copy has died.
 
     Before the handshake has succeeded, a break proves nothing: a busy copy may be slow to admit the
     connection. Then the copy's next beat opens another one.
@@ -82,7 +82,7 @@ class _Watch:
 
 
 class CoordinatorServer(ServerThread):
-    """The coordinator of one job with `shards` shards, whose record is the file `record`."""
+    """The coordinator of one job with `shards` shards; its record is the file `record`."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class CoordinatorServer(ServerThread):
 
     def _listen(self) -> None:
         # One time for all that wait: saving the record for one beat may take long, and must not
-        # count as silence of the copies whose beats wait behind it.
+        # count as silence of the copies with beats that wait behind it.
         now = time.monotonic()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
             with contextlib.suppress(BadMessage):  # a stranger's: dropped; ours are sent again

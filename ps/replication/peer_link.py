@@ -154,7 +154,7 @@ class PeerLink:
         return self._accepted.events
 
     def check_connections(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+        """Reset connections with unfinished messages that cost too much.
 
         Returns in how many seconds to call it next, if nothing comes meanwhile.
         """

@@ -141,7 +141,7 @@ class ShardFrontend:
         return self._sockets.events
 
     def check_connections(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+        """Reset connections with unfinished messages that cost too much.
 
         Returns the longest time, in seconds, until the next call.
         """

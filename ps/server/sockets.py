@@ -128,7 +128,7 @@ class ShardSockets:
         accepted.trust(sender)
 
     def check_connections(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+        """Reset connections with unfinished messages that cost too much.
 
         Call it when nothing has come for POLL_S, and when one of `events` can be read. Returns the
         seconds until the next call, if nothing comes meanwhile.

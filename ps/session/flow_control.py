@@ -186,7 +186,7 @@ def max_in_flight(floats: int) -> int:
 
 
 PullKey = tuple[int, tuple[str, ...]]
-"""The clock of a step, and the tables whose weights it reads."""
+"""The clock of a step, and the tables of which it reads the weights."""
 
 
 class PrefetchTable:

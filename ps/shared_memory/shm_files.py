@@ -123,7 +123,7 @@ def owner_is_gone(fd: int) -> bool:
 
 
 def sweep(root: Path = ROOT) -> list[str]:
-    """Remove this user's names whose owners are gone; returns them."""
+    """Remove this user's names that no living process owns; returns them."""
     removed = []
     for path in root.glob(f"{_PREFIX}*"):
         if not _OURS.fullmatch(path.name):

@@ -155,7 +155,7 @@ def gathered(
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
     """Collect the residuals that `awaited` names; asks for them and waits at most `patience_s` s.
 
-    Returns file and note of each in the order of worker names, and the workers whose residual is
+    Returns file and note of each in the order of worker names, and the workers without a
     missing. Raises OSError.
     """
     store = snapshots.below(FOLDER)

@@ -269,5 +269,5 @@ class LeaseKeepAlive:
 
     def _renew(self, boot: int, rtt_s: float) -> Renew:
         session = self._session
-        who = session.job, session.worker, session.incarnation
-        return Renew(0, *who, boot, HOST_NAME, rtt_s)
+        sender = session.job, session.worker, session.incarnation
+        return Renew(0, *sender, boot, HOST_NAME, rtt_s)

@@ -111,8 +111,8 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `work` is its memory, and `works` is more of it, for operations whose results must
-    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms
+    by default. `work` is its memory, and `works` is more of it, for results that must outlive those
+    of other operations. `key` is unique in a net, for random draws. `LABELS` are the bottoms
     that never have a gradient. `OVERWRITABLE` is whether a layer in place behind may write into its
     top: no bottom shares its memory, and `backward` does not read it.
     """
@@ -425,7 +425,7 @@ class SourceLayer(Layer):
         return ColumnSpec(name, shape, ColumnKind.LABEL if label else ColumnKind.NUMBERS)
 
     def fitting(self, top: int, column: AnyArray, shape: Shape) -> AnyArray:
-        """The column, whose rows must have this shape; raises BadInput."""
+        """The column; its rows must have this shape. Raises BadInput."""
         if column.shape[1:] != shape:
             sizes = "".join(f", {size}" for size in shape)
             raise self.bad(

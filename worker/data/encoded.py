@@ -59,13 +59,13 @@ def decoded(
     if skipped:
         shown = ", ".join(map(str, skipped[:5])) + (" and more" if len(skipped) > 5 else "")
         _LOG.warning(
-            "%s: skipped %d of %d rows, whose images cannot be decoded: %s",
+            "%s: skipped %d of %d rows with images that cannot be decoded: %s",
             where, len(skipped), first_row, shown,
         )  # fmt: skip
 
 
 class _Reader(NamedTuple):
-    """How images are decoded, and the rows whose images could not be."""
+    """How images are decoded, and the rows with images that could not be."""
 
     where: str
     colour: bool | None

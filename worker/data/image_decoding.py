@@ -87,7 +87,7 @@ def looks_encoded(data: bytes) -> bool:
 
 
 def _neighbours(size: int, wanted: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """For each new place the two old ones that it lies between, and the weight of the second."""
+    """For each new place the two old ones around it, and the weight of the second."""
     places = (np.arange(wanted) + 0.5) * (size / wanted) - 0.5
     first = np.floor(places).astype(np.int64)
     share = places - first

@@ -1,7 +1,7 @@
 """Asynchronous DiLoCo with delayed Nesterov (Liu et al. 2024, arXiv 2401.09135).
 
     at first:   pull w;  x = w
-    each step:  x by AdamW, whose moments stay with their worker
+    each step:  x by AdamW; its moments stay with their worker
     each h steps:  push D = w - x
 
 The shards apply each delta at once, at an N-th of the rate, and the momentum at every N-th:

@@ -62,7 +62,7 @@ class _Features(NamedTuple):
 
 
 def decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str) -> Any:
-    """The records of `block` as a record batch of `schema`, whose columns are `columns`.
+    """The records of `block` as a record batch of `schema`, which has the columns `columns`.
 
     A feature that is missing is null; features of other names are left out. Raises BadInput, which
     names the file `where` and the record, for a feature of another kind and for a record that is no

@@ -68,7 +68,7 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return ShapeVerdict.INCONCLUSIVE
 
     def lines(self) -> list[str]:
-        """The checks as a table, and last the verdict beside what was published."""
+        """The checks as a table, and last the verdict next to what was published."""
         kind = " (control: the cause is removed)" if self.control else ""
         out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
         for check in self.checks:

@@ -33,7 +33,7 @@ _LOSS = frozenset({"ignore_label", "normalize", "normalization"})
 
 
 class _Loss(Layer):
-    """A loss of rows, whose gradient by the first bottom is computed with it.
+    """A loss of rows; its gradient by the first bottom is computed with it.
 
     The gradient by the second bottom, if it has one, is the opposite.
     """

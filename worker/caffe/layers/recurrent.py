@@ -191,7 +191,7 @@ class _Recurrent(Layer):
         return dx
 
     def _static_back(self, weights: Arrays, out: Gradients, wanted: bool) -> AnyArray | None:
-        """The gradient by the third bottom, whose part of the gates is the same in every step."""
+        """The gradient by the third bottom; its part of the gates is the same in every step."""
         batch, gates = self._gates.shape[1:]
         steps = self._dgates.reshape(len(self._gates), -1)
         sums = self.work.take("static sums", (batch * gates,), steps)
