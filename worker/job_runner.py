@@ -272,8 +272,8 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
         return ""
     return (
         f"strategy {strategy.name}: expected a task slot of Spark for each of the {job.workers}"
-        f" workers, because a round averages their pushes, got {slots}: it is the mean of at most"
-        f" {slots}, and the other workers train after these"
+        f" workers of a round, got {slots}: a round is the mean of at most {slots} pushes, and the"
+        " other workers train after these"
     )
 
 

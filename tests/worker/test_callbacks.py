@@ -198,7 +198,7 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
 
 def test_a_figure_that_no_test_has() -> None:
     stop = worker.EarlyStop("accuracy", mode="max")
-    with pytest.raises(BadInput, match="expected a run whose weights are tested"):
+    with pytest.raises(BadInput, match="expected a run that tests its weights"):
         stop.started(run(tests=False))
     stop.started(run())
     with pytest.raises(BadInput, match="expected one of the figures loss, top5, got accuracy"):

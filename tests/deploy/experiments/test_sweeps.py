@@ -391,7 +391,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('kind = "diverges"\nvalue = "speed"', "value: expected one of error, .*got 'speed'"),
         ('kind = "diverges"\nwhere = { kind = "sap" }', "where: expected values of a point"),
         ('kind = "monotone"\nover = "bound"', "over: expected a key with two values or more"),
-        ('kind = "slope_in"\nover = "kind"\nrange = [0, 1]', "over: expected a key whose values"),
+        ('kind = "slope_in"\nover = "kind"\nrange = [0, 1]', "over: expected a key with numbers"),
         ('kind = "diverges"\nwho = 1', r"expect\[0\]: expected one of kind, value, .*, got who"),
     ],
 )
