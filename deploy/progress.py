@@ -23,7 +23,8 @@ from rich.text import Text
 from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation, in_words
 from worker.loss_line import Milestones
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from deploy.summary import Rows, RunTally
-from shards.messages import Histogram, ShardStatus, Standing, WorkerStatus
+from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.loss_line import RecentLoss
 
 WINDOW_S = 10.0

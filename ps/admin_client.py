@@ -49,10 +49,10 @@ from shards.messages import (
     Refusal,
     Remedy,
     Reply,
-    ShardStatus,
 )
 from shards.refusals import error_of
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 
 __all__ = ["AdminClient", "ShardState"]

@@ -30,7 +30,7 @@ from ps.worker import Worker
 from shards import argument_checks
 from shards.buffer_pool import Allocator
 from shards.errors import BadInput
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]

@@ -42,13 +42,13 @@ from shards.messages import (
     Read,
     Records,
     SettingsInForce,
-    ShardStatus,
     State,
     Status,
 )
 from shards.reshard_state import ReshardState
 from shards.schema_digest import SCHEMA, differs
 from shards.shard_part import ShardPart
+from shards.shard_status import ShardStatus
 from shards.state_pieces import CutState, GatheredState, OpenExport, OpenExports
 from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests

@@ -29,7 +29,8 @@ import msgspec
 
 from shards.argument_checks import MAX_INT
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
-from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
+from shards.messages import Count, FromWorker, Leave, Pull, Push
+from shards.shard_status import Standing, WorkerStatus
 
 _LEAP = 1 << 24  # steps: more than any pushes on their way to a shard can stand for
 _LEASED = (Standing.KNOWN, Standing.ACTIVE)

@@ -45,12 +45,12 @@ from shards.messages import (
     Renew,
     Request,
     SettingsInForce,
-    ShardStatus,
 )
 from shards.push_checks import Arrived
 from shards.reshard_state import ReshardProgress, ReshardState
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
+from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing, refused
 from shards.wire_format import Buffer

@@ -31,13 +31,13 @@ from shards.messages import (
     Renew,
     Renewed,
     Request,
-    Standing,
     Welcome,
 )
 from shards.push_checks import Arrived
 from shards.reshard_state import ReshardState
 from shards.schema_digest import differs
 from shards.shard_part import ShardPart
+from shards.shard_status import Standing
 from shards.transition_io import Outgoing, refused
 from shards.updates import Applied
 from shards.wire_format import Buffer

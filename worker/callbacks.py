@@ -30,7 +30,8 @@ from ps.logs import Logger, logger
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation
 from worker.option_fields import Options, declared
 from worker.strategies import Strategy

@@ -32,8 +32,9 @@ from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
 from shards import argument_checks
 from shards.errors import DownpourError
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
 from shards.repartition import whole_weights
+from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
 from worker.context import STOP

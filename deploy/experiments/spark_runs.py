@@ -30,7 +30,8 @@ from deploy.updates_parquet import UpdatesWriter
 from ps.admin_client import AdminClient
 from ps.launch.launcher import Placement
 from shards.errors import BadInput, GiveUp
-from shards.messages import LiveSettings, ShardStatus, Standing
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus, Standing
 from worker import spark
 from worker.context import Context
 from worker.evaluation import Evaluation

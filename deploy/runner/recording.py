@@ -20,7 +20,8 @@ from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.summary import Rows
 from shards.errors import GiveUp
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
-from shards.messages import Joined, Pull, Standing, Weights
+from shards.messages import Joined, Pull, Weights
 from shards.shard import Shard
 from shards.shard_state import array_name
+from shards.shard_status import Standing
 from shards.tables import SHARD_ALIGNMENT
 from shards.transition_io import Outgoing
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import Promise, Violation
 from deploy.simulation.network import MIN_S
-from shards.messages import Standing
+from shards.shard_status import Standing
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost

@@ -17,8 +17,9 @@ what is being checked. There are two exceptions:
 from typing import TYPE_CHECKING
 
 from deploy.simulation.invariants import Array, Promise, Violation, applied
-from shards.messages import Push, Standing
+from shards.messages import Push
 from shards.shard import Shard
+from shards.shard_status import Standing
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost

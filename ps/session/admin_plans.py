@@ -52,11 +52,11 @@ from shards.messages import (
     Quiesced,
     Reply,
     SettingsInForce,
-    ShardStatus,
     State,
 )
 from shards.repartition import evenly_buffered, repartition
 from shards.shard_state import ShardState
+from shards.shard_status import ShardStatus
 from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer

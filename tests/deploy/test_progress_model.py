@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from deploy.progress_model import LinkReading, Meter, Readings, WorkerReading, quantile
-from shards.messages import Histogram, LiveSettings, Standing
+from shards.messages import LiveSettings
+from shards.shard_status import Histogram, Standing
 from tests.support.run_records import records, status, worker
 
 

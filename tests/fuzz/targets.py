@@ -13,10 +13,11 @@ from ps.shared_memory.shard_side import ShardSide
 from ps.transport.striping import Gatherer
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
+from shards.messages import PROTOCOL, Hello, Join, Message, Probe
 from shards.schema_digest import SCHEMA
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
+from shards.shard_status import ShardStatus
 from tests.fuzz.mutate import Frames, spoiled, valid
 from tests.support.shard_dsl import blank
 

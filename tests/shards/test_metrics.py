@@ -5,19 +5,10 @@ import numpy as np
 import pytest
 
 from shards import wire_format
-from shards.messages import (
-    AskRecords,
-    AskStatus,
-    Histogram,
-    LiveSettings,
-    Records,
-    ShardStatus,
-    Standing,
-    Status,
-    WorkerStatus,
-)
+from shards.messages import AskRecords, AskStatus, LiveSettings, Records, Status
 from shards.metrics import MAX_RECORDS, Metrics
 from shards.schedules import Exp, Step
+from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from shards.update_records import RECORD
 from tests.support.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
 

@@ -17,8 +17,8 @@ from ps import ShardState
 from ps.snapshots.manifest import save_snapshot
 from ps.storage import ArrowStore, open_store
 from shards.ledger import Ledger, LedgerEntry
-from shards.messages import Standing
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from shards.tables import Layout, cut_evenly
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))

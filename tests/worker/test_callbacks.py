@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import ps
 import worker
 from shards.errors import BadInput, GiveUp
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 from worker.callbacks import Watch, watching
 from worker.evaluation import Evaluation

@@ -32,11 +32,11 @@ from ps.transport.coordinator_messages import (
 from ps.transport.link_model import parse_link
 from shards.dense_part import DensePart
 from shards.errors import BadInput, BadMessage
-from shards.messages import Standing
 from shards.replica import ShardReplica
 from shards.replication_messages import Beat
 from shards.rules import Adam
 from shards.shard import Shard
+from shards.shard_status import Standing
 from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.replica_group import ONE, TABLE, Group, push

@@ -37,10 +37,10 @@ from shards.messages import (
     Refusal,
     Remedy,
     Reply,
-    Standing,
 )
 from shards.rules import Adam
 from shards.schedules import Fixed
+from shards.shard_status import Standing
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
 from tests.support.eventually import eventually
