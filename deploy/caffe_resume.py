@@ -8,8 +8,8 @@ from ps.snapshots.manifest import save_snapshot
 from ps.storage import open_store
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.messages import Standing
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.shard_status import Standing
 from shards.tables import DenseTable, Layout, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver

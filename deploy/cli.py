@@ -31,7 +31,7 @@ from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
 from shards.counted import counted
 from shards.errors import BadInput, DownpourError
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.options import LAST_PORT, LONGEST_S
 
 app = typer.Typer(
@@ -113,7 +113,7 @@ def test(
     device: Device = "auto",  # noqa: PT028  # a command called test, no test
     spark: Spark = None,  # noqa: PT028  # a command called test, no test
     workers: Tasks = 2,  # noqa: PT028  # a command called test, no test
-    skip: Skip = MOST_SKIPPED,  # noqa: PT028  # a command called test, no test
+    skip: Skip = MAX_SKIPPED,  # noqa: PT028  # a command called test, no test
 ) -> None:
     """Print the loss and the accuracy of a solver's test nets on test data.
 
@@ -156,7 +156,7 @@ def features(
     ] = FeatureFormat.PARQUET,
     spark: Spark = None,
     workers: Tasks = 2,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
 ) -> None:
     """Write a network's inner blobs for every row to a file, one column for each blob.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}")
-_MOST, _ANY = 1 << 20, "any number"
+_MAX, _ANY = 1 << 20, "any number"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 token_commands = typer.Typer(
@@ -51,8 +51,8 @@ def create_token(
 ) -> None:
     """Create a token and print it. It is shown this once: the service stores a digest."""
     with installed():
-        from deploy.service.credentials import TokenRole
         from deploy.service.submissions import checked_project
+        from deploy.service.tokens import TokenRole
     if role not in list(TokenRole):
         raise BadInput(f"--role: expected {', '.join(TokenRole)}, got {role[:80]!r}")
     _check_name(name)
@@ -98,18 +98,18 @@ def revoke_token(
 def set_project(
     project: Annotated[str, typer.Argument(help="The name of the project.", show_default=False)],
     running: Annotated[
-        int | None, typer.Option(min=0, max=_MOST, help="Jobs at the same time.", show_default=_ANY)
+        int | None, typer.Option(min=0, max=_MAX, help="Jobs at the same time.", show_default=_ANY)
     ] = None,
     queued: Annotated[
-        int | None, typer.Option(min=0, max=_MOST, help="Jobs that wait.", show_default=_ANY)
+        int | None, typer.Option(min=0, max=_MAX, help="Jobs that wait.", show_default=_ANY)
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, max=_MOST, help="Workers of its running jobs.", show_default=_ANY),
+        typer.Option(min=0, max=_MAX, help="Workers of its running jobs.", show_default=_ANY),
     ] = None,
     uploads: Annotated[
         int | None,
-        typer.Option(min=0, max=_MOST, help="Uploads in progress.", show_default=_ANY),
+        typer.Option(min=0, max=_MAX, help="Uploads in progress.", show_default=_ANY),
     ] = None,
     upload_gb: Annotated[
         float | None,

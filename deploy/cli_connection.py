@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from deploy.cli_train import declare
-from ps.snapshots.secure_files import check_private
+from ps.snapshots.private_files import check_private
 from shards.errors import BadInput
 from shards.extras import missing
 

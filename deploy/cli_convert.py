@@ -14,7 +14,7 @@ def convert(
     net: Annotated[
         Path | None,
         typer.Option(
-            help="A prototxt whose layers weights must fit, and which a .caffemodel then contains.",
+            help="A prototxt with layers that weights must fit; a .caffemodel then contains it.",
             show_default=False,
         ),
     ] = None,

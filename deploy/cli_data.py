@@ -7,12 +7,12 @@ import typer
 
 from shards.counted import counted
 from shards.errors import BadInput
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.option_fields import declared
 from worker.options import TrainingPlan
 
 if TYPE_CHECKING:
-    from worker.data.wanted import Split, Wanted
+    from worker.data.read_options import ReadOptions, Split
 
 app = typer.Typer(
     help="Look at data, convert it, compute its mean.", no_args_is_help=True, add_completion=False
@@ -43,13 +43,13 @@ def inspect(
         typer.Option(help="A picture to write, with images of each label.", show_default=False),
     ] = None,
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Read all rows; print their number, their shape, statistics and a histogram of labels."""
     from deploy.data_tools import inspect as inspected
 
-    found = inspected(data, _wanted(split, resize, skip), sheet)
+    found = inspected(data, _read_options(split, resize, skip), sheet)
     typer.echo(found.json() if as_json else found.text())
 
 
@@ -62,12 +62,12 @@ def convert(
     ],
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
 ) -> None:
     """Write data in another format. Colour images keep Caffe's order of channels, BGR."""
     from deploy.data_tools import convert as converted
 
-    rows = converted(data, out, to, _wanted(split, resize, skip))
+    rows = converted(data, out, to, _read_options(split, resize, skip))
     typer.echo(f"{counted(rows, 'row')} in {out}")
 
 
@@ -80,12 +80,12 @@ def mean(
     ] = None,
     split: Part = "train",
     resize: Resize = None,
-    skip: Skip = MOST_SKIPPED,
+    skip: Skip = MAX_SKIPPED,
 ) -> None:
     """Print the mean of each channel, as lines for `transform_param`."""
     from deploy.data_tools import mean_of
 
-    for value in mean_of(data, out, _wanted(split, resize, skip)):
+    for value in mean_of(data, out, _read_options(split, resize, skip)):
         typer.echo(f"mean_value: {value:.6g}")
 
 
@@ -96,12 +96,12 @@ def _part(name: str) -> "Split":
     raise BadInput(f"--split: expected train or test, got {name}")
 
 
-def _wanted(split: str, resize: str | None, skip: int) -> "Wanted":
-    from worker.data.wanted import Wanted
+def _read_options(split: str, resize: str | None, skip: int) -> "ReadOptions":
+    from worker.data.read_options import ReadOptions
 
     if resize is None:
-        return Wanted(_part(split), most_skipped=skip)
+        return ReadOptions(_part(split), max_skipped=skip)
     height, _, width = resize.partition("x")
     if not height.isdecimal() or not width.isdecimal() or not 0 < int(height) * int(width) < 2**26:
         raise BadInput(f"--resize: expected HEIGHTxWIDTH, such as 256x256, got {resize}")
-    return Wanted(_part(split), resize=(int(height), int(width)), most_skipped=skip)
+    return ReadOptions(_part(split), resize=(int(height), int(width)), max_skipped=skip)

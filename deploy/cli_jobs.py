@@ -297,7 +297,7 @@ def remove_webhook(
 def upload(
     service: ServiceAddress,
     paths: Annotated[list[Path], typer.Argument(help="Files or folders.", show_default=False)],
-    project: Annotated[str, typer.Option(help="Whose limits they count for.")] = "default",
+    project: Annotated[str, typer.Option(help="The project that they count for.")] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Send files to the service, or continue that; prints what jobs name them by."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from worker.options import LONGEST_S, MOST
+from worker.options import LONGEST_S, MAX_COUNT
 
 app = typer.Typer(
     help="Snapshots of a run: list, verify, restore, compare or take them.",
@@ -128,7 +128,7 @@ def adopt(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Workers of the run that will continue.")
+        int, typer.Option(min=1, max=MAX_COUNT, help="Workers of the run that will continue.")
     ] = 1,
 ) -> None:
     """Make a snapshot of Caffe's solver state and weights, to continue training from.

@@ -21,9 +21,9 @@ from worker.data import image_decoding
 from worker.data.databases import datum_bytes
 from worker.data.image_table import image_schema
 from worker.data.lmdb_file import write_lmdb
+from worker.data.read_options import ReadOptions
 from worker.data.source import images_as_batch
-from worker.data.wanted import Wanted
-from worker.sources import ImageSource, open_wanted
+from worker.sources import ImageSource, open_with
 
 Images = NDArray[Any]
 
@@ -71,13 +71,13 @@ class Inspection(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def inspect(data: Path, wanted: Wanted, sheet: Path | None = None) -> Inspection:
+def inspect(data: Path, options: ReadOptions, sheet: Path | None = None) -> Inspection:
     """Read a part of some data, and return its facts; `sheet` is a picture to write."""
-    source = open_wanted(data, wanted)
+    source = open_with(data, options)
     labels: dict[int, int] = {}
     samples: dict[int, list[Images]] = {}
     sums, rows, bounds, kind, shape = np.zeros(2), 0, (np.inf, -np.inf), "", source.shape
-    for images, found in arrays(source, wanted):
+    for images, found in arrays(source, options):
         kind, shape, rows = str(images.dtype), images.shape[1:], rows + len(images)
         values = images.astype(np.float64)
         sums += values.sum(), np.square(values).sum()
@@ -104,7 +104,7 @@ def inspect(data: Path, wanted: Wanted, sheet: Path | None = None) -> Inspection
     )
 
 
-def convert(data: Path, out: Path, kind: str, wanted: Wanted) -> int:
+def convert(data: Path, out: Path, kind: str, options: ReadOptions) -> int:
     """Write a part of some data in another format to `out`, which must not exist.
 
     Returns the number of rows. What was written is removed if it fails.
@@ -113,9 +113,9 @@ def convert(data: Path, out: Path, kind: str, wanted: Wanted) -> int:
         raise BadInput(f"--to: expected one of {', '.join(WRITERS)}, got {kind}")
     if out.exists():
         raise BadInput(f"{out}: expected a place for new files, got one that exists")
-    source = open_wanted(data, wanted)
+    source = open_with(data, options)
     try:
-        return WRITERS[kind](source, out, wanted)
+        return WRITERS[kind](source, out, options)
     except BaseException as error:
         if out.is_dir():
             shutil.rmtree(out)
@@ -126,7 +126,7 @@ def convert(data: Path, out: Path, kind: str, wanted: Wanted) -> int:
         raise
 
 
-def mean_of(data: Path, out: Path | None, wanted: Wanted) -> list[float]:
+def mean_of(data: Path, out: Path | None, options: ReadOptions) -> list[float]:
     """The mean of each channel; with `out` the mean image is written there, as Caffe reads it.
 
     Raises BadInput for a file of another suffix than .binaryproto.
@@ -136,9 +136,9 @@ def mean_of(data: Path, out: Path | None, wanted: Wanted) -> list[float]:
             f"--out {out}: expected a {MEAN_SUFFIX} file, Caffe's format of a mean image; got"
             f" {out.suffix or 'no suffix'}"
         )
-    source = open_wanted(data, wanted)
+    source = open_with(data, options)
     total, rows = np.zeros(()), 0
-    for images, _ in arrays(source, wanted):
+    for images, _ in arrays(source, options):
         total = total + images.sum(axis=0, dtype=np.float64)
         rows += len(images)
     if not rows:
@@ -149,7 +149,7 @@ def mean_of(data: Path, out: Path | None, wanted: Wanted) -> list[float]:
     return [float(value) for value in image.mean(axis=(1, 2))]
 
 
-def arrays(source: ImageSource, wanted: Wanted) -> Iterator[tuple[Images, NDArray[np.int64]]]:
+def arrays(source: ImageSource, options: ReadOptions) -> Iterator[tuple[Images, NDArray[np.int64]]]:
     """The rows of a source as images (rows, c, h, w) and labels (rows,)."""
     for batch in source.batches():
         if "label" not in batch.schema.names:
@@ -158,37 +158,37 @@ def arrays(source: ImageSource, wanted: Wanted) -> Iterator[tuple[Images, NDArra
         flat = arrow_images.pixel_rows(batch.column(name), f"column {name}")
         labels = arrow_images.labels_as_int64(batch.column("label"), "column label")
         images = flat.reshape(-1, *source.shape)
-        if wanted.resize is not None and images.dtype == np.uint8:
-            images = np.stack([image_decoding.resize(image, *wanted.resize) for image in images])
+        if options.resize is not None and images.dtype == np.uint8:
+            images = np.stack([image_decoding.resize(image, *options.resize) for image in images])
         yield images, labels
 
 
-def _to_lmdb(source: ImageSource, out: Path, wanted: Wanted) -> int:
+def _to_lmdb(source: ImageSource, out: Path, options: ReadOptions) -> int:
     records = (
         (f"{number:08}".encode(), datum_bytes(label, image))
-        for number, (image, label) in enumerate(_rows(source, wanted))
+        for number, (image, label) in enumerate(_rows(source, options))
     )
     return write_lmdb(out, records)
 
 
-def _to_parquet(source: ImageSource, out: Path, wanted: Wanted) -> int:
+def _to_parquet(source: ImageSource, out: Path, options: ReadOptions) -> int:
     rows = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     kind = source.schema.field("data").type
     with pq.ParquetWriter(out, image_schema(kind)) as writer:
-        for images, labels in arrays(source, wanted):
+        for images, labels in arrays(source, options):
             writer.write_batch(images_as_batch(np.arange(rows, rows + len(images)), labels, images))
             rows += len(images)
     return rows
 
 
-def _to_idx(source: ImageSource, out: Path, wanted: Wanted) -> int:
+def _to_idx(source: ImageSource, out: Path, options: ReadOptions) -> int:
     channels = source.shape[0]
-    prefix = "train" if wanted.split == "train" else "t10k"
+    prefix = "train" if options.split == "train" else "t10k"
     if channels != 1 or source.schema.field("data").type != pa.binary():
         raise BadInput(f"{out}: IDX: expected grey images of bytes, got {channels} channels")
     out.mkdir(parents=True)
-    found = list(arrays(source, wanted))
+    found = list(arrays(source, options))
     height, width = found[0][0].shape[2:]
     labels = np.concatenate([part for _, part in found])
     if labels.min() < 0 or labels.max() > _BYTES:
@@ -203,20 +203,20 @@ def _to_idx(source: ImageSource, out: Path, wanted: Wanted) -> int:
     return len(labels)
 
 
-def _to_folder(source: ImageSource, out: Path, wanted: Wanted) -> int:
+def _to_folder(source: ImageSource, out: Path, options: ReadOptions) -> int:
     if source.shape[0] not in {1, 3} or source.schema.field("data").type != pa.binary():
         raise BadInput(f"{out}: folder: expected images of bytes with 1 or 3 channels")
     out.mkdir(parents=True)
     rows = 0
-    for rows, (image, label) in enumerate(_rows(source, wanted), 1):
+    for rows, (image, label) in enumerate(_rows(source, options), 1):
         folder = out / f"{label:04}"
         folder.mkdir(exist_ok=True)
         (folder / f"{rows - 1:08}.png").write_bytes(image_decoding.encode(image))
     return rows
 
 
-def _rows(source: ImageSource, wanted: Wanted) -> Iterator[tuple[Images, int]]:
-    for images, labels in arrays(source, wanted):
+def _rows(source: ImageSource, options: ReadOptions) -> Iterator[tuple[Images, int]]:
+    for images, labels in arrays(source, options):
         yield from zip(images, labels.tolist(), strict=True)
 
 
@@ -260,7 +260,7 @@ def _drawn(image: Images) -> NDArray[np.uint8]:
     return np.ascontiguousarray(shown.transpose(1, 2, 0).astype(np.uint8))
 
 
-WRITERS: dict[str, Callable[[ImageSource, Path, Wanted], int]] = {
+WRITERS: dict[str, Callable[[ImageSource, Path, ReadOptions], int]] = {
     "lmdb": _to_lmdb,
     "parquet": _to_parquet,
     "idx": _to_idx,

@@ -17,7 +17,7 @@ from deploy.progress import Progress
 from deploy.run_folder import CAFFEMODEL, SETTINGS, SUMMARY, WEIGHTS, RunFolder, writer_of
 from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import shelf_of
+from deploy.snapshot_ref import catalog_of
 from deploy.summary import Summary, summarise
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from shards.counted import counted
@@ -111,7 +111,7 @@ def with_hint(settings: TrainSettings, outcome: Outcome) -> Iterator[None]:
     except (GiveUp, OSError) as error:
         if outcome.snapshot is not None:
             where = f"the progress is saved in {outcome.snapshot}"
-        elif SnapshotCatalog(shelf_of(settings, settings.out)).entries():
+        elif SnapshotCatalog(catalog_of(settings, settings.out)).entries():
             where = "the progress since the last snapshot is lost"
         else:
             raise

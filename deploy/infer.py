@@ -25,8 +25,8 @@ from worker.caffe.solver import read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.caffe_inference import column_means, feature_rows
+from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source
-from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import check_row_blobs, evaluate, features
 from worker.sources import ImageSource, Split, open_net_data, part_to_test, row_shapes
@@ -47,7 +47,7 @@ def run_test(
     data: Path | None,
     device: str = "auto",
     on: OnSpark | None = None,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> dict[str, float]:
     """The outputs of the test nets (loss, accuracy ...) over the test part of `data`, or all of it.
 
@@ -109,7 +109,7 @@ def run_features(
     device: str = "auto",
     form: FeatureFormat = FeatureFormat.PARQUET,
     on: OnSpark | None = None,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> tuple[str, int]:
     """Write `blobs` of every row into a new folder; returns what was written and its row count.
 
@@ -164,7 +164,7 @@ def run_features(
 
 
 def fitted(
-    net: Description, data: Path | None, split: str | None, skip_images: int = MOST_SKIPPED
+    net: Description, data: Path | None, split: str | None, skip_images: int = MAX_SKIPPED
 ) -> tuple[ImageSource, Description]:
     """One part of `data`, read in the row format of `net`, and the net for that row shape.
 

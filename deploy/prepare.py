@@ -180,7 +180,7 @@ class Inputs:
         """The same data for each test net, opened once if all want it in the same way."""
         opened: list[tuple[NetData, ImageSource]] = []
         for wanted in (data_of(test.net) for test in self.solver.tests):
-            alike = [source for other, source in opened if other.wanted == wanted.wanted]
+            alike = [source for other, source in opened if other.options == wanted.options]
             source = alike[0] if alike else self._open(wanted, data, split, self.classes)
             opened.append((wanted, source))
         return [source for _, source in opened]

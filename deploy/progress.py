@@ -23,7 +23,8 @@ from rich.text import Text
 from deploy.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.summary import Rows
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation, in_words
 from worker.loss_line import Milestones
 
@@ -98,7 +99,7 @@ class Progress:
         """
         now = self._clock()
         self._end_activity("done")
-        self._readings = self._meter.look(statuses, records, now)
+        self._readings = self._meter.update(statuses, records, now)
         self._trains = True
         # Lines accumulate in a log, so print one only if there are new steps to report.
         self._unsaid |= self._readings.steps > self._said

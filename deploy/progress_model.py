@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from deploy.summary import Rows, RunTally
-from shards.messages import Histogram, ShardStatus, Standing, WorkerStatus
+from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from worker.loss_line import RecentLoss
 
 WINDOW_S = 10.0
@@ -144,7 +144,7 @@ class Meter:
         self._tally = RunTally()
         self._loss: float | None = None
 
-    def look(
+    def update(
         self, statuses: Sequence[ShardStatus], records: Sequence[Rows], now: float
     ) -> Readings:
         """The readings at `now`, from each shard's status and its records since the last look."""

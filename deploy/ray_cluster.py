@@ -29,7 +29,7 @@ import ray
 
 from deploy.cluster_probe import check_ray
 from ps.launch.launch_plan import START_S
-from ps.snapshots.secure_files import check_private
+from ps.snapshots.private_files import check_private
 from ps.transport.addresses import check_reachable
 from shards.errors import BadInput, GiveUp, WrongBuild
 from worker.code_archive import PACKAGES

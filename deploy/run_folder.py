@@ -18,7 +18,7 @@ import msgspec
 from deploy.summary import Summary
 from ps import Cluster
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import write_private
+from ps.snapshots.private_files import write_private
 from shards.errors import BadInput, DownpourError, GiveUp
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, mark_ended
 from shards.errors import BadInput, GiveUp
 from shards.job_ids import short_id
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation
 from worker.job_shards import in_words
 from worker.options import DEFAULT_SEED

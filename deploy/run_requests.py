@@ -22,11 +22,11 @@ import msgspec
 from deploy.run_folder import write_whole, writer_of
 from deploy.snapshot_ref import SnapshotRef
 from ps.session.admin_plans import SettingsChange
-from shards import arguments
+from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 from shards.live_settings import LIVE, checked_factor
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _REQUEST, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
 _SUFFIXES = (_REQUEST, _TAKEN, _ANSWER)
 _PREFIX = ".request-"
@@ -121,7 +121,7 @@ def change_of(what: str, settings: Mapping[str, Any]) -> SettingsChange:
     sets_bound, factor = "staleness" in settings, settings.get("rate_factor")
     return SettingsChange(
         sets_bound,
-        arguments.bound("staleness", settings["staleness"]) if sets_bound else None,
+        argument_checks.bound("staleness", settings["staleness"]) if sets_bound else None,
         checked_factor("rate_factor", factor) if "rate_factor" in settings else None,
     )
 
@@ -175,7 +175,7 @@ def _wait(request: Path, writer: int, what: str, wait_s: float) -> _Answer:
         if time.monotonic() > until:
             begun = "has not begun" if request.exists() else "has begun"
             raise GiveUp(f"{what}: the run {begun} to do that, got no answer in {wait_s:g} s")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _prefix(writer: int) -> str:

@@ -17,7 +17,7 @@ from ps.launch.launcher import Placement
 from ps.replication.coordinator_server import SILENCE_S
 from ps.snapshots import checked_json
 from ps.wal.autosave import ROLLBACK_S
-from shards import arguments
+from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput
 from worker.option_fields import Options, declared, option
 from worker.options import LAST_PORT, LONGEST_S, TrainOptions, foreign_options
@@ -38,7 +38,7 @@ class FeatureFormat(StrEnum):
 
 def _place(what: str, value: object) -> str:
     """A URI, or the absolute path of a folder."""
-    text = arguments.text(what, value, "a folder or a URI")
+    text = argument_checks.text(what, value, "a folder or a URI")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return str(path_checks.path(what, text).absolute())

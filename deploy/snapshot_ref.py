@@ -22,21 +22,21 @@ from shards.errors import BadInput
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):
-    """A reference: `shelf`, the folder or URI of a snapshot catalog; `name`, one of its snapshots
+    """A reference: `catalog`, the folder or URI of a snapshot catalog; `name`, one of its snapshots
     (None: the newest); `run`, the run folder that they belong to, if known."""
 
-    shelf: str
+    catalog: str
     name: str | None = None
     run: Path | None = None
 
     @property
     def place(self) -> str:
-        """The shelf as shown to users, without any key in its URI."""
-        return without_secrets(self.shelf)
+        """The catalog as shown to users, without any key in its URI."""
+        return without_secrets(self.catalog)
 
     def open(self) -> SnapshotCatalog:
         """Open the catalog of the snapshots."""
-        return SnapshotCatalog(self.shelf)
+        return SnapshotCatalog(self.catalog)
 
     def pick(self) -> str:
         """The given name, else that of the newest snapshot; raises BadInput if there is none."""
@@ -53,7 +53,7 @@ def origin_of(text: str) -> SnapshotRef:
     path = Path(unquote(urlsplit(base).path) if base.startswith("file:") else base).absolute()
     if (path / SETTINGS).is_file():
         settings = TrainSettings.load(path / SETTINGS)
-        return SnapshotRef(shelf_of(settings, path), name or None, path)
+        return SnapshotRef(catalog_of(settings, path), name or None, path)
     if (path / MANIFEST).is_file() and not name:
         run = path.parent.parent if path.parent.name == SNAPSHOTS else None
         known = run is not None and (run / SETTINGS).is_file()
@@ -63,19 +63,19 @@ def origin_of(text: str) -> SnapshotRef:
     return SnapshotRef(str(path), name or None)
 
 
-def shelf_of(settings: TrainSettings, run: Path) -> str:
+def catalog_of(settings: TrainSettings, run: Path) -> str:
     """The folder or URI of a run's snapshots."""
     return settings.snapshots if settings.snapshots is not None else str(run / SNAPSHOTS)
 
 
 def read(origin: SnapshotRef) -> LoadedSnapshot:
     """Read the referenced snapshot; without a name, the newest good one."""
-    shelf = origin.open()
-    return shelf.newest_good() if origin.name is None else shelf.load(origin.name)
+    catalog = origin.open()
+    return catalog.newest_good() if origin.name is None else catalog.load(origin.name)
 
 
 def newest(
-    shelf: SnapshotCatalog, logs: LoadedSnapshot | None, check: Callable[[str, Manifest], None]
+    catalog: SnapshotCatalog, logs: LoadedSnapshot | None, check: Callable[[str, Manifest], None]
 ) -> LoadedSnapshot:
     """The newest good snapshot of a run, or the state from its `logs` if that has more steps.
 
@@ -84,12 +84,12 @@ def newest(
     raises if it belongs to another job. Raises BadInput without logs and without a good snapshot.
     """
     if logs is None:
-        return shelf.newest_good(check)
+        return catalog.newest_good(check)
     check(logs.place, logs.manifest)
-    if all(entry.state is SnapshotStatus.INCOMPLETE for entry in shelf.entries()):
+    if all(entry.state is SnapshotStatus.INCOMPLETE for entry in catalog.entries()):
         return logs
     try:
-        found = shelf.newest_good(check)
+        found = catalog.newest_good(check)
     except BadInput as error:
         return replace(logs, passed_over=(str(error),))
     return found if found.manifest.steps > logs.manifest.steps else logs

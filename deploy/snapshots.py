@@ -29,7 +29,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
 from worker.caffe.weights import moved
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def listed(origin: SnapshotRef) -> list[Row]:
 
 def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
     """Read every byte of the referenced snapshots, one after another."""
-    shelf = origin.open()
+    catalog = origin.open()
     rows = listed(origin)
     if not rows:
         raise BadInput(f"no snapshot in {origin.place}")
@@ -101,7 +101,7 @@ def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
         if row.state is SnapshotStatus.INCOMPLETE:
             yield SnapshotVerdict(row.number, (row.complaint,))
         else:
-            yield SnapshotVerdict(row.number, tuple(damage(shelf.store.below(row.number))))
+            yield SnapshotVerdict(row.number, tuple(damage(catalog.store.below(row.number))))
 
 
 def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
@@ -168,13 +168,13 @@ def taken(origin: SnapshotRef, wait_s: float) -> str:
     writer = writer_of(origin.run)
     if writer is None:
         raise BadInput(f"take {origin.run}: expected a run under way on this machine, got none")
-    shelf = origin.open()
+    catalog = origin.open()
     asked_at = time.time()
     os.kill(writer, signal.SIGUSR1)
     until = time.monotonic() + wait_s
     while time.monotonic() < until:
-        time.sleep(_LOOK_S)
-        for entry in shelf.entries():
+        time.sleep(_POLL_S)
+        for entry in catalog.entries():
             if entry.manifest is not None and entry.manifest.taken_at > asked_at:
                 return entry.name
     raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; see the output of the run")

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from worker.training_loop import WorkerReport
 
 Rows = NDArray[np.void]

@@ -20,7 +20,7 @@ from deploy.run_folder import RunFolder
 from deploy.run_observer import RunObserver
 from deploy.run_requests import RequestInbox
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import SnapshotRef, shelf_of
+from deploy.snapshot_ref import SnapshotRef, catalog_of
 from deploy.summary import Summary
 from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
@@ -53,7 +53,7 @@ def run(
         summary = summary_of_end(settings.out, found)
         if summary is not None:
             return complete(inputs, found, summary, partial(_progress, inputs, found, display))
-    snapshots = shelf_of(settings, settings.out)
+    snapshots = catalog_of(settings, settings.out)
     ray_and_spark.check(inputs, snapshots)
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
     with (

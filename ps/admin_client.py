@@ -34,7 +34,7 @@ from ps.session.admin_plans import (
 )
 from ps.session.events import Unreachable
 from ps.transport.shard_sockets import Links
-from shards import arguments, wire_format
+from shards import argument_checks, wire_format
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.live_settings import checked_factor
@@ -49,10 +49,10 @@ from shards.messages import (
     Refusal,
     Remedy,
     Reply,
-    ShardStatus,
 )
 from shards.refusals import error_of
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
+from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 
 __all__ = ["AdminClient", "ShardState"]
@@ -78,10 +78,10 @@ class AdminClient(ClosingContext):
         patience_s: float = 30.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self.cluster = cluster = cluster_of(cluster)
-        self._check = arguments.function("check", check, "a function without arguments")
-        self._links = Links(cluster.endpoints, own=operator_key(cluster), guided=cluster)
+        self._check = argument_checks.function("check", check, "a function without arguments")
+        self._links = Links(cluster.endpoints, own=operator_key(cluster), cluster=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._description = cluster.description
@@ -95,7 +95,7 @@ class AdminClient(ClosingContext):
         """Give every shard its part of fresh weights, finite float32 of shape (layout.size,)."""
         layout = self.cluster.layout
         what = f"install in table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
-        arena = arguments.array(what, arena, layout.size)
+        arena = argument_checks.array(what, arena, layout.size)
         if not np.isfinite(arena).all():
             raise BadInput(
                 f"{what}: expected finite weights, got NaN or infinity at"
@@ -113,9 +113,9 @@ class AdminClient(ClosingContext):
 
         With `keep_workers` the workers of that state stay registered: they are still alive.
         """
-        shard = arguments.whole("shard", shard, 0, self.cluster.map.shards - 1)
-        keep_workers = arguments.flag("keep_workers", keep_workers)
-        arguments.instance("state", state, ShardState, "a ShardState, as `export` returns")
+        shard = argument_checks.whole("shard", shard, 0, self.cluster.map.shards - 1)
+        keep_workers = argument_checks.flag("keep_workers", keep_workers)
+        argument_checks.instance("state", state, ShardState, "a ShardState, as `export` returns")
         carry_out(admin_plans.restore(self.side, shard, state, keep_workers=keep_workers), self)
 
     def export(self, *, then_resume: bool = False) -> list[ShardState]:
@@ -123,7 +123,7 @@ class AdminClient(ClosingContext):
 
         With `then_resume` each quiesced shard resumes as soon as it has exported.
         """
-        then_resume = arguments.flag("then_resume", then_resume)
+        then_resume = argument_checks.flag("then_resume", then_resume)
         resume = Quiesce(0, self.cluster.job, 0.0, self._owner)
         behind: Question | None = (
             (lambda request: structs.replace(resume, request=request)) if then_resume else None
@@ -139,7 +139,7 @@ class AdminClient(ClosingContext):
         when the shards have not come together within `patience_s`, Retry when another operator
         still quiesces them then, and Resynchronise when they have handed the job over.
         """
-        seconds = arguments.seconds("seconds", seconds, zero=True)
+        seconds = argument_checks.seconds("seconds", seconds, zero=True)
         return carry_out(admin_plans.quiesce(self.side, seconds), self)
 
     def resume(self) -> None:
@@ -159,7 +159,7 @@ class AdminClient(ClosingContext):
         the shards for longer than `patience_s`.
         """
         sets_bound = staleness != UNCHANGED
-        bound = arguments.bound("staleness", staleness) if sets_bound else None
+        bound = argument_checks.bound("staleness", staleness) if sets_bound else None
         if rate_factor is not None:
             rate_factor = checked_factor("rate_factor", rate_factor)
         change = SettingsChange(sets_bound, bound, rate_factor)
@@ -179,7 +179,7 @@ class AdminClient(ClosingContext):
         Raises GiveUp or Retry when the quiesce has expired: then nothing has changed.
         """
         encoded = cluster_of(successors).for_workers().encode()
-        arguments.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
+        argument_checks.instance("cut", cut, Mapping, "what `quiesce` returns")  # type: ignore[type-abstract]
         cuts = [cut] * self.cluster.map.shards
         settings = max((one.settings for one in self.status()), key=lambda one: one.revision)
         carry_out(admin_plans.hand_over(self.side, encoded, cuts, settings), self)

@@ -30,12 +30,12 @@ from ps.reader import Connection, Done, Reader, ReadRequests
 from ps.table_views import TableViews
 from ps.transport.shard_sockets import Links
 from ps.worker import PULL_S, RESULT_S, AckFuture, PushAck, Worker, WorkerStep
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError
 
 Floats = NDArray[np.float32]
 
-MOST_UNDER_WAY = 2
+MAX_UNDER_WAY = 2
 _IDLE_S = 1.0
 
 
@@ -64,7 +64,7 @@ async def arrival(links: Links, timeout_s: float) -> None:
 class AsyncReader:
     """A reader of a job's weights for coroutines; an asynchronous context manager.
 
-    Reads that are called while `MOST_UNDER_WAY` are under way share the next one: each still gets
+    Reads that are called while `MAX_UNDER_WAY` are under way share the next one: each still gets
     weights that are no older than its call, and a thousand readers cost a shard little more than
     one.
     """
@@ -79,7 +79,7 @@ class AsyncReader:
     ) -> None:
         """`check` is called when an answer is late: it may raise the reason why none will come."""
         self._cluster, self._views, self._check = cluster, views, check
-        self._patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        self._patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self._reads = ReadRequests(cluster, self._patience_s)
         self._connection: Connection | None = None
         self._under_way: dict[int, asyncio.Future[Floats]] = {}
@@ -96,7 +96,7 @@ class AsyncReader:
         """
         if self._connection is None:
             raise BadInput("reader: it is closed; expected `async with`")
-        if arguments.flag("reader: consistent", consistent):
+        if argument_checks.flag("reader: consistent", consistent):
             async with self._consistent:
                 return await asyncio.to_thread(self._pull_consistent, table)
         if self._fault is not None:
@@ -105,7 +105,7 @@ class AsyncReader:
             self._next = asyncio.get_running_loop().create_future()
         # Shielded, because others may wait for the same read.
         waiting = asyncio.shield(self._next)
-        if len(self._under_way) < MOST_UNDER_WAY:
+        if len(self._under_way) < MAX_UNDER_WAY:
             self._begin(self._connection)
         arena = await waiting
         return self._views.build(table, arena)
@@ -223,7 +223,7 @@ class AsyncAck:
 
     async def result(self, timeout_s: float = RESULT_S) -> PushAck:
         """Wait for the acknowledgement; raises `ps.errors.Retry` after `timeout_s` seconds."""
-        until = time.monotonic() + arguments.seconds("timeout_s", timeout_s, zero=True)
+        until = time.monotonic() + argument_checks.seconds("timeout_s", timeout_s, zero=True)
         while not self._future.done() and (left_s := until - time.monotonic()) > 0:
             await self._turn(left_s)
         return self._future.result(0.0)
@@ -332,7 +332,7 @@ class AsyncWorker:
             await asyncio.to_thread(worker.close)
 
     async def _await_weights(self, timeout_s: float) -> None:
-        timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
+        timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         client, until = self.worker.client, time.monotonic() + timeout_s
         if not client.has_pulled():
             client.prefetch(client.clock)

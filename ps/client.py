@@ -30,7 +30,7 @@ from ps import path_checks
 from ps.cluster import Cluster, cluster_of
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
-from ps.session.flow_control import LEAST, FlowControl, PrefetchTable, Times, Wanted
+from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
 from ps.session.payload_encoder import Gradients
 from ps.session.session import PushTimes
 from ps.shared_memory.client_buffers import ClientBuffers, PulledWeights
@@ -41,17 +41,17 @@ from ps.storage import Place
 from ps.transport.cluster_connection import ClusterConnection
 from ps.transport.link_model import LinkModel, link_of
 from ps.transport.shard_sockets import Links
-from ps.transport.striping import MOST
+from ps.transport.striping import MAX_STRIPES
 from ps.transport.transports import Transport, transport_named
-from shards import arguments
+from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput, Fenced
 from shards.messages import Pull, Push
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
 _SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
-_MOST_IN_FLIGHT = 1024
-_MOST_COUNTED = 2**32  # steps or samples of one push: shards add them up
+_MAX_IN_FLIGHT = 1024
+_MAX_COUNTED = 2**32  # steps or samples of one push: shards add them up
 
 Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
@@ -76,13 +76,15 @@ def _by_one_thread(
 
 def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(versions, tuple | list | np.ndarray):
-        raise arguments.wrong("push: read_versions", "a list of numbers, one per shard", versions)
+        raise argument_checks.wrong(
+            "push: read_versions", "a list of numbers, one per shard", versions
+        )
     for version in versions:
         if type(version) is not int or version < 0:
             break
     else:
         return tuple(versions)  # the quick way, for the versions that `pull` returns
-    return tuple(arguments.whole("push: read_versions", version, 0) for version in versions)
+    return tuple(argument_checks.whole("push: read_versions", version, 0) for version in versions)
 
 
 class Client:
@@ -125,17 +127,19 @@ class Client:
         transport: str = Transport.AUTO,
         stripes: int | None = None,
     ) -> None:
-        cluster, worker = cluster_of(cluster), arguments.name("worker", worker)
-        incarnation = arguments.whole("incarnation", incarnation, 0)
-        retry_s = arguments.seconds("retry_s", retry_s)
-        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        cluster, worker = cluster_of(cluster), argument_checks.name("worker", worker)
+        incarnation = argument_checks.whole("incarnation", incarnation, 0)
+        retry_s = argument_checks.seconds("retry_s", retry_s)
+        patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
-            in_flight = arguments.whole("in_flight", in_flight, 1, _MOST_IN_FLIGHT)
+            in_flight = argument_checks.whole("in_flight", in_flight, 1, _MAX_IN_FLIGHT)
         if keep is not None:
             keep = path_checks.place("keep", keep)
         if stripes is not None:
-            stripes = arguments.whole("stripes", stripes, 1, MOST)
-        arguments.function("allocate", allocate, "a function from a number of floats to an array")
+            stripes = argument_checks.whole("stripes", stripes, 1, MAX_STRIPES)
+        argument_checks.function(
+            "allocate", allocate, "a function from a number of floats to an array"
+        )
         self.worker, self.incarnation = worker, incarnation
         self._user = RLock()  # held by the thread that is in a call
         self.layout, self.times = cluster.layout, Times()
@@ -162,13 +166,13 @@ class Client:
             compression=by_table(compression, cluster.layout),
             transport=transport_named(transport),
             link=link_of(link),
-            gradients=(in_flight or LEAST) + _SPARE,
+            gradients=(in_flight or MIN_IN_FLIGHT) + _SPARE,
             stripes=stripes,
             times=self.times,
         )
         self._switch_to(self._connect(cluster))
-        self._compresses = self._current.session.cargo.feedback is not None
-        self._keeper = (
+        self._compresses = self._current.session.encoder.feedback is not None
+        self._residual_writer = (
             ResidualWriter(keep, cluster.job, worker, incarnation) if keep is not None else None
         )
         try:
@@ -205,13 +209,13 @@ class Client:
         """
         at = self.clock
         if clock is not None:
-            plain = type(clock) is int and 0 <= clock <= arguments.MOST
-            at = clock if plain else arguments.whole("pull: clock", clock, 0)
+            plain = type(clock) is int and 0 <= clock <= argument_checks.MAX_INT
+            at = clock if plain else argument_checks.whole("pull: clock", clock, 0)
         wanted = at, self._tables if tables is None else self.layout.select(tables).names
         if copy is not False:
-            copy = arguments.flag("pull: copy", copy)
+            copy = argument_checks.flag("pull: copy", copy)
         if timeout_s is not None:
-            timeout_s = arguments.seconds("pull: timeout_s", timeout_s, zero=True)
+            timeout_s = argument_checks.seconds("pull: timeout_s", timeout_s, zero=True)
         started, before = self._enter(Pull), self.times.serialise_s
         if not self._prefetched.holds_next(wanted):
             self._current.send(self._ask(wanted, time.monotonic()))
@@ -243,7 +247,7 @@ class Client:
         Several may be requested. `recommended_prefetch` is how many steps early each has to be.
         """
         self._check_open()
-        clock = arguments.whole("prefetch: clock", clock, 0)
+        clock = argument_checks.whole("prefetch: clock", clock, 0)
         wanted = clock, self._tables if tables is None else self.layout.select(tables).names
         if wanted not in self._prefetched:
             self._current.send(self._ask(wanted, time.monotonic()))
@@ -291,20 +295,20 @@ class Client:
         if not isinstance(gradient, np.ndarray):
             gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.
-        if type(steps) is not int or not 1 <= steps <= _MOST_COUNTED:
-            steps = arguments.whole("push: steps", steps, 1, _MOST_COUNTED)
+        if type(steps) is not int or not 1 <= steps <= _MAX_COUNTED:
+            steps = argument_checks.whole("push: steps", steps, 1, _MAX_COUNTED)
         if ticks is None:
             ticks = steps
         elif type(ticks) is not int or not 1 <= ticks <= steps:
-            ticks = arguments.whole("push: ticks", ticks, 1, steps)
-        if type(samples) is not int or not 0 <= samples <= _MOST_COUNTED:
-            samples = arguments.whole("push: samples", samples, 0, _MOST_COUNTED)
+            ticks = argument_checks.whole("push: ticks", ticks, 1, steps)
+        if type(samples) is not int or not 0 <= samples <= _MAX_COUNTED:
+            samples = argument_checks.whole("push: samples", samples, 0, _MAX_COUNTED)
         if type(loss) is not float:
-            loss = arguments.loss("push: loss", loss)
+            loss = argument_checks.loss("push: loss", loss)
         if prefetch is not None and (
-            type(prefetch) is not int or not 0 <= prefetch <= arguments.MOST
+            type(prefetch) is not int or not 0 <= prefetch <= argument_checks.MAX_INT
         ):
-            prefetch = arguments.whole("push: prefetch", prefetch, 0)
+            prefetch = argument_checks.whole("push: prefetch", prefetch, 0)
         started, before = self._enter(Push), self.times.serialise_s
         if self._current.session.unacknowledged:
             self._await_room(self._pacing.room)
@@ -352,8 +356,8 @@ class Client:
     @_by_one_thread
     def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """Handle what arrives until `until()`, or for `timeout_s` seconds; returns `until()`."""
-        arguments.function("wait: until", until, "a function without arguments")
-        timeout_s = arguments.seconds("wait: timeout_s", timeout_s, zero=True)
+        argument_checks.function("wait: until", until, "a function without arguments")
+        timeout_s = argument_checks.seconds("wait: timeout_s", timeout_s, zero=True)
         started, before = self._enter(None), self.times.serialise_s
         end_by = started + timeout_s
         while not until() and (left_s := end_by - time.monotonic()) > 0:
@@ -448,16 +452,16 @@ class Client:
         continue without it.
         """
         what = "restore_residual"
-        arguments.instance(f"{what}: state", state, WorkerState, "a WorkerState")
-        arguments.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
+        argument_checks.instance(f"{what}: state", state, WorkerState, "a WorkerState")
+        argument_checks.instance(f"{what}: arrays", arrays, Mapping, "arrays by name")  # type: ignore[type-abstract]
         residuals.feedback_of(self._current.session, what)
         residuals.check(state, self._current.session, f"residual of {state.worker}")
         residuals.restore(self._current.session, state, arrays)
 
-    def keep_wanted_state(self) -> None:
+    def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
-        if self._keeper is not None and self._keeper.wanted:
-            self._keep()
+        if self._residual_writer is not None and self._residual_writer.requested:
+            self._write_residual()
 
     @property
     def compresses(self) -> bool:
@@ -483,8 +487,8 @@ class Client:
             return
         try:
             self.flush()
-            if self._keeper is not None and self.seq:
-                self._keep()
+            if self._residual_writer is not None and self.seq:
+                self._write_residual()
             self._leaving = True
             self._current.send(self._current.session.leave(time.monotonic()))
             while not self._departed:
@@ -496,8 +500,8 @@ class Client:
         """Drop the connections as a crash would; the others wait until the lease expires."""
         self._closed = True
         self._current.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._residual_writer is not None:
+            self._residual_writer.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -513,13 +517,13 @@ class Client:
         else:
             self.abort()
 
-    def _keep(self) -> None:
+    def _write_residual(self) -> None:
         """Write this worker's state for a snapshot of the shards, in the background."""
-        assert self._keeper is not None, "only with `keep`"
+        assert self._residual_writer is not None, "only with `keep`"
         own = self.own_state()
         if own is not None:
             session = self._current.session
-            self._keeper.keep(*residuals.copied(session, self.step, self.clock, own))
+            self._residual_writer.write(*residuals.copied(session, self.step, self.clock, own))
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -582,17 +586,17 @@ class Client:
         """A gradient that is not one array, as arrays; raises BadInput."""
         if not isinstance(gradient, Mapping):
             what = f"push to table{'s' * (len(self._tables) > 1)} {', '.join(self._tables)}"
-            return arguments.array(what, gradient, self._size)
+            return argument_checks.array(what, gradient, self._size)
         arrays = {}
         for name, array in gradient.items():
             keys = self.layout.section(name)
-            arrays[name] = arguments.array(f"push to table {name}", array, len(keys))
+            arrays[name] = argument_checks.array(f"push to table {name}", array, len(keys))
         return arrays
 
-    def _ask(self, wanted: Wanted, now: float) -> list[events.Send]:
-        request, sends = self._current.session.pull(wanted[0], now, wanted[1])
+    def _ask(self, key: PullKey, now: float) -> list[events.Send]:
+        request, sends = self._current.session.pull(key[0], now, key[1])
         self._pacing.pulls.record_send(request, now)
-        self._prefetched.record_request(wanted, request)
+        self._prefetched.record_request(key, request)
         return sends
 
     def clock_timeout(self, clock: int, timeout_s: float) -> events.ClockTimeout:
@@ -626,8 +630,8 @@ class Client:
             if deadline is not None and (deadline <= now or self._current.links.waiting):
                 self._turn(0.0)
         self._pacing.listens = True
-        if self._keeper is not None and self._keeper.wanted:
-            self._keep()
+        if self._residual_writer is not None and self._residual_writer.requested:
+            self._write_residual()
         return now
 
     def _check_open(self) -> None:
@@ -653,18 +657,20 @@ class Client:
             self._follow_reshard()
 
     def _note(self, event: events.Event, now: float) -> None:
-        heard = self._pacing.listens
+        listening = self._pacing.listens
         match event:
             case events.Pulled(waited_s=waited_s):
                 self._prefetched.record_pulled(event)
-                self._pacing.pulls.record_answer(event.request, now, heard=heard, waited_s=waited_s)
+                self._pacing.pulls.record_answer(
+                    event.request, now, listening=listening, waited_s=waited_s
+                )
             case events.Pushed():
                 if self.on_pushed is not None:
                     self.on_pushed(event)
                 self.duplicates += event.duplicates > 0
                 self.staleness = event.staleness
                 self.rtt_s = event.rtt_s
-                self._pacing.pushes.record_answer(event.request, now, heard=heard)
+                self._pacing.pushes.record_answer(event.request, now, listening=listening)
             case events.RolledBack():
                 self.rolled_back[event.shard] = event
                 self.lost += event.lost

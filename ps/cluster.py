@@ -15,9 +15,9 @@ from ps import path_checks
 from ps.security.keys import address_of
 from ps.session.events import JobEnded
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import check_private, replace_private, write_private
+from ps.snapshots.private_files import check_private, replace_private, write_private
 from ps.tables import TableForm
-from shards import arguments
+from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 from shards.tables import Layout, ShardMap
 
@@ -50,7 +50,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
     `strategy` names the strategy, if the job was started with one. `max_norms` has the limit of
-    each table whose guard sets one: the largest norm of a shard's section of a gradient.
+    each table with a guard that sets one: the largest norm of a shard's section of a gradient.
     """
 
     job: str
@@ -189,4 +189,4 @@ def cluster_of(value: object) -> Cluster:
     expected = "a Cluster or the path of a cluster file"
     if isinstance(getattr(value, "cluster", None), Cluster):
         expected += " (pass .cluster of this object)"
-    raise arguments.wrong("cluster", expected, value)
+    raise argument_checks.wrong("cluster", expected, value)

@@ -19,7 +19,7 @@ from ps.security.keys import KeyPair, address_of, key_bytes
 from ps.session.events import NotReady, Unreachable
 from ps.transport.addresses import check_reachable
 from ps.transport.shard_sockets import Links
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, Denied, GiveUp, Mismatch
 from shards.messages import PROTOCOL, Describe, Described, Refusal, Remedy, Reply
 from shards.refusals import error_of
@@ -61,7 +61,7 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
     if found is None:
         raise BadInput(
             f"address: expected tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives"
-            f" it, got {arguments.shown(address)}"
+            f" it, got {argument_checks.shown(address)}"
         )
     job, secret = _parts(token, pinned=bool(pins), where=where)
     try:
@@ -92,7 +92,7 @@ def _parts(token: object, *, pinned: bool, where: str) -> tuple[str, str]:
     if token is None:
         raise BadInput(f"token: expected `job.token` of the job at {where}, got none")
     expected = "JOB:KEY, for an address that pins a key" if pinned else "the id of a job"
-    job, _, secret = arguments.text("token", token, expected).partition(":")
+    job, _, secret = argument_checks.text("token", token, expected).partition(":")
     if not job or bool(secret) != pinned:
         got = "one with a key" if secret else "one without a key"
         hint = "" if pinned else " (the address of that job begins with curve://)"
@@ -102,7 +102,7 @@ def _parts(token: object, *, pinned: bool, where: str) -> tuple[str, str]:
             key_bytes(secret)
         except BadInput as error:
             raise BadInput(f"token: {error}") from None
-    return arguments.name("token", job), secret
+    return argument_checks.name("token", job), secret
 
 
 def _enrolled(secret: str, address: str, patience_s: float) -> KeyPair:

@@ -27,15 +27,15 @@ from ps.table_views import TableViews
 from ps.tables import Dense, Tables, tables_of
 from ps.transport.link_model import LinkModel
 from ps.worker import Worker
-from shards import arguments
+from shards import argument_checks
 from shards.buffer_pool import Allocator
 from shards.errors import BadInput
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
-MOST_PREFETCHED = 64
+MAX_PREFETCHED = 64
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -109,8 +109,8 @@ class Job:
         `ps.errors.Mismatch` where the shards speak another protocol, and `ps.errors.Fenced` where a
         later incarnation has the name.
         """
-        ahead = arguments.whole("prefetch", prefetch, 0, MOST_PREFETCHED)
-        arguments.known("worker: options", options, WorkerOptions.__annotations__)
+        ahead = argument_checks.whole("prefetch", prefetch, 0, MAX_PREFETCHED)
+        argument_checks.known_names("worker: options", options, WorkerOptions.__annotations__)
         given: WorkerOptions = {"compression": compressions(self.tables), **options}
         self.check()
         client = Client(
@@ -183,7 +183,7 @@ def connect(
     schema, `JobEnded` for the file of a job that has ended, `Unreachable` if nothing answers there,
     BadInput if `tables` are not the job's.
     """
-    found = _found(where, token, arguments.seconds("patience_s", patience_s))
+    found = _found(where, token, argument_checks.seconds("patience_s", patience_s))
     file = None if isinstance(where, Cluster) or is_address(str(where)) else Path(where)
     if tables is None:
         layout, forms = found.layout, found.forms
@@ -220,7 +220,7 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
         )
     if not isinstance(where, Cluster | str | os.PathLike):
         expected = "the address of a shard, the path of a cluster file, or a Cluster"
-        raise arguments.wrong("connect", expected, where)
+        raise argument_checks.wrong("connect", expected, where)
     return cluster_of(where)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from ps.build_id import build_id
 from ps.cluster import Access, Cluster
 from ps.session.compression import Compression, by_table
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import EACH, Merge, Round, ServerHalf, merge_of
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
@@ -52,24 +52,29 @@ def shard_specs(
             SGD() if rule is None else rule_of("rule", rule),
             schedule_of("schedule", 0.01 if schedule is None else schedule),
             Decay() if decay is None else decay_of("decay", decay),
-            Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard"),
+            Guard()
+            if guard is None
+            else argument_checks.instance("guard", guard, Guard, "a Guard"),
         )
         described: tuple[TableSpec, ...] = (given,)
     else:
         what = "a DenseTable or a list of TableSpec"
         described = tuple(
-            arguments.instance("tables", table, TableSpec, what)
-            for table in arguments.items("tables", tables, what)
+            argument_checks.instance("tables", table, TableSpec, what)
+            for table in argument_checks.items("tables", tables, what)
         )
         if (rule, schedule, decay, guard) != (None,) * 4:
             raise BadInput("tables: expected rule, schedule, decay and guard in each TableSpec")
-    shards, workers = arguments.whole("shards", shards, 1), arguments.whole("workers", workers, 1)
-    steps = arguments.bound("bound", bound)
+    shards, workers = (
+        argument_checks.whole("shards", shards, 1),
+        argument_checks.whole("workers", workers, 1),
+    )
+    steps = argument_checks.bound("bound", bound)
     half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
     if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps
         raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
-    job = f"{arguments.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
+    job = f"{argument_checks.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
     shard_map = cut_evenly(Layout(tuple(one.table for one in described)), shards)
     return [
         ShardSpec(
@@ -85,8 +90,8 @@ def shard_specs(
             stale=half.stale,
             scale=half.scale,
             deltas=half.deltas,
-            lease_s=arguments.seconds("lease_s", lease_s),
-            warm_steps=arguments.whole("warm_steps", warm_steps, 0),
+            lease_s=argument_checks.seconds("lease_s", lease_s),
+            warm_steps=argument_checks.whole("warm_steps", warm_steps, 0),
             rate_factor=half.rate_factor,
             least_bound=half.least_bound,
             local_rate=half.local_rate or half.deltas,
@@ -120,17 +125,17 @@ def check_specs(specs: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
     """The specs, checked to be a non-empty list of ShardSpec; raises BadInput."""
     expected = "the list that shard_specs returns"
     if not isinstance(specs, list | tuple) or not specs:
-        raise arguments.wrong("specs", expected, specs)
+        raise argument_checks.wrong("specs", expected, specs)
     for spec in specs:
-        arguments.instance("specs", spec, ShardSpec, expected)
+        argument_checks.instance("specs", spec, ShardSpec, expected)
     return specs
 
 
 def _endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
     expected = "a list of addresses, one per shard"
     if not isinstance(endpoints, list | tuple):
-        raise arguments.wrong("endpoints", expected, endpoints)
-    return tuple(arguments.text("endpoints", endpoint, expected) for endpoint in endpoints)
+        raise argument_checks.wrong("endpoints", expected, endpoints)
+    return tuple(argument_checks.text("endpoints", endpoint, expected) for endpoint in endpoints)
 
 
 def resharded_specs(specs: Sequence[ShardSpec], shards: int) -> list[ShardSpec]:

@@ -27,8 +27,8 @@ FIELDS = ("job", "shard", "worker")
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 """The levels of a program without -v, with it, and with it twice."""
 _PIPE = "DOWNPOUR_LOG_PIPE"  # in the environment of a child: descriptor and level
-_MOST_BYTES = 4096  # the kernel writes as many to a pipe as a whole, or none of them
-_MOST_CHARACTERS = 900  # of a text in a record: up to 4 bytes each
+_MAX_BYTES = 4096  # the kernel writes as many to a pipe as a whole, or none of them
+_MAX_CHARACTERS = 900  # of a text in a record: up to 4 bytes each
 
 Field = str | int
 Logger = logging.LoggerAdapter[logging.Logger]
@@ -214,15 +214,15 @@ class _PipeHandler(logging.Handler):
         self._descriptor = descriptor
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()[:_MOST_CHARACTERS]
+        text = record.getMessage()[:_MAX_CHARACTERS]
         if record.exc_info:
             trace = logging.Formatter().formatException(record.exc_info)
-            text += f"\n{trace[-_MOST_CHARACTERS:]}"
+            text += f"\n{trace[-_MAX_CHARACTERS:]}"
         fields = {name: vars(record)[name] for name in FIELDS if name in vars(record)}
         sent = _Relayed(record.name, record.levelno, record.created, text, fields)
         line = msgspec.json.encode(sent) + b"\n"
         try:
-            if len(line) <= _MOST_BYTES:
+            if len(line) <= _MAX_BYTES:
                 os.write(self._descriptor, line)
         except OSError:
             pass  # a shard does not wait for a parent that is stopped, and ends with one that died

@@ -1,9 +1,9 @@
-"""Checks paths that callers pass, as shards/arguments.py checks other arguments."""
+"""Checks paths that callers pass, as shards/argument_checks.py checks other arguments."""
 
 import os
 from pathlib import Path
 
-from shards.arguments import wrong
+from shards.argument_checks import wrong
 
 
 def path(what: str, value: object) -> Path:

@@ -24,7 +24,7 @@ from ps.table_views import TableViews
 from ps.transport.link_model import LinkModel
 from ps.transport.shard_connections import ShardConnections
 from ps.transport.transports import Transport
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, Resynchronise, Retry
 from shards.messages import Read, Refusal, Remedy, Reply, Weights
 from shards.refusals import error_of
@@ -178,7 +178,7 @@ class Reader(ClosingContext):
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`check` is called when an answer is late: it may raise the reason why none will come."""
-        patience_s = arguments.seconds("patience_s", patience_s, endless=True)
+        patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self._check = check
         self.versions: tuple[int, ...] = ()
         self._views, self._patience_s = views, patience_s
@@ -210,7 +210,7 @@ class Reader(ClosingContext):
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
-        if not arguments.flag("reader: consistent", consistent):
+        if not argument_checks.flag("reader: consistent", consistent):
             return self._built(*self._present(connection), table)
         return self._built(*self._at_one_cut(connection), table)
 

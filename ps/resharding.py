@@ -9,7 +9,7 @@ admin_plans.py.
 
 from ps.admin_client import AdminClient, carry_out
 from ps.session import admin_plans
-from shards import arguments
+from shards import argument_checks
 
 
 def reshard(old: AdminClient, new: AdminClient) -> None:
@@ -22,6 +22,6 @@ def reshard(old: AdminClient, new: AdminClient) -> None:
     workers over.
     """
     for what, client in (("old", old), ("new", new)):
-        arguments.instance(what, client, AdminClient, "an AdminClient")
+        argument_checks.instance(what, client, AdminClient, "an AdminClient")
     successors = new.cluster.for_workers().encode()
     carry_out(admin_plans.reshard(old.side, new.side, successors), old, new)

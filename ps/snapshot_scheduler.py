@@ -18,7 +18,7 @@ from ps.cluster import Cluster
 from ps.logs import logger
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
-from ps.snapshots.residual_writer import awaited, gathered, sweep_kept
+from ps.snapshots.residual_writer import awaited, gathered, sweep_residuals
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import DownpourError, Retry
 from shards.shard_state import ShardState
@@ -74,7 +74,7 @@ class SnapshotScheduler(ClosingContext):
         self._pool = ThreadPoolExecutor(1, "snapshots")
         self._sweep()
 
-    def look(self, iteration: int, *, requested: bool = False) -> None:
+    def snapshot_if_due(self, iteration: int, *, requested: bool = False) -> None:
         """Begin a snapshot if one is due or `requested`, and report how the last one went.
 
         Call it regularly; it does not wait.
@@ -162,7 +162,7 @@ class SnapshotScheduler(ClosingContext):
         """Delete leftover files of workers; no worker is alive that could still need them."""
         if self._worker_states:
             try:
-                sweep_kept(self._catalog.store)
+                sweep_residuals(self._catalog.store)
             except OSError as error:
                 place = self._catalog.store.place
                 self._logger.warning("old states of workers in %s: %s", place, error.strerror)

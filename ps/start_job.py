@@ -31,7 +31,7 @@ from ps.resharding import reshard
 from ps.session.events import JobEnded
 from ps.tables import Tables, tables_of
 from ps.wal.job_logs import load_state, logs_of
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
 from shards.counted import counted
 from shards.errors import BadInput
@@ -63,7 +63,7 @@ class StartOptions(LaunchOptions, total=False):
 
 
 class OwnJob(Job):
-    """A job whose shards this process has started."""
+    """A job with shards that this process has started."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class OwnJob(Job):
         shards, and what stops a move half-way; the job then stays where it is, unless the error is
         `ps.UnconfirmedHandOver`.
         """
-        shards = arguments.whole("reshard: shards", shards, 1)
+        shards = argument_checks.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {counted(shards, 'shard')}")
         specs = resharded_specs(self._specs, shards)
@@ -203,13 +203,13 @@ def start(
     Raises BadInput naming the argument.
     """
     described = tables_of(tables)
-    place = arguments.choice("on", on, On)
-    arguments.known("start: options", options, StartOptions.__annotations__)
+    place = argument_checks.choice("on", on, On)
+    argument_checks.known_names("start: options", options, StartOptions.__annotations__)
     half = ServerHalf() if server is None else server
-    arguments.instance("server", half, ServerHalf, "what `server` of a strategy returns")
+    argument_checks.instance("server", half, ServerHalf, "what `server` of a strategy returns")
     stale = stale_limit_of("on_stale", options.pop("on_stale", None))
     half = msgspec.structs.replace(half, stale=stale)
-    arguments.text("strategy", strategy, "a strategy's name")
+    argument_checks.text("strategy", strategy, "a strategy's name")
     if staleness is None and isinstance(half.merge, Round):
         staleness = 0  # the only bound of rounds
     specs = expect_compression(
@@ -223,7 +223,7 @@ def start(
                 for table, dense in described.items()
             ],
             shards=shards,
-            bound=arguments.bound("staleness", staleness),
+            bound=argument_checks.bound("staleness", staleness),
             workers=workers,
             merge=half,
             lease_s=options.pop("lease_s", 10.0),
@@ -233,7 +233,7 @@ def start(
         compressions(described),
     )
     if place is On.THREADS:
-        arguments.known("start: options on threads", options, _ON_THREADS)
+        argument_checks.known_names("start: options on threads", options, _ON_THREADS)
     begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
     with ExitStack() as stack:
         launch = partial(_launched, place, cast(LaunchOptions, options))
@@ -288,7 +288,7 @@ def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> S
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
     """The first values of all tables: those in `start`, or those that they were described with."""
     if not isinstance(start, Mapping | None):
-        raise arguments.wrong("start", "a dict of values by table", start)
+        raise argument_checks.wrong("start", "a dict of values by table", start)
     given = dict(start or {})
     for other in given.keys() - described.keys():
         raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
@@ -302,10 +302,13 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
 
 def _address(host: str, port: int) -> tuple[str, int]:
     """The host and port of HOST or HOST:PORT; port 0 is any free one."""
-    text, port = arguments.text("host", host, "HOST or HOST:PORT"), arguments.whole("port", port)
+    text, port = (
+        argument_checks.text("host", host, "HOST or HOST:PORT"),
+        argument_checks.whole("port", port),
+    )
     name, colon, own = text.rpartition(":")
     if not colon:
         return text, port
     if not own.isdecimal() or len(own) > _PORT_DIGITS:
-        raise arguments.wrong("host", "HOST or HOST:PORT", host)
+        raise argument_checks.wrong("host", "HOST or HOST:PORT", host)
     return name, int(own)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.structures import Structure
-from shards import arguments
+from ps.pytree import Structure
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.tables import DenseTable, Layout
 
@@ -45,7 +45,7 @@ class TableViews:
         if table is None and len(self._places) == 1:
             return self.first
         if not isinstance(table, str) or table not in self._places:
-            error = arguments.wrong("table", f"one of {', '.join(self._places)}", table)
+            error = argument_checks.wrong("table", f"one of {', '.join(self._places)}", table)
             error.table = table if isinstance(table, str) else None
             raise error
         return table

@@ -1,6 +1,6 @@
 """What a job keeps on its shards, as its user describes it: named tables.
 
-A `Dense` table holds arrays in the user's own structure (ps/structures.py), and says how the shards
+A `Dense` table holds arrays in the user's own structure (ps/pytree.py), and says how the shards
 update them: rule, rate, weight decay, guard, compression. `Tables` names the tables of a job.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from ps.pytree import Form, Structure, zeros
 from ps.session.compression import Compression, compression_of
-from ps.structures import Form, Structure, zeros
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.gradient_guard import Guard
 from shards.rules import Decay, Rule, decay_of, rule_of
@@ -68,7 +68,7 @@ class Dense:
         self.rate = schedule_of("rate", rate)
         self.decay = decay_of("decay", decay)
         self.guard = (
-            Guard() if guard is None else arguments.instance("guard", guard, Guard, "a Guard")
+            Guard() if guard is None else argument_checks.instance("guard", guard, Guard, "a Guard")
         )
         self.compression = compression_of("compression", compression)
         tensors = _multiplied(self.structure.tensors, multipliers)
@@ -95,14 +95,14 @@ class Dense:
 
         Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
         """
-        arguments.known("Dense: settings", settings, _SETTINGS)
+        argument_checks.known_names("Dense: settings", settings, _SETTINGS)
         return cls(params, **settings)
 
     @classmethod
     def zeros(cls, shapes: Mapping[str, Any], **settings: Any) -> "Dense":
         """A table of zeros: shapes by name, such as `{"w": (3, 4), "b": 4}`; settings as `like`."""
         if not isinstance(shapes, Mapping):
-            raise arguments.wrong("shapes", "a dict of shapes by name", shapes)
+            raise argument_checks.wrong("shapes", "a dict of shapes by name", shapes)
         table = DenseTable(ONLY, tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
         return cls.like(table.views(table.empty()), **settings)
 
@@ -165,15 +165,15 @@ class Tables(Mapping[str, Dense]):
         and for a value that is not a `ps.Dense`.
         """
         if not isinstance(tables, Mapping | None):
-            raise arguments.wrong("tables", "a dict of ps.Dense by name", tables)
+            raise argument_checks.wrong("tables", "a dict of ps.Dense by name", tables)
         self._tables = {**(tables or {}), **named}
         if not self._tables:
             raise BadInput(
                 "tables: expected at least one, such as net=ps.Dense.like(params), got none"
             )
         for name, table in self._tables.items():
-            arguments.name("tables: name", name)
-            arguments.instance(f"tables: {name}", table, Dense, "a ps.Dense")
+            argument_checks.name("tables: name", name)
+            argument_checks.instance(f"tables: {name}", table, Dense, "a ps.Dense")
 
     def __getitem__(self, name: str) -> Dense:
         return self._tables[name]
@@ -189,8 +189,8 @@ def _with_buffers(
     tensors: tuple[TensorSpec, ...], buffers: Collection[str]
 ) -> tuple[TensorSpec, ...]:
     """The tensors with those that are buffers marked; raises BadInput."""
-    given = arguments.items("buffers", buffers, "a list of names of arrays")
-    marked = {arguments.name("buffers", one) for one in given}
+    given = argument_checks.items("buffers", buffers, "a list of names of arrays")
+    marked = {argument_checks.name("buffers", one) for one in given}
     unknown = marked - {tensor.name for tensor in tensors}
     if unknown:
         shown = ", ".join(sorted(tensor.name for tensor in tensors)[:6])
@@ -218,15 +218,15 @@ def _multiplied(
     if multipliers is None:
         return tensors
     if not isinstance(multipliers, Mapping):
-        raise arguments.wrong("multipliers", "a dict of two numbers by name", multipliers)
+        raise argument_checks.wrong("multipliers", "a dict of two numbers by name", multipliers)
     names = {tensor.name for tensor in tensors}
     for name, pair in multipliers.items():
         if name not in names:
             shown = ", ".join(sorted(names)[:6])
             raise BadInput(f"multipliers: expected names of arrays such as {shown}, got {name!r}")
         expected = "two numbers, the factors of the rate and of the decay"
-        if len(arguments.items(f"multipliers: {name}", pair, expected)) != len(_UNSCALED):
-            raise arguments.wrong(f"multipliers: {name}", expected, pair)
+        if len(argument_checks.items(f"multipliers: {name}", pair, expected)) != len(_UNSCALED):
+            raise argument_checks.wrong(f"multipliers: {name}", expected, pair)
     return tuple(
         TensorSpec(tensor.name, tensor.shape, *multipliers.get(tensor.name, _UNSCALED))
         for tensor in tensors

@@ -29,7 +29,7 @@ from ps.client import Client
 from ps.session import events
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.table_views import TableViews
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError, Retry
 
 Floats = NDArray[np.float32]
@@ -81,7 +81,7 @@ class AckFuture:
 
         The push is not lost then: the worker continues to repeat it.
         """
-        timeout_s = arguments.seconds("timeout_s", timeout_s, zero=True)
+        timeout_s = argument_checks.seconds("timeout_s", timeout_s, zero=True)
         if self._ack is None:
             with self._worker._named():
                 self._worker.client.wait(self.done, timeout_s)
@@ -171,7 +171,7 @@ class Worker:
         are sent on leaving the block, as one push.
         """
         with self._named():
-            return WorkerStep(self, arguments.whole("samples", samples, 0))
+            return WorkerStep(self, argument_checks.whole("samples", samples, 0))
 
     def pull(self, *, timeout_s: float = PULL_S) -> Any:
         """The weights outside a step, for evaluation, in the structures that were given.
@@ -367,7 +367,7 @@ class WorkerStep:
         if self._replica is None:
             self.pull(self._views.first)
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
-        loss = arguments.loss_of("step: loss", self.loss)
+        loss = argument_checks.loss_of("step: loss", self.loss)
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
 
     def _drop(self) -> None:

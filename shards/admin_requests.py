@@ -42,13 +42,13 @@ from shards.messages import (
     Read,
     Records,
     SettingsInForce,
-    ShardStatus,
     State,
     Status,
 )
 from shards.reshard_state import ReshardState
 from shards.schema_digest import SCHEMA, differs
 from shards.shard_part import ShardPart
+from shards.shard_status import ShardStatus
 from shards.state_pieces import CutState, GatheredState, OpenExport, OpenExports
 from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests
@@ -73,13 +73,13 @@ Answer = tuple[FromShard, tuple[NDArray[Any] | bytes, ...]]
 class AdminRequests:
     """One incarnation of a shard's answers to its operators."""
 
-    def __init__(self, part: ShardPart, workers: WorkerRequests, move: ReshardState) -> None:
+    def __init__(self, part: ShardPart, workers: WorkerRequests, reshard: ReshardState) -> None:
         self._part = part
         self._workers = workers
-        self._move = move
+        self._reshard = reshard
         self._shard, self._boot = part.spec.shard, part.boot
         self.exports = OpenExports(part.spec.shard)
-        self._most_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
+        self._max_bytes = part.spec.arrays_bytes + wire_format.MAX_STATE_BYTES
         self._staged: tuple[Install, GatheredState] | None = None
 
     def answer(
@@ -110,7 +110,7 @@ class AdminRequests:
                 reply = Status(message.request, self._shard, self._boot)
                 return reply, (wire_format.encode_state(self.status()),)
             case AskRecords():
-                first, rows = self._part.journal.since(message.after)
+                first, rows = self._part.metrics.since(message.after)
                 return Records(message.request, self._shard, self._boot, first), (rows.tobytes(),)
 
     def probed(
@@ -131,29 +131,29 @@ class AdminRequests:
 
     def status(self) -> ShardStatus:
         """The shard's counters and the status of each worker."""
-        updates, journal = self._part.updates, self._part.journal
+        updates, metrics = self._part.updates, self._part.metrics
         return ShardStatus(
             self._shard,
-            self._part.held.version,
+            self._part.parameters.version,
             updates.steps,
             updates.samples,
             updates.rate,
-            journal.pushes,
-            journal.pulls,
-            journal.duplicates,
-            journal.dropped,
-            journal.refused,
-            journal.bytes_in,
-            journal.bytes_out,
-            journal.max_clock_gap,
+            metrics.pushes,
+            metrics.pulls,
+            metrics.duplicates,
+            metrics.dropped,
+            metrics.refused,
+            metrics.bytes_in,
+            metrics.bytes_out,
+            metrics.max_clock_gap,
             self._part.ledger.standings(self._workers.waits, self._workers.links),
-            journal.trouble,
+            metrics.trouble,
             len(self._workers.gate.parked),
-            journal.queue,
-            journal.busy_s,
+            metrics.queue,
+            metrics.busy_s,
             self._part.settings,
-            *journal.histograms(),
-            journal.host,
+            *metrics.histograms(),
+            metrics.host,
         )
 
     def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:
@@ -169,7 +169,7 @@ class AdminRequests:
     def stage(self, message: Install, frames: Sequence[Buffer]) -> GatheredState:
         """Keep a piece of a state; those of a state that was not completed are dropped."""
         assert message.piece is not None, "a whole state is installed at once"
-        gathered = GatheredState(message.piece.of, self._most_bytes)
+        gathered = GatheredState(message.piece.of, self._max_bytes)
         if self._staged is not None and self._staged[1].of == gathered.of:
             gathered = self._staged[1]
         gathered.take(message.piece, frames)
@@ -183,7 +183,7 @@ class AdminRequests:
             self._check_fresh()
         gathered = self.stage(message, frames)
         if not gathered.complete:
-            version = self._part.held.version
+            version = self._part.parameters.version
             missing = len(gathered.missing)
             return Installed(message.request, self._shard, self._boot, version, missing), ()
         try:
@@ -201,7 +201,7 @@ class AdminRequests:
             raise BadMessage(
                 f"install: expected {len(frames) - len(more)} frames, got {len(frames)}"
             )
-        part.held.check_state(offered.arrays)
+        part.parameters.check_state(offered.arrays)
         # A retried Install is idempotent: the first reply may have been lost in a failover.
         if not (message.keep_workers and part.is_at(offered)):
             self._check_fresh()
@@ -213,7 +213,7 @@ class AdminRequests:
             part.ledger.renew(now + part.spec.lease_s)
         else:
             part.ledger.detach_workers()
-        return Installed(message.request, self._shard, self._boot, part.held.version), ()
+        return Installed(message.request, self._shard, self._boot, part.parameters.version), ()
 
     def _check_fresh(self) -> None:
         if self._workers.welcomed:  # a late Install would undo what a Welcome has reported
@@ -222,15 +222,15 @@ class AdminRequests:
             )
 
     def _quiesce(self, message: Quiesce, frames: Sequence[Buffer], now: float) -> Answer:
-        ledger, move = self._part.ledger, self._move
+        ledger, reshard = self._part.ledger, self._reshard
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
-        if move.moved_to is not None and not move.standstill.is_owned(message.owner, now):
-            raise Moved(f"shard {self._shard} has handed over its part", move.moved_to)
+        if reshard.moved_to is not None and not reshard.quiesce.is_owned(message.owner, now):
+            raise Moved(f"shard {self._shard} has handed over its part", reshard.moved_to)
         place, revision = (message.request, self._shard, self._boot), self._part.settings.revision
-        if busy_s := move.standstill.busy_s(message.owner, now):
+        if busy_s := reshard.quiesce.busy_s(message.owner, now):
             reply = Quiesced(*place, missing=True, busy_s=busy_s, revision=revision)
             return reply, (wire_format.encode_state(Cut(ledger.cut)),)
-        move.standstill.begin(message.owner, cut, message.seconds, now)
+        reshard.quiesce.begin(message.owner, cut, message.seconds, now)
         missing = ledger.short_of(cut)
         if message.apply_buffer and not missing:
             self._part.updates.apply_buffer()
@@ -244,18 +244,18 @@ class AdminRequests:
         successors = bytes(frames[0])
         if len(successors) != message.size:
             raise BadMessage(f"hand over: expected {message.size} bytes, got {len(successors)}")
-        self._move.hand_over(successors, message.owner, now)
+        self._reshard.hand_over(successors, message.owner, now)
         self._workers.redirect_waiting()
         return HandedOver(message.request, self._shard, self._boot), ()
 
     def _change_settings(self, message: ChangeSettings, now: float) -> Answer:
-        part, move = self._part, self._move
-        if move.moved_to is not None:
-            raise Moved(f"shard {self._shard} has handed over its part", move.moved_to)
-        part.held.weights()  # raises Retry: a copy of an empty shard would lack the change
+        part, reshard = self._part, self._reshard
+        if reshard.moved_to is not None:
+            raise Moved(f"shard {self._shard} has handed over its part", reshard.moved_to)
+        part.parameters.weights()  # raises Retry: a copy of an empty shard would lack the change
         live_settings.check_change(part.spec, message.settings)
         # An operator that quiesces the shard may have exported its state, without this change.
-        busy_s = move.standstill.remaining_s(now)
+        busy_s = reshard.quiesce.remaining_s(now)
         changed = not busy_s and message.settings.revision > part.settings.revision
         if changed:
             part.follow(message.settings)
@@ -265,7 +265,7 @@ class AdminRequests:
     def _describe(self, message: Describe) -> Answer:
         if difference := differs(message.protocol, message.schema):
             raise Mismatch(f"shard {self._shard}: {difference}")
-        description = self._move.moved_to or self._part.description
+        description = self._reshard.moved_to or self._part.description
         if not description:
             raise Retry(f"shard {self._shard} has no weights yet")
         return Described(message.request, self._shard, self._boot), (description,)
@@ -274,7 +274,7 @@ class AdminRequests:
         number = self.exports.opened_by(sender, message.request)
         if number is None:
             frames = shard_state.encode(self._part.copy())
-            cut, version = CutState(frames, message.piece_bytes), self._part.held.version
+            cut, version = CutState(frames, message.piece_bytes), self._part.parameters.version
             if cut.count == 1:
                 return State(message.request, self._shard, self._boot, version), frames
             number = self.exports.open(OpenExport(sender, message.request, version, cut, now))

@@ -20,7 +20,7 @@ from typing import cast
 import msgspec
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed, Schedule
@@ -29,7 +29,7 @@ Weighing = Callable[[int], float]
 """The factor on the rate of a push of staleness t >= 0."""
 
 CONSTANT = "constant"
-_MOST_DIGITS = 19
+_MAX_DIGITS = 19
 
 WEIGHINGS: dict[str, Weighing] = {
     CONSTANT: lambda _: 1.0,
@@ -44,7 +44,7 @@ def weighing_of(what: str, value: object) -> str:
     """The name of a weighing; raises BadInput naming `what` and the known ones."""
     if isinstance(value, str) and value in WEIGHINGS:
         return value
-    raise arguments.wrong(what, ", ".join(WEIGHINGS), value)
+    raise argument_checks.wrong(what, ", ".join(WEIGHINGS), value)
 
 
 class StaleLimit(msgspec.Struct, frozen=True):
@@ -59,7 +59,9 @@ class StaleLimit(msgspec.Struct, frozen=True):
     drop: bool = False
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "after", arguments.whole("on_stale: after", self.after, 1))
+        structs.force_setattr(
+            self, "after", argument_checks.whole("on_stale: after", self.after, 1)
+        )
 
     def drops(self, staleness: int) -> bool:
         """Whether a push of this staleness is dropped."""
@@ -77,10 +79,10 @@ def stale_limit_of(what: str, value: object) -> StaleLimit | None:
     action, _, after = value.partition(":") if isinstance(value, str) else ("", "", "")
     if action == "wait" and not after:
         return None
-    digits = after.isascii() and after.isdecimal() and len(after) < _MOST_DIGITS
+    digits = after.isascii() and after.isdecimal() and len(after) < _MAX_DIGITS
     if action not in ("scale", "drop") or not digits or not int(after):
         expected = "wait, scale:AFTER or drop:AFTER, with AFTER of at least 1 update"
-        raise arguments.wrong(what, expected, value)
+        raise argument_checks.wrong(what, expected, value)
     return StaleLimit(int(after), drop=action == "drop")
 
 
@@ -102,7 +104,7 @@ class Round(_Merging, frozen=True, tag="round"):
     backups: int = 0
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "backups", arguments.whole("backups", self.backups, 0))
+        structs.force_setattr(self, "backups", argument_checks.whole("backups", self.backups, 0))
 
 
 class Buffer(_Merging, frozen=True, tag="buffer"):
@@ -115,7 +117,7 @@ class Buffer(_Merging, frozen=True, tag="buffer"):
     size: int
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "size", arguments.whole("buffer: size", self.size, 1))
+        structs.force_setattr(self, "size", argument_checks.whole("buffer: size", self.size, 1))
 
 
 Merge = Each | Round | Buffer
@@ -134,7 +136,7 @@ def merge_of(what: str, value: object) -> Merge:
         return cast(Merge, value)
     if isinstance(value, str) and value in _MERGES:
         return _MERGES[value]
-    raise arguments.wrong(what, f"{', '.join(_MERGES)}, or a value such as Buffer(10)", value)
+    raise argument_checks.wrong(what, f"{', '.join(_MERGES)}, or a value such as Buffer(10)", value)
 
 
 class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class DensePart:
         self.size = len(section.keys)
         self.count = self.buffered = 0
         self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
-        self.most_squares = spec.guard.most_squares
+        self.max_squares = spec.guard.max_squares
         self._where = slice(base, base + self.size)
         self._place = place
         self._here = place == HOST

@@ -19,7 +19,7 @@ text, so its length is bounded: `quoted` shortens one quotation, and every error
 
 from typing import ClassVar
 
-_MOST_TEXT = 2000
+_MAX_TEXT = 2000
 
 UNDECODABLE = (ValueError, RecursionError)
 """The errors that msgspec raises for invalid bytes. Its own errors are ValueErrors, and so is the
@@ -100,10 +100,10 @@ class WrongBuild(GiveUp):
 
 def _bounded(text: str) -> str:
     """Shorten a long text in the middle, because its end may say what to do."""
-    surplus = len(text) - _MOST_TEXT
+    surplus = len(text) - _MAX_TEXT
     if surplus <= 0:
         return text
-    front, back = text[: _MOST_TEXT * 3 // 4], text[-_MOST_TEXT // 4 :]
+    front, back = text[: _MAX_TEXT * 3 // 4], text[-_MAX_TEXT // 4 :]
     return f"{front}... ({surplus} characters left out) ...{back}"
 
 

@@ -21,7 +21,7 @@ import msgspec
 from shards.errors import BadMessage
 from shards.messages import Join, Pull
 
-MOST_PARKED = 256  # for each worker; a client on the longest link requests 64 pulls ahead
+MAX_PARKED = 256  # for each worker; a client on the longest link requests 64 pulls ahead
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -48,15 +48,15 @@ class Gate:
 
         The answer goes to the latest `sender`.
 
-        Raises BadMessage for more than `MOST_PARKED` requests of one worker.
+        Raises BadMessage for more than `MAX_PARKED` requests of one worker.
         """
         key = (message.worker, message.request)
         known = self.parked.get(key)
-        if known is None and len(self.parked) >= MOST_PARKED:
+        if known is None and len(self.parked) >= MAX_PARKED:
             own = sum(worker == message.worker for worker, _ in self.parked)
-            if own >= MOST_PARKED:
+            if own >= MAX_PARKED:
                 raise BadMessage(
-                    f"worker {message.worker}: expected at most {MOST_PARKED} requests that wait,"
+                    f"worker {message.worker}: expected at most {MAX_PARKED} requests that wait,"
                     " got one more"
                 )
         self.parked[key] = Waiting(sender, message, known.since if known else now)

@@ -20,10 +20,10 @@ from math import inf
 import msgspec
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import GiveUp
 
-_MOST_NORM = 1.8e19  # the root of the largest float32
+_MAX_NORM = 1.8e19  # the root of the largest float32
 
 
 class Guard(msgspec.Struct, frozen=True):
@@ -38,15 +38,15 @@ class Guard(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.max_norm is not None:
             expected, what = "a max_norm above 0", "guard"
-            most = arguments.number(what, self.max_norm, least=0, expected=expected)
+            most = argument_checks.number(what, self.max_norm, least=0, expected=expected)
             if most == 0:
-                raise arguments.wrong(what, expected, most)
+                raise argument_checks.wrong(what, expected, most)
             structs.force_setattr(self, "max_norm", most)
-        after = arguments.whole("guard: quarantine_after", self.quarantine_after, 1)
+        after = argument_checks.whole("guard: quarantine_after", self.quarantine_after, 1)
         structs.force_setattr(self, "quarantine_after", after)
 
     @property
-    def most_squares(self) -> float:
+    def max_squares(self) -> float:
         """The largest squared norm accepted; it is finite, so infinity and NaN never pass `<=`."""
         return 1.7e308 if self.max_norm is None else self.max_norm**2
 
@@ -54,8 +54,8 @@ class Guard(msgspec.Struct, frozen=True):
         """The fault of a gradient with this squared norm; `finite`: whether all its values are."""
         if not finite:
             return "holds NaN or infinity: expected finite gradients"
-        norm = f"norm {squares**0.5:.4g}" if squares < inf else f"a norm beyond {_MOST_NORM:g}"
-        return f"has {norm}: expected at most {min(self.max_norm or inf, _MOST_NORM):g}"
+        norm = f"norm {squares**0.5:.4g}" if squares < inf else f"a norm beyond {_MAX_NORM:g}"
+        return f"has {norm}: expected at most {min(self.max_norm or inf, _MAX_NORM):g}"
 
     def quarantines(self, refused: int) -> bool:
         """Whether a worker with this number of refused gradients is quarantined."""

@@ -27,9 +27,10 @@ from math import isfinite
 
 import msgspec
 
-from shards.arguments import MOST
+from shards.argument_checks import MAX_INT
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
-from shards.messages import Count, FromWorker, Leave, Pull, Push, Standing, WorkerStatus
+from shards.messages import Count, FromWorker, Leave, Pull, Push
+from shards.shard_status import Standing, WorkerStatus
 
 _LEAP = 1 << 24  # steps: more than any pushes on their way to a shard can stand for
 _LEASED = (Standing.KNOWN, Standing.ACTIVE)
@@ -284,7 +285,7 @@ class Ledger(msgspec.Struct):
         """The slowest active clock, and the gap between the clocks of workers that were heard."""
         # A loop instead of comprehensions: this runs at every push.
         slowest = None
-        low, high = MOST, 0
+        low, high = MAX_INT, 0
         for entry in self.entries.values():
             if entry.standing is Standing.ACTIVE:
                 clock = entry.clock

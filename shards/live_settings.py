@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Round
 from shards.errors import BadInput
 from shards.messages import LiveSettings
@@ -28,16 +28,16 @@ from shards.spec import ShardSpec
 
 LIVE = ("staleness", "rate_factor")
 """The options of a job that an operator may change while it trains."""
-MOST_FACTOR = 1e6
+MAX_FACTOR = 1e6
 """The largest factor on the rates."""
 
 
 def checked_factor(what: str, value: object) -> float:
     """A factor on the rates; raises BadInput naming `what`."""
-    expected = f"more than 0, up to {MOST_FACTOR:g}"
-    factor = arguments.number(what, value, expected=expected)
-    if not 0 < factor <= MOST_FACTOR:
-        raise arguments.wrong(what, expected, factor)
+    expected = f"more than 0, up to {MAX_FACTOR:g}"
+    factor = argument_checks.number(what, value, expected=expected)
+    if not 0 < factor <= MAX_FACTOR:
+        raise argument_checks.wrong(what, expected, factor)
     return factor
 
 

@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shards.tables import MOST_TABLES
+from shards.tables import MAX_TABLES
 
 PROTOCOL = 3
 MAX_PROBE_BYTES = 4 << 20
@@ -121,7 +121,7 @@ class AskedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     share: float = 0.0
 
 
-Parts = Annotated[list[Part], Meta(max_length=MOST_TABLES)]
+Parts = Annotated[list[Part], Meta(max_length=MAX_TABLES)]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -205,7 +205,7 @@ class Pull(Registered, frozen=True, tag="pull"):
 
     epoch: Count
     clock: Count
-    parts: Annotated[list[AskedPart], Meta(max_length=MOST_TABLES)]
+    parts: Annotated[list[AskedPart], Meta(max_length=MAX_TABLES)]
 
 
 class Renew(Registered, frozen=True, tag="renew"):
@@ -402,7 +402,7 @@ class Weights(FromShard, frozen=True, tag="weights"):
 
     epoch: Count
     version: Count
-    parts: Annotated[list[PulledPart], Meta(max_length=MOST_TABLES)]
+    parts: Annotated[list[PulledPart], Meta(max_length=MAX_TABLES)]
     waited_s: float
 
 
@@ -529,80 +529,10 @@ Reply = (
 )
 
 
-# --- contents of frames ---------------------------------------------------------------------------
-
-
-class Standing(StrEnum):
-    """A worker's status at a shard; only an active worker counts at the gate."""
-
-    KNOWN = "greeted"  # it has said hello, but not joined; the value is that of saved states
-    ACTIVE = "active"
-    LEFT = "left"
-    EXPIRED = "expired"
-
-
-class WorkerStatus(msgspec.Struct, frozen=True):
-    worker: str
-    standing: Standing
-    incarnation: int
-    takeovers: int
-    clock: int
-    step: int
-    seq: int
-    waiting: bool
-    loss: float
-    host: str = ""
-    rtt_s: float = 0.0
+# --- the content of a frame ----------------------------------------------------------------------
 
 
 class Cut(msgspec.Struct, frozen=True):
     """A consistent cut: a push number for each worker (quiesce.py)."""
 
     pushes: dict[Name, Count]
-
-
-class Histogram(msgspec.Struct, frozen=True):
-    """How often a measured value was in each of some fixed intervals.
-
-    `counts[n]` values were above `bounds[n - 1]` and at most `bounds[n]`; the last of the counts
-    has no bound. `total` is the sum of all values.
-    """
-
-    bounds: tuple[float, ...] = ()
-    counts: tuple[int, ...] = ()
-    total: float = 0.0
-
-
-class ShardStatus(msgspec.Struct, frozen=True):
-    """A shard's counters since it was installed; bytes are payload bytes, without headers.
-
-    `trouble` is what fails in the background at present, such as autosaves; empty if nothing does.
-    `waiting` requests are parked at the gate, and `queue` messages came in the latest turn;
-    `busy_s` are the seconds that the shard's process has spent on requests. `settings` are those in
-    force. The histograms are those of metrics.py, since the process began. `host` is the name of
-    the shard's host.
-    """
-
-    shard: int
-    version: int
-    steps: int
-    samples: int
-    rate: float
-    pushes: int
-    pulls: int
-    duplicates: int
-    dropped: int
-    refused: int
-    bytes_in: int
-    bytes_out: int
-    max_clock_gap: int
-    workers: tuple[WorkerStatus, ...]
-    trouble: str = ""
-    waiting: int = 0
-    queue: int = 0
-    busy_s: float = 0.0
-    settings: LiveSettings = LiveSettings(None)
-    apply_s: Histogram = Histogram()
-    queues: Histogram = Histogram()
-    parked: Histogram = Histogram()
-    host: str = ""

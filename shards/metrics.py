@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.messages import Count, Histogram, Push
+from shards.messages import Count, Push
+from shards.shard_status import Histogram
 from shards.update_records import RECORD
 
 MAX_RECORDS = 1 << 17

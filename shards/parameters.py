@@ -137,7 +137,7 @@ class ParameterStore:
             else:  # its slots change in place, so all tables are measured before it is applied
                 found = [part.measure(gradient) for gradient in gradients]
                 waiting.append((part, gradients, rates[name] * scale))
-            most = part.most_squares
+            most = part.max_squares
             for number, square in zip(pushed, found, strict=True):
                 if guarded and not square <= most:  # true for NaN, too
                     return None
@@ -173,7 +173,7 @@ class ParameterStore:
         for name, gradient in gradients.items():
             part = self.parts[name]
             square = part.measure(gradient)
-            if not square <= part.most_squares:
+            if not square <= part.max_squares:
                 finite = bool(np.isfinite(backends.as_host(gradient)).all())
                 raise BadInput(f"table {name} {part.spec.guard.describe(square, finite=finite)}")
             squares += square

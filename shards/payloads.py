@@ -32,18 +32,18 @@ _ALIGNED = 4  # bytes: the size of the largest numbers in a payload
 class Payload(NamedTuple):
     """One kind of payload: its size, its check and its decoder.
 
-    `most_bytes` gives the size for n keys, which for a sparse payload is the maximum. `fault`
+    `max_bytes` gives the size for n keys, which for a sparse payload is the maximum. `fault`
     describes what is wrong with a payload of valid length for n keys, or returns ""; it is None if
     every bit pattern is valid. `decode` writes every float of its second argument.
     """
 
-    most_bytes: Callable[[int], int]
+    max_bytes: Callable[[int], int]
     fault: Callable[[Bytes, int], str] | None
     decode: Callable[[Bytes, Floats], None]
     sparse: bool = False
 
 
-def most_pairs(keys: int) -> int:
+def max_pairs(keys: int) -> int:
     """The most values that a sparse payload for this number of keys may hold."""
     return keys // 2
 
@@ -54,8 +54,8 @@ def sparse(indices: NDArray[np.uint32], values: Floats) -> Bytes:
 
 
 def pairs_of(share: float, keys: int) -> int:
-    """The number of values in a `share` of the keys: at least 1, at most `most_pairs`."""
-    return min(most_pairs(keys), max(1, round(share * keys)))
+    """The number of values in a `share` of the keys: at least 1, at most `max_pairs`."""
+    return min(max_pairs(keys), max(1, round(share * keys)))
 
 
 def rounded(kind: Kind, g: Floats, error: Floats) -> Bytes:
@@ -126,7 +126,7 @@ ROUNDED: dict[Kind, codecs.Dense] = {
 PAYLOADS: dict[Kind, Payload] = {kind: _dense(codec) for kind, codec in ROUNDED.items()} | {
     Kind.F4: Payload(lambda keys: 4 * keys, None, _copy),
     Kind.SPARSE: Payload(
-        lambda keys: _PAIR_BYTES * most_pairs(keys), _sparse_fault, _scatter, sparse=True
+        lambda keys: _PAIR_BYTES * max_pairs(keys), _sparse_fault, _scatter, sparse=True
     ),
 }
 
@@ -143,7 +143,7 @@ def checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) ->
         payload = np.frombuffer(plain, np.uint8)
         return _aligned(payload) if payload.__array_interface__["data"][0] % _ALIGNED else payload
     row = PAYLOADS[kind]
-    most = row.most_bytes(count)
+    most = row.max_bytes(count)
     packed = plain.cast("B")
     if zstd:
         packed = zstd_frames.unpack(f"{what}: keys {keys}", packed, most)
@@ -166,7 +166,7 @@ def _aligned(payload: Bytes) -> Bytes:
 def prepare(kind: Kind) -> None:
     """Compile the decoder of this kind."""
     keys = 2
-    decode(kind, np.zeros(PAYLOADS[kind].most_bytes(keys), np.uint8), np.empty(keys, np.float32))
+    decode(kind, np.zeros(PAYLOADS[kind].max_bytes(keys), np.uint8), np.empty(keys, np.float32))
 
 
 def decode(kind: Kind, payload: Bytes, y: Floats) -> None:

@@ -17,14 +17,14 @@ from shards.messages import Kind
 Frame = NDArray[Any]
 
 KINDS = (Kind.F4, Kind.FP16, Kind.BF16)
-MOST_SHARE = 0.5
+MAX_SHARE = 0.5
 
 
 def check(kind: Kind, zstd: bool, share: float) -> None:
     """Raise BadMessage or BadInput if weights cannot be served in this encoding."""
     if kind not in KINDS + delta_pulls.KINDS:
         raise BadMessage(f"pull as {kind}: expected {', '.join(KINDS + delta_pulls.KINDS)}")
-    if kind is Kind.SPARSE and not 0 < share <= MOST_SHARE:
+    if kind is Kind.SPARSE and not 0 < share <= MAX_SHARE:
         raise BadMessage(f"pull as {kind}: expected a share above 0, up to 0.5, got {share:g}")
     if zstd:
         zstd_frames.require()
@@ -36,7 +36,7 @@ def prepare(kind: Kind) -> None:
     if kind in delta_pulls.KINDS:
         changes = delta_pulls.DeltaViews()
         for base in (0, 1):  # whole weights, then a change to them
-            changes.serve("", weights, kind, MOST_SHARE, base)
+            changes.serve("", weights, kind, MAX_SHARE, base)
     else:
         PullEncodings().frame(weights, 0, kind, zstd=False)
 

@@ -20,22 +20,24 @@ Answer = tuple[Weights, tuple[NDArray[Any], ...]]
 
 
 class PullReplies:
-    """One incarnation of a shard's answers from `held`; they are counted in `journal`.
+    """One incarnation of a shard's answers from `parameters`; they are counted in `metrics`.
 
     `plain` are the parts of a pull of all tables as plain floats, which needs no `check`.
     """
 
-    def __init__(self, spec: ShardSpec, boot: int, held: ParameterStore, journal: Metrics) -> None:
+    def __init__(
+        self, spec: ShardSpec, boot: int, parameters: ParameterStore, metrics: Metrics
+    ) -> None:
         self._shard = spec.shard
         self._boot = boot
         self._epoch = spec.map.epoch
-        self._held = held
-        self._journal = journal
-        self.plain = [AskedPart(name) for name in held.parts]
+        self._parameters = parameters
+        self._metrics = metrics
+        self.plain = [AskedPart(name) for name in parameters.parts]
 
     def check(self, pull: Pull) -> None:
         """Raise BadMessage or BadInput if weights cannot be served as `pull` requests."""
-        parts = self._held.parts
+        parts = self._parameters.parts
         for ask in pull.parts:
             if ask.table not in parts:
                 raise BadMessage(
@@ -46,7 +48,7 @@ class PullReplies:
 
     def pull(self, message: Pull, waited_s: float, now: float) -> Answer:
         """The answer to a worker's checked pull, which was parked for `waited_s`."""
-        self._journal.read(message.worker, self._held.version, now)
+        self._metrics.read(message.worker, self._parameters.version, now)
         return self._answer(message.request, message.parts, message.worker, waited_s)
 
     def whole(self, request: int) -> Answer:
@@ -55,18 +57,18 @@ class PullReplies:
 
     def forget(self, worker: str) -> None:
         """Answer the worker's next pull of changes with whole weights."""
-        for part in self._held.parts.values():
+        for part in self._parameters.parts.values():
             part.forget(worker)
 
     def _answer(self, request: int, asks: list[AskedPart], worker: str, waited_s: float) -> Answer:
-        held = self._held
-        weights, parts, frames, sent_bytes = held.host_weights(), [], [], 0
+        parameters = self._parameters
+        weights, parts, frames, sent_bytes = parameters.host_weights(), [], [], 0
         for ask in asks:
-            part, frame = held.parts[ask.table].read(weights, held.version, ask, worker)
+            part, frame = parameters.parts[ask.table].read(weights, parameters.version, ask, worker)
             parts.append(part)
             frames.append(frame)
             sent_bytes += frame.nbytes
-        self._journal.pulls += 1
-        self._journal.bytes_out += sent_bytes
+        self._metrics.pulls += 1
+        self._metrics.bytes_out += sent_bytes
         place = request, self._shard, self._boot, self._epoch
-        return Weights(*place, held.version, parts, waited_s), tuple(frames)
+        return Weights(*place, parameters.version, parts, waited_s), tuple(frames)

@@ -35,17 +35,17 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 def examine(
-    sender: bytes, message: Push, frames: Sequence[Buffer], held: ParameterStore, shard: int
+    sender: bytes, message: Push, frames: Sequence[Buffer], parameters: ParameterStore, shard: int
 ) -> Arrived:
     """Check everything about a push but its norm, and decode its gradients.
 
     Raises Retry if there are no weights yet, and BadMessage.
     """
-    held.weights()
-    if message.read_version > held.version:
+    parameters.weights()
+    if message.read_version > parameters.version:
         raise BadMessage(
             f"push {message.seq} of worker {message.worker} was computed from version"
-            f" {message.read_version}; shard {shard} is at {held.version}"
+            f" {message.read_version}; shard {shard} is at {parameters.version}"
         )
     if len(frames) != len(message.parts):
         raise BadMessage(
@@ -54,11 +54,11 @@ def examine(
     gradients: dict[str, NDArray[Any]] = {}
     payload_bytes = 0
     for part, frame in zip(message.parts, frames, strict=True):
-        own = held.parts.get(part.table)
+        own = parameters.parts.get(part.table)
         if own is None or part.table in gradients:
             raise BadMessage(
                 f"push {message.seq}: expected at most one part for each of the tables"
-                f" {', '.join(held.parts)} of shard {shard}, got one more of {part.table}"
+                f" {', '.join(parameters.parts)} of shard {shard}, got one more of {part.table}"
             )
         gradients[part.table] = own.check(f"push {message.seq}", part, frame)
         payload_bytes += memoryview(frame).nbytes

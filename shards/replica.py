@@ -52,7 +52,7 @@ from shards.errors import BadMessage, Retry
 from shards.messages import CHANGING, PIECE_BYTES, Count, Registered, Request
 from shards.refusals import changed_nothing
 from shards.replication_messages import (
-    MOST_EXPIRED,
+    MAX_EXPIRED,
     Assignment,
     Beat,
     Configuration,
@@ -240,8 +240,8 @@ class ShardReplica:
         due = self.shard.due(now)
         if due is None:
             return Effects(answers, posts)
-        for begin in range(0, max(1, len(due)), MOST_EXPIRED):
-            some = tuple(due[begin : begin + MOST_EXPIRED])
+        for begin in range(0, max(1, len(due)), MAX_EXPIRED):
+            some = tuple(due[begin : begin + MAX_EXPIRED])
             effects = self._log(now, (), some, self.shard.expire(some, now))
             answers += effects.answers
             posts += effects.posts
@@ -321,7 +321,7 @@ class ShardReplica:
     def _send_state(self, now: float) -> list[Post]:
         """Begin to send the whole state to a new backup."""
         self._patience_s = self.retry_s
-        state = () if self.shard.held.empty else shard_state.encode(self.shard.copy())
+        state = () if self.shard.parameters.empty else shard_state.encode(self.shard.copy())
         waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
         counts = [len(frames) for frames in waiting]
         first = _Copied(now, self.shard.progress, len(state), counts)

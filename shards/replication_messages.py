@@ -17,7 +17,7 @@ from msgspec import Meta
 from shards.messages import Count, Name, Piece
 
 Epoch = Count
-MOST_EXPIRED = 1024
+MAX_EXPIRED = 1024
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -62,13 +62,13 @@ class Replicate(msgspec.Struct, frozen=True, tag="replicate", forbid_unknown_fie
     """Entry `position` of the primary's replication log; `at` is the primary's clock in seconds.
 
     The frames are a message's header and payload. With `expired` there are none: the entry says
-    that the leases of these workers, at most `MOST_EXPIRED`, ran out.
+    that the leases of these workers, at most `MAX_EXPIRED`, ran out.
     """
 
     epoch: Epoch
     position: Count
     at: float
-    expired: Annotated[list[Name], Meta(max_length=MOST_EXPIRED)] = []
+    expired: Annotated[list[Name], Meta(max_length=MAX_EXPIRED)] = []
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", forbid_unknown_fields=True):

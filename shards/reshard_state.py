@@ -9,10 +9,10 @@ from shards.errors import GiveUp
 from shards.quiesce import QuiesceState, QuiesceTracker
 
 
-class ReshardProgress(msgspec.Struct, frozen=True):
+class ReshardProgress(msgspec.Struct, frozen=True, rename={"quiesce": "standstill"}):
     """Progress in a reshard: the quiesce, and the new shards (JSON of a ps.Cluster), if any."""
 
-    standstill: QuiesceState
+    quiesce: QuiesceState
     moved_to: bytes | None
 
 
@@ -20,7 +20,7 @@ class ReshardState:
     """A shard's reshard: its quiesce, and the shards that it redirects workers to, or None."""
 
     def __init__(self, shard: int) -> None:
-        self.standstill = QuiesceTracker()
+        self.quiesce = QuiesceTracker()
         self.moved_to: bytes | None = None
         self._shard = shard
 
@@ -30,7 +30,7 @@ class ReshardState:
         Raises GiveUp if the operator `owner` does not quiesce the shard, or if it was handed over
         to other shards.
         """
-        if self.moved_to is None and not self.standstill.is_owned(owner, now):
+        if self.moved_to is None and not self.quiesce.is_owned(owner, now):
             raise GiveUp(f"hand over: shard {self._shard} is not quiesced by this operator")
         if self.moved_to not in (None, successors):
             # Another operator was first; workers that were sent there must not be called back.
@@ -39,13 +39,13 @@ class ReshardState:
 
     def begun(self, now: float) -> bool:
         """Whether the shard is quiesced or has handed over its part."""
-        return self.moved_to is not None or self.standstill.is_active(now)
+        return self.moved_to is not None or self.quiesce.is_active(now)
 
     @property
     def progress(self) -> ReshardProgress:
         """Both facts as a value."""
-        return ReshardProgress(self.standstill.state, self.moved_to)
+        return ReshardProgress(self.quiesce.state, self.moved_to)
 
     @progress.setter
-    def progress(self, stance: ReshardProgress) -> None:
-        self.standstill, self.moved_to = QuiesceTracker(stance.standstill), stance.moved_to
+    def progress(self, progress: ReshardProgress) -> None:
+        self.quiesce, self.moved_to = QuiesceTracker(progress.quiesce), progress.moved_to

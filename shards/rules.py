@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 
 from cupy_kernels import backends, updates
 from cupy_kernels.backends import HOST, Backend, backend_of
-from shards import arguments
+from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput
 from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
 
-MOST_VERSIONS = 64
+MAX_VERSIONS = 64
 """The most past versions that a shard keeps for a rule."""
 
 _OF_DECAY = "a number of at least 0"
@@ -57,9 +57,9 @@ class Decay(msgspec.Struct, frozen=True):
     kind: DecayKind = DecayKind.L2
 
     def __post_init__(self) -> None:
-        weight = arguments.number("decay: weight", self.weight, least=0, expected=_OF_DECAY)
+        weight = argument_checks.number("decay: weight", self.weight, least=0, expected=_OF_DECAY)
         structs.force_setattr(self, "weight", weight)
-        kind = arguments.choice("decay: kind", self.kind, DecayKind)
+        kind = argument_checks.choice("decay: kind", self.kind, DecayKind)
         structs.force_setattr(self, "kind", kind)
 
 
@@ -315,7 +315,7 @@ class DelayedNesterov(UpdateRule, frozen=True, tag="delayed_nesterov"):
 
     def __post_init__(self) -> None:
         _demand_share(self, "momentum")
-        structs.force_setattr(self, "n", arguments.whole(_field(self, "n"), self.n, 1))
+        structs.force_setattr(self, "n", argument_checks.whole(_field(self, "n"), self.n, 1))
 
     def constants_at(self, count: int) -> tuple[np.float32, ...]:
         last = count % self.n == 0
@@ -383,14 +383,14 @@ def rule_of(what: str, value: object) -> Rule:
         return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
-    raise arguments.wrong(what, f"{', '.join(RULES)}, or a rule such as Adam()", value)
+    raise argument_checks.wrong(what, f"{', '.join(RULES)}, or a rule such as Adam()", value)
 
 
 def decay_of(what: str, value: object) -> Decay:
     """A weight decay, given as itself or as a number for L2; raises BadInput naming `what`."""
     if isinstance(value, Decay):
         return value
-    return Decay(arguments.number(what, value, least=0, expected=f"{_OF_DECAY}, or a Decay"))
+    return Decay(argument_checks.number(what, value, least=0, expected=f"{_OF_DECAY}, or a Decay"))
 
 
 class _Layout(NamedTuple):
@@ -455,14 +455,14 @@ def _keep_and_take(share: float) -> tuple[np.float32, np.float32]:
 def _demand_share(rule: UpdateRule, field: str) -> None:
     value = _number(rule, field, "[0, 1)")
     if not 0 <= value < 1:
-        raise arguments.wrong(_field(rule, field), "[0, 1)", value)
+        raise argument_checks.wrong(_field(rule, field), "[0, 1)", value)
 
 
 def _demand_versions(rule: DelayCompensation | AdaptiveDelayCompensation) -> None:
-    versions = arguments.whole(_field(rule, "versions"), rule.versions, 1, MOST_VERSIONS)
+    versions = argument_checks.whole(_field(rule, "versions"), rule.versions, 1, MAX_VERSIONS)
     structs.force_setattr(rule, "versions", versions)
     if not _number(rule, "strength", "0 or more") >= 0:
-        raise arguments.wrong(_field(rule, "strength"), "0 or more", rule.strength)
+        raise argument_checks.wrong(_field(rule, "strength"), "0 or more", rule.strength)
 
 
 def _demand_delta(
@@ -472,7 +472,7 @@ def _demand_delta(
     expected = "more than 0 in float32"
     delta = _number(rule, "delta", expected)
     if not np.float32(delta) > 0:
-        raise arguments.wrong(_field(rule, "delta"), expected, delta)
+        raise argument_checks.wrong(_field(rule, "delta"), expected, delta)
 
 
 def _field(rule: UpdateRule, field: str) -> str:
@@ -481,6 +481,6 @@ def _field(rule: UpdateRule, field: str) -> str:
 
 def _number(rule: UpdateRule, field: str, expected: str) -> float:
     """The value of a field, which is converted to a plain float in place."""
-    plain = arguments.number(_field(rule, field), getattr(rule, field), expected=expected)
+    plain = argument_checks.number(_field(rule, field), getattr(rule, field), expected=expected)
     structs.force_setattr(rule, field, plain)
     return plain

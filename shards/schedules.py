@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 
@@ -148,9 +148,11 @@ def schedule_of(what: str, value: object) -> Schedule:
     if isinstance(value, _Policy):  # the project's, or defined by the user
         return cast(Schedule, value)
     if not isinstance(value, bool) and isinstance(value, Real | np.floating):
-        rate = arguments.number(what, value, least=0, expected="a rate of 0 or more, and finite")
+        rate = argument_checks.number(
+            what, value, least=0, expected="a rate of 0 or more, and finite"
+        )
         return Fixed(base_rate=rate)
-    raise arguments.wrong(what, "a rate or a schedule such as Fixed(base_rate=0.1)", value)
+    raise argument_checks.wrong(what, "a rate or a schedule such as Fixed(base_rate=0.1)", value)
 
 
 def _field(policy: _Policy, field: str) -> str:
@@ -160,23 +162,25 @@ def _field(policy: _Policy, field: str) -> str:
 def _number(
     policy: _Policy,
     field: str,
-    least: float = -arguments.LARGEST,
+    least: float = -argument_checks.LARGEST,
     expected: str = "a finite number",
 ) -> None:
     value = getattr(policy, field)
-    plain = arguments.number(_field(policy, field), value, least=least, expected=expected)
+    plain = argument_checks.number(_field(policy, field), value, least=least, expected=expected)
     structs.force_setattr(policy, field, plain)
 
 
 def _whole(policy: _Policy, field: str) -> None:
-    plain = arguments.whole(_field(policy, field), getattr(policy, field))
+    plain = argument_checks.whole(_field(policy, field), getattr(policy, field))
     structs.force_setattr(policy, field, plain)
 
 
 def _steps(policy: MultiStep) -> None:
     what, steps = _field(policy, "steps"), policy.steps
-    listed = arguments.items(what, steps, "a list of whole numbers")
-    structs.force_setattr(policy, "steps", tuple(arguments.whole(what, step) for step in listed))
+    listed = argument_checks.items(what, steps, "a list of whole numbers")
+    structs.force_setattr(
+        policy, "steps", tuple(argument_checks.whole(what, step) for step in listed)
+    )
 
 
 def _demand(policy: _Policy, field: str, expected: str, holds: bool) -> None:

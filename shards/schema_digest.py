@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from shards.messages import PROTOCOL, Cut, Probe, Reply, Request, ShardStatus
+from shards.messages import PROTOCOL, Cut, Probe, Reply, Request
+from shards.shard_status import ShardStatus
 
 MESSAGES = (Request, Probe, Reply, Cut, ShardStatus)
 _DIGITS = 16

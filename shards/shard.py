@@ -45,12 +45,12 @@ from shards.messages import (
     Renew,
     Request,
     SettingsInForce,
-    ShardStatus,
 )
 from shards.push_checks import Arrived
 from shards.reshard_state import ReshardProgress, ReshardState
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
+from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing, refused
 from shards.wire_format import Buffer
@@ -75,22 +75,22 @@ class Shard:
         self.spec = spec
         self.boot = boot
         self.part = ShardPart(spec, boot, buffers, place)
-        self.held, self.ledger = self.part.held, self.part.ledger
-        self.journal, self.updates = self.part.journal, self.part.updates
-        self.move = ReshardState(spec.shard)
-        self.workers = WorkerRequests(self.part, self.move)
+        self.parameters, self.ledger = self.part.parameters, self.part.ledger
+        self.metrics, self.updates = self.part.metrics, self.part.updates
+        self.reshard = ReshardState(spec.shard)
+        self.workers = WorkerRequests(self.part, self.reshard)
         self.gate = self.workers.gate
-        self._admin = AdminRequests(self.part, self.workers, self.move)
+        self._admin = AdminRequests(self.part, self.workers, self.reshard)
 
     @property
     def size(self) -> int:
         """The number of floats in this shard."""
-        return self.held.size
+        return self.parameters.size
 
     @property
     def version(self) -> int:
         """The number of updates in the present weights."""
-        return self.held.version
+        return self.parameters.version
 
     # --- transitions ----------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class Shard:
             raise BadMessage(
                 f"shard {self.spec.shard} serves another job than {short_id(message.job)}"
             )
-        if self.move.moved_to is not None and isinstance(message, FromWorker | Read):
-            raise Moved(f"shard {self.spec.shard} has handed over its part", self.move.moved_to)
+        if self.reshard.moved_to is not None and isinstance(message, FromWorker | Read):
+            raise Moved(f"shard {self.spec.shard} has handed over its part", self.reshard.moved_to)
         if isinstance(message, Registered) and message.boot != self.boot:
             raise Resynchronise(
                 f"shard {self.spec.shard} is incarnation {self.boot}, "
@@ -244,14 +244,14 @@ class Shard:
     @property
     def prepared(self) -> bool:
         """Whether `prepare` has nothing left to do before the next push."""
-        return self.held.prepared
+        return self.parameters.prepared
 
     def prepare(self) -> None:
         """Do a small part of the work that the next push would otherwise wait for.
 
         The driver calls it while no message is waiting, until `prepared`. No answer depends on it.
         """
-        self.held.prepare()
+        self.parameters.prepare()
 
     # --- for its WAL and its replicas ------------------------------------------------------------
 
@@ -285,21 +285,21 @@ class Shard:
 
     def moving(self, now: float) -> bool:
         """Whether it is quiesced or has handed over its part; `copy` contains neither fact."""
-        return self.move.begun(now)
+        return self.reshard.begun(now)
 
     @property
     def progress(self) -> ReshardProgress:
         """Resharding progress, for replication to another copy."""
-        return self.move.progress
+        return self.reshard.progress
 
     @progress.setter
-    def progress(self, stance: ReshardProgress) -> None:
-        self.move.progress = stance
+    def progress(self, progress: ReshardProgress) -> None:
+        self.reshard.progress = progress
 
     def take_over(self, now: float) -> None:
         """Serve in place of another copy from now on; its workers must say hello to this one."""
         self.workers.take_over(now)
-        self.move.standstill.reset(now)
+        self.reshard.quiesce.reset(now)
 
     def roll_back(self, now: float) -> None:
         """Serve from now on with a state that may lack pushes that it acknowledged before.
@@ -309,5 +309,5 @@ class Shard:
         """
         self.part.rolled_back = True
         self.ledger.roll_back()
-        self.journal.roll_back(self.boot)
+        self.metrics.roll_back(self.boot)
         self.take_over(now)

@@ -38,11 +38,11 @@ class ShardPart:
         """The parameters are those of a `Shard`."""
         self.spec = spec
         self.boot = boot
-        self.held = ParameterStore(spec, buffers, place)
+        self.parameters = ParameterStore(spec, buffers, place)
         self.ledger = Ledger()
-        self.journal = Metrics()
-        self.updates = Updates(spec, self.held, self.ledger, self.journal)
-        self.serving = PullReplies(spec, boot, self.held, self.journal)
+        self.metrics = Metrics()
+        self.updates = Updates(spec, self.parameters, self.ledger, self.metrics)
+        self.serving = PullReplies(spec, boot, self.parameters, self.metrics)
         self.settings = LiveSettings(spec.bound, spec.rate_factor)
         self.gate = Gate(spec.bound)
         self.rolled_back = False
@@ -53,23 +53,23 @@ class ShardPart:
 
         The ledger is not copied: encode it before the next transition.
         """
-        held, done = self.held, self.updates
-        parts = held.parts.items()
+        parameters, done = self.parameters, self.updates
+        parts = parameters.parts.items()
         saved = SavedProgress(
-            held.version,
+            parameters.version,
             done.steps,
             done.samples,
             self.ledger,
             {name: part.count for name, part in parts},
-            held.buffered,
+            parameters.buffered,
             {name: part.buffered for name, part in parts},
             self.settings if self.settings.revision else None,
         )
-        return ShardState(saved, held.copy(), self.description)
+        return ShardState(saved, parameters.copy(), self.description)
 
     def restore(self, state: ShardState) -> None:
         """Take over the state that another part's `copy` returned; active workers stay active."""
-        self.held.restore(state.saved, state.arrays)
+        self.parameters.restore(state.saved, state.arrays)
         saved = state.saved
         self.updates.steps, self.updates.samples = saved.steps, saved.samples
         self.ledger.entries, self.ledger.floor = saved.ledger.entries, saved.ledger.floor
@@ -85,10 +85,10 @@ class ShardPart:
     def is_at(self, state: ShardState) -> bool:
         """Whether this state was installed here and no push has been applied since."""
         saved, done = state.saved, self.updates
-        reached = self.held.version, done.steps, done.samples
+        reached = self.parameters.version, done.steps, done.samples
         same = reached == (saved.version, saved.steps, saved.samples)
         return (
             same
             and self.ledger.incarnations == saved.ledger.incarnations
-            and self.held.is_at(state.arrays)
+            and self.parameters.is_at(state.arrays)
         )

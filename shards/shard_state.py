@@ -52,7 +52,7 @@ class ShardState(msgspec.Struct, frozen=True):
     shard's own keys.
 
     `description` (JSON of a ps.Cluster) is the shard's answer to clients that know no more of the
-    job than its address; the operator who installs a state adds it, and no snapshot holds it.
+    job than its address; the operator adds it to the state to install, and no snapshot holds it.
     """
 
     saved: SavedProgress
@@ -96,7 +96,7 @@ def encode(state: ShardState) -> tuple[bytes | NDArray[Any], ...]:
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
-    """A state, whose arrays are views of its frames, and the frames after it; raises BadMessage."""
+    """A state, with views of its frames as arrays, and the frames after it; raises BadMessage."""
     if not frames:
         raise BadMessage("state: expected at least one frame, got none")
     contents = wire_format.decode_state(frames[0], _Contents)

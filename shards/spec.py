@@ -4,7 +4,7 @@ import msgspec
 from msgspec import structs
 
 from cupy_kernels.backends import HOST, Backend
-from shards import arguments, payloads, pull_encodings
+from shards import argument_checks, payloads, pull_encodings
 from shards.aggregation import BUFFER, CONSTANT, EACH, Buffer, Merge, StaleLimit
 from shards.gradient_guard import Guard
 from shards.messages import Kind
@@ -31,10 +31,12 @@ class TableSpec(msgspec.Struct, frozen=True):
     pulled: Kind = Kind.F4
 
     def __post_init__(self) -> None:
-        arguments.instance("TableSpec: table", self.table, DenseTable, "a DenseTable")
-        arguments.instance("TableSpec: guard", self.guard, Guard, "a Guard")
+        argument_checks.instance("TableSpec: table", self.table, DenseTable, "a DenseTable")
+        argument_checks.instance("TableSpec: guard", self.guard, Guard, "a Guard")
         for field in ("pushed", "pulled"):
-            structs.force_setattr(self, field, arguments.choice(field, getattr(self, field), Kind))
+            structs.force_setattr(
+                self, field, argument_checks.choice(field, getattr(self, field), Kind)
+            )
         for field, checked in (("rule", rule_of), ("schedule", schedule_of), ("decay", decay_of)):
             structs.force_setattr(self, field, checked(field, getattr(self, field)))
 

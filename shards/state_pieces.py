@@ -16,7 +16,7 @@ piece, so none must arrive first.
 
 A receiver never sees a part of a state: `frames` exist once every piece is there. Memory is
 bounded: a gathered state takes its own size, of which the receiver states the limit, and a shard
-keeps at most `MOST_EXPORTS` exports open, each at most `EXPORT_S` seconds after its last request.
+keeps at most `MAX_EXPORTS` exports open, each at most `EXPORT_S` seconds after its last request.
 """
 
 from bisect import bisect_right
@@ -37,9 +37,9 @@ from shards.wire_format import Buffer
 
 AHEAD = 4
 """The pieces of one state that are on their way at the same time."""
-MOST_EXPORTS = 4
+MAX_EXPORTS = 4
 EXPORT_S = 30.0  # longer than a client waits before it repeats a request
-_MOST_FRAMES = 64 << 10
+_MAX_FRAMES = 64 << 10
 _DIGEST = (1 << 62) - 1  # what a Count holds
 
 Bytes = NDArray[np.uint8]
@@ -50,7 +50,7 @@ class _Sizes(msgspec.Struct, frozen=True, array_like=True):
     """The size of each frame in bytes, and that of each piece but the last."""
 
     piece_bytes: PieceBytes
-    frames: Annotated[list[Count], Meta(max_length=_MOST_FRAMES)]
+    frames: Annotated[list[Count], Meta(max_length=_MAX_FRAMES)]
 
     @property
     def total(self) -> int:
@@ -92,11 +92,11 @@ class CutState:
 
 
 class GatheredState:
-    """The pieces of the state named `of` that have arrived; it takes at most `most_bytes`."""
+    """The pieces of the state named `of` that have arrived; it takes at most `max_bytes`."""
 
-    def __init__(self, of: int, most_bytes: int = 1 << 62) -> None:
+    def __init__(self, of: int, max_bytes: int = 1 << 62) -> None:
         self.of = of
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._sizes: _Sizes | None = None
         self._frames: list[Bytes] = []
         self._held: set[int] = set()
@@ -123,9 +123,9 @@ class GatheredState:
         sizes = wire_format.decode_state(frames[0], _Sizes)
         if piece.of != self.of or sizes != (self._sizes or sizes):
             raise BadMessage(f"piece {piece.number}: it belongs to another state")
-        if sizes.total > self._most_bytes or piece.number >= sizes.pieces:
+        if sizes.total > self._max_bytes or piece.number >= sizes.pieces:
             raise BadMessage(
-                f"piece {piece.number}: expected a state of at most {self._most_bytes} bytes in"
+                f"piece {piece.number}: expected a state of at most {self._max_bytes} bytes in"
                 f" {sizes.pieces} pieces, got {sizes.total} bytes"
             )
         slices = [_as_bytes(frame) for frame in frames[1:]]
@@ -172,7 +172,7 @@ class OpenExports:
         """Keep an export and return its number; it replaces the former one of the same sender."""
         for number in [n for n, one in self._open.items() if one.sender == export.sender]:
             del self._open[number]
-        while len(self._open) >= MOST_EXPORTS:
+        while len(self._open) >= MAX_EXPORTS:
             del self._open[min(self._open, key=lambda number: self._open[number].used_at)]
         self._opened += 1
         self._open[self._opened] = export

@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 
 class TablePart(Protocol):
     """One shard's part of one table; `count` is the number of its updates, `buffered` that of the
-    pushes in its buffer. Its guard refuses a squared norm that is not up to `most_squares`.
+    pushes in its buffer. Its guard refuses a squared norm that is not up to `max_squares`.
 
     `sums`: `apply` takes any number of gradients, returns their squared norms and changes nothing
     but `out`. Otherwise it takes one, which has been measured before. `copies`: it may have
@@ -38,7 +38,7 @@ class TablePart(Protocol):
     buffered: int
     copies: bool
     sums: bool
-    most_squares: float
+    max_squares: float
 
     @property
     def prepared(self) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 Buffer = bytes | bytearray | memoryview
@@ -31,10 +31,10 @@ Buffer = bytes | bytearray | memoryview
 TENSOR_ALIGNMENT = 64
 SHARD_ALIGNMENT = 256
 FINEST_ALIGNMENT = 4  # for shards of a table too small for 256 floats each
-MOST_SHARDS = 1024  # every worker has sockets for each
-MOST_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
+MAX_SHARDS = 1024  # every worker has sockets for each
+MAX_FLOATS = 2**40  # 4 TiB; more is a mistake in a shape
 PAGE_FLOATS = 1024  # 4 KB, a page of memory
-MOST_TABLES = 64  # a header names each table that it concerns
+MAX_TABLES = 64  # a header names each table that it concerns
 _PAGES_A_SHARD = 64  # from this size on, cutting at pages keeps shards even enough
 
 
@@ -53,13 +53,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
     buffer: bool = False
 
     def __post_init__(self) -> None:
-        name = arguments.name("TensorSpec: name", self.name)
+        name = argument_checks.name("TensorSpec: name", self.name)
         what = f"TensorSpec {name}"
         structs.force_setattr(self, "shape", _shape(f"{what}: shape", self.shape))
         for field in ("lr_mult", "decay_mult"):
-            value = arguments.number(f"{what}: {field}", getattr(self, field))
+            value = argument_checks.number(f"{what}: {field}", getattr(self, field))
             structs.force_setattr(self, field, value)
-        structs.force_setattr(self, "buffer", arguments.flag(f"{what}: buffer", self.buffer))
+        structs.force_setattr(self, "buffer", argument_checks.flag(f"{what}: buffer", self.buffer))
 
     @property
     def size(self) -> int:
@@ -87,7 +87,7 @@ class DenseTable(msgspec.Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        what = f"table {arguments.name('DenseTable: name', self.name)}"
+        what = f"table {argument_checks.name('DenseTable: name', self.name)}"
         structs.force_setattr(self, "tensors", _tensors(what, self.tensors))
         names = Counter(tensor.name for tensor in self.tensors)
         twice = [name for name, count in names.items() if count > 1]
@@ -99,8 +99,8 @@ class DenseTable(msgspec.Struct, frozen=True):
                     f"{what}: tensor {tensor.name}: expected sizes of at least 1,"
                     f" got {tensor.shape}"
                 )
-        if self.parameters > MOST_FLOATS:
-            raise BadInput(f"{what}: expected at most {MOST_FLOATS} floats, got {self.parameters}")
+        if self.parameters > MAX_FLOATS:
+            raise BadInput(f"{what}: expected at most {MAX_FLOATS} floats, got {self.parameters}")
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class DenseTable(msgspec.Struct, frozen=True):
         """A writable view into the flat array for each tensor, by name and in its own shape."""
         expected = f"an arena of shape ({self.size},)"
         if not isinstance(arena, np.ndarray):
-            raise arguments.wrong(f"table {self.name}", expected, arena)
+            raise argument_checks.wrong(f"table {self.name}", expected, arena)
         if arena.shape != (self.size,):
             raise BadInput(f"table {self.name}: expected {expected}, got {arena.shape}")
         return {
@@ -155,8 +155,8 @@ class Layout(msgspec.Struct, frozen=True):
     tables: tuple[DenseTable, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.tables) <= MOST_TABLES:
-            raise BadInput(f"tables: expected 1 to {MOST_TABLES}, got {len(self.tables)}")
+        if not 1 <= len(self.tables) <= MAX_TABLES:
+            raise BadInput(f"tables: expected 1 to {MAX_TABLES}, got {len(self.tables)}")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise BadInput(f"tables: {min(twice)} is named more than once")
@@ -184,7 +184,7 @@ class Layout(msgspec.Struct, frozen=True):
             if one.name == table:
                 return KeyRange(start, start + one.size)
             start += one.size
-        raise arguments.wrong("table", f"one of {', '.join(self.names)}", table)
+        raise argument_checks.wrong("table", f"one of {', '.join(self.names)}", table)
 
     def sections(self, keys: KeyRange) -> tuple[Section, ...]:
         """The section of each table within a range of the arena, in order; none is empty."""
@@ -198,14 +198,14 @@ class Layout(msgspec.Struct, frozen=True):
 
     def select(self, tables: Sequence[str]) -> "Layout":
         """The layout of these tables alone, in this layout's order; raises BadInput."""
-        names = arguments.items("tables", tables, "a list of names of tables")
+        names = argument_checks.items("tables", tables, "a list of names of tables")
         for name in names:
             self.section(name)
         return Layout(tuple(table for table in self.tables if table.name in names))
 
     def split(self, arena: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A view into `arena` for each table: its own flat array."""
-        arena = arguments.array("arena", arena, self.size)
+        arena = argument_checks.array("arena", arena, self.size)
         ends = np.cumsum([table.size for table in self.tables])
         return dict(zip(self.names, np.split(arena, ends[:-1]), strict=True))
 
@@ -248,8 +248,8 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     floats; some shards may then hold only padding.
     """
     size = layout.size
-    most = min(size // FINEST_ALIGNMENT, MOST_SHARDS)
-    shards = arguments.whole("shards", shards)
+    most = min(size // FINEST_ALIGNMENT, MAX_SHARDS)
+    shards = argument_checks.whole("shards", shards)
     if not 1 <= shards <= most:
         what = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
         raise BadInput(f"{what}: expected 1 to {most} shards, got {shards}")
@@ -298,16 +298,16 @@ class RateRun(msgspec.Struct, frozen=True):
 def _shape(what: str, shape: object) -> tuple[int, ...]:
     """A shape as a tuple; a one-dimensional shape may be given as a number."""
     if isinstance(shape, int | np.integer):
-        return (arguments.whole(what, shape, most=MOST_FLOATS),)
-    sizes = arguments.items(what, shape, "a whole number or a tuple of them")
-    return tuple(arguments.whole(what, size, most=MOST_FLOATS) for size in sizes)
+        return (argument_checks.whole(what, shape, most=MAX_FLOATS),)
+    sizes = argument_checks.items(what, shape, "a whole number or a tuple of them")
+    return tuple(argument_checks.whole(what, size, most=MAX_FLOATS) for size in sizes)
 
 
 def _tensors(what: str, tensors: object) -> tuple[TensorSpec, ...]:
     what, expected = f"{what}: tensors", "a list of TensorSpec"
     return tuple(
-        arguments.instance(what, tensor, TensorSpec, expected)
-        for tensor in arguments.items(what, tensors, expected)
+        argument_checks.instance(what, tensor, TensorSpec, expected)
+        for tensor in argument_checks.items(what, tensors, expected)
     )
 
 

@@ -31,6 +31,6 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 def refused(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
     """Make the Refusal for `error`, and count it in the metrics."""
-    part.journal.refused += 1
+    part.metrics.refused += 1
     where = (error.cluster,) if isinstance(error, Moved) else ()
     return Outgoing(sender, refusal(request, part.spec.shard, part.boot, error), where)

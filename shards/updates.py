@@ -45,7 +45,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 
 
 class Updates:
-    """The updates of one shard; they change `held`, `ledger` and `journal`.
+    """The updates of one shard; they change `parameters`, `ledger` and `metrics`.
 
     `steps` and `samples` count what has been applied; the steps of a dropped push count as well, or
     the schedule would fall behind the workers. `round` holds, by worker, the pushes that wait for
@@ -53,19 +53,19 @@ class Updates:
     """
 
     def __init__(
-        self, spec: ShardSpec, held: ParameterStore, ledger: Ledger, journal: Metrics
+        self, spec: ShardSpec, parameters: ParameterStore, ledger: Ledger, metrics: Metrics
     ) -> None:
         self.steps = 0
         self.samples = 0
         self.round: dict[str, Arrived] = {}
         self._spec = spec
-        self._held = held
+        self._parameters = parameters
         self._ledger = ledger
-        self._journal = journal
+        self._metrics = metrics
         self.set_rate_factor(spec.rate_factor)
         self._weigh = WEIGHINGS[spec.weigh]
         self._constant = spec.weigh == CONSTANT and spec.stale is None
-        self._sums = spec.merge == EACH and self._constant and held.sums
+        self._sums = spec.merge == EACH and self._constant and parameters.sums
 
     def set_rate_factor(self, factor: float) -> None:
         """Multiply the rates of the schedules by `factor`, unless the workers have done that."""
@@ -108,10 +108,10 @@ class Updates:
         if self._spec.merge == EACH:
             first = run[0].message
             scale = self._spec.scale if self._constant else self._scale(first)
-            before = self._held.version
+            before = self._parameters.version
             rates, read = self._rates_at(self.steps), first.read_version
             gradients = [one.gradients for one in run]
-            squares = self._held.apply(gradients, rates, scale=scale, read_version=read)
+            squares = self._parameters.apply(gradients, rates, scale=scale, read_version=read)
             if squares is not None:
                 return [
                     self._note(one, square**0.5, before + number, rates, scale, now, len(run))
@@ -127,14 +127,14 @@ class Updates:
             case Buffer(size=size):
                 return [self._collect(measured, size, now)]
         # The two ways to sum a norm differ in its last bits, and this one is at the limit.
-        self._held.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
+        self._parameters.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
         return [self._note(measured, measured.norm, before, rates, scale, now)]
 
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
         self.round[arrived.message.worker] = self._measured(arrived)
 
-    def close_rounds(self, now: float, standstill: QuiesceTracker) -> list[Applied]:
+    def close_rounds(self, now: float, quiesce: QuiesceTracker) -> list[Applied]:
         """Apply every complete round; a round is the pushes that lead to one clock.
 
         While the shard is quiesced, a round beyond the cut stays open even if it is complete.
@@ -144,13 +144,13 @@ class Updates:
         """
         out: list[Applied] = []
         while names := self._complete():
-            if not all(standstill.allows(n, self.round[n].message.seq, now) for n in names):
+            if not all(quiesce.allows(n, self.round[n].message.seq, now) for n in names):
                 break
             arrived = [self.round.pop(name) for name in names]
-            rates, before = self._rates_at(self.steps), self._held.version
+            rates, before = self._rates_at(self.steps), self._parameters.version
             scale, means = self._spec.scale, _means([one.gradients for one in arrived])
             reached = max(self._round_clock(one.message) for one in arrived)
-            self._held.apply([means], rates, scale=scale, guarded=False)
+            self._parameters.apply([means], rates, scale=scale, guarded=False)
             out += [self._note(one, one.norm, before, rates, scale, now) for one in arrived]
             if self._backups:
                 # The slowest must not hold the others back, so they skip the round as well.
@@ -165,25 +165,25 @@ class Updates:
 
     def apply_buffer(self) -> None:
         """Apply what the buffer holds, however many pushes that are."""
-        if isinstance(self._spec.merge, Buffer) and self._held.buffered:
-            self._held.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
+        if isinstance(self._spec.merge, Buffer) and self._parameters.buffered:
+            self._parameters.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
 
     @property
     def unfilled(self) -> bool:
         """Whether the buffer holds pushes, and no worker is left that could fill it."""
-        return bool(self._held.buffered) and not self._ledger.active
+        return bool(self._parameters.buffered) and not self._ledger.active
 
     def _collect_round(self, one: Arrived, now: float) -> list[Applied]:
         """Keep a push for its round, or drop it if that round was applied without it."""
         message = one.message
-        late = message.read_version < self._held.version and message.worker not in self.round
+        late = message.read_version < self._parameters.version and message.worker not in self.round
         if self._backups and late:
             return [self._drop(one, now)]
         self.round[message.worker] = one
         return []
 
     def _complete(self) -> list[str]:
-        """The workers whose pushes are a complete round, by name; none if the round is open.
+        """The workers with pushes that make a complete round, by name; none if the round is open.
 
         They are sorted: float addition is not associative, and the order of arrival is random.
         """
@@ -214,20 +214,20 @@ class Updates:
 
     def _staleness(self, message: Push) -> int:
         """The updates since the version that a push was computed from."""
-        return self._held.version - message.read_version
+        return self._parameters.version - message.read_version
 
     def _collect(self, one: Arrived, size: int, now: float) -> Applied:
         """Add a push to the buffer, and apply the buffer if it is full."""
-        scale, before = self._scale(one.message), self._held.version
+        scale, before = self._scale(one.message), self._parameters.version
         rates = self._rates_at(self.steps)
-        self._held.collect(one.gradients, scale)
-        if self._held.buffered >= size:
+        self._parameters.collect(one.gradients, scale)
+        if self._parameters.buffered >= size:
             self.apply_buffer()
         return self._note(one, one.norm, before, rates, scale, now)
 
     def _drop(self, one: Arrived, now: float) -> Applied:
         """Record a push that came too late: its steps are taken, and lost."""
-        before, rates = self._held.version, self._rates_at(self.steps)
+        before, rates = self._parameters.version, self._rates_at(self.steps)
         return self._note(one, one.norm, before, rates, 0.0, now, dropped=True)
 
     def _rates_at(self, steps: int) -> dict[str, float]:
@@ -239,7 +239,7 @@ class Updates:
         """
         iteration = steps // self._spec.workers
         rates = {}
-        for name, part in self._held.parts.items():
+        for name, part in self._parameters.parts.items():
             try:
                 rates[name] = part.spec.schedule.rate(iteration) * self._rate_factor
             except OverflowError:  # a growing policy; Caffe's reaches infinity too
@@ -258,7 +258,7 @@ class Updates:
         """The push with its norm; raises BadInput if the guard refuses it."""
         message = arrived.message
         try:
-            squares = self._held.measure(arrived.gradients)
+            squares = self._parameters.measure(arrived.gradients)
         except BadInput as error:
             raise BadInput(
                 f"push {message.seq} of worker {message.worker}: {error}"
@@ -296,7 +296,7 @@ class Updates:
         self.samples += 0 if dropped else message.samples
         staleness = max(0, before - message.read_version)
         version = before if dropped else before + 1
-        self._journal.applied(
+        self._metrics.applied(
             message,
             version=version,
             staleness=staleness,

@@ -75,7 +75,7 @@ from shards.wire_format import Buffer
 
 FORMAT = 6
 MAGIC = b"\x93DPSWAL\n"
-_EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, whose checks were shorter
+_EARLIER = b"\x93DPSLOG\n"  # the magic of formats 1 to 4, with shorter checks
 _HEAD = struct.Struct("<8sIQQQ")
 _MARK = struct.Struct("<8sQQQ")
 _MARKED = b"\x93DPMARK\n"
@@ -346,7 +346,7 @@ class Replay:
 
     def _restore(self, entry: LoggedState, frames: Sequence[Buffer]) -> None:
         self.shard.restore(shard_state.decode(frames)[0])
-        self.shard.journal.resume(entry.counts)
+        self.shard.metrics.resume(entry.counts)
         self._from_base = True
 
     def _open(self, entry: Opening) -> None:
@@ -385,7 +385,7 @@ def opening(shard: Shard, number: int, *, begins: bool, now: float, after: int =
 def state_of(shard: Shard, number: int) -> tuple[LoggedState, Frames]:
     """A shard's state when file `number` is opened; it may be written at any later time."""
     # The ledger is encoded now, because the next request changes it; the arrays never change.
-    return LoggedState(number, shard.journal.counts()), shard_state.encode(shard.copy())
+    return LoggedState(number, shard.metrics.counts()), shard_state.encode(shard.copy())
 
 
 def carried(shard: Shard, now: float) -> list[tuple[LogPayload, tuple[Buffer, ...]]]:

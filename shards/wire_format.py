@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_ASKED: msgspec.msgpack.Decoder[Request | Probe] = msgspec.msgpack.Decoder(Request | Probe)
+_REQUEST: msgspec.msgpack.Decoder[Request | Probe] = msgspec.msgpack.Decoder(Request | Probe)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -68,12 +68,12 @@ def decode_state(frame: Buffer, kind: type[T]) -> T:
 def decode(
     packed: Buffer,
     decoder: "msgspec.msgpack.Decoder[T]",
-    most_bytes: int = MAX_HEADER_BYTES,
+    max_bytes: int = MAX_HEADER_BYTES,
     what: str = "header",
 ) -> T:
-    """Decode at most `most_bytes`; raises BadMessage, naming the input as `what`."""
-    if len(packed) > most_bytes:
-        raise BadMessage(f"{what}: expected at most {most_bytes} bytes, got {len(packed)}")
+    """Decode at most `max_bytes`; raises BadMessage, naming the input as `what`."""
+    if len(packed) > max_bytes:
+        raise BadMessage(f"{what}: expected at most {max_bytes} bytes, got {len(packed)}")
     try:
         return decoder.decode(packed)
     except UNDECODABLE as error:
@@ -84,21 +84,21 @@ decode_request = partial(decode, decoder=_REQUESTS)
 """Decode a client's request to a shard; raises BadMessage."""
 
 
-def decode_asked(packed: Buffer) -> Request | Probe:
+def decode_client_message(packed: Buffer) -> Request | Probe:
     """Decode a client's request to a shard, or its Probe; raises BadMessage.
 
     A greeting of another protocol may have other fields: the error then names the protocols.
     """
     try:
         if len(packed) <= MAX_HEADER_BYTES:  # as `decode`, but that is a call at every message
-            return _ASKED.decode(packed)
+            return _REQUEST.decode(packed)
     except UNDECODABLE:
         with suppress(*UNDECODABLE):
             greeting = _GREETINGS.decode(packed)
             if greeting.protocol != PROTOCOL:
                 text = f"expected protocol {PROTOCOL}, got protocol {greeting.protocol}"
                 raise BadMessage(f"{greeting.t[:_SHOWN]}: {text}") from None
-    return decode(packed, _ASKED)  # which raises
+    return decode(packed, _REQUEST)  # which raises
 
 
 decode_reply = partial(decode, decoder=_REPLIES)

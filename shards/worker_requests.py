@@ -31,13 +31,13 @@ from shards.messages import (
     Renew,
     Renewed,
     Request,
-    Standing,
     Welcome,
 )
 from shards.push_checks import Arrived
 from shards.reshard_state import ReshardState
 from shards.schema_digest import differs
 from shards.shard_part import ShardPart
+from shards.shard_status import Standing
 from shards.transition_io import Outgoing, refused
 from shards.updates import Applied
 from shards.wire_format import Buffer
@@ -51,14 +51,14 @@ class WorkerRequests:
     in seconds, as its renewals report them.
     """
 
-    def __init__(self, part: ShardPart, move: ReshardState) -> None:
+    def __init__(self, part: ShardPart, reshard: ReshardState) -> None:
         self.gate = part.gate
         self.welcomed = False
         self.links: dict[str, tuple[str, float]] = {}
         self._part = part
-        self._move = move
+        self._reshard = reshard
         self._spec, self._boot = part.spec, part.boot
-        self._held, self._ledger = part.held, part.ledger
+        self._parameters, self._ledger = part.parameters, part.ledger
         self._updates, self._serving = part.updates, part.serving
         self._guard = min(
             (table.guard for table in part.spec.tables), key=lambda guard: guard.quarantine_after
@@ -73,7 +73,7 @@ class WorkerRequests:
         """
         if difference := differs(message.protocol, message.schema):
             raise Mismatch(f"shard {self._spec.shard}: {difference} of worker {message.worker}")
-        self._held.weights()  # raises Retry: a worker greeted before the Install would block it
+        self._parameters.weights()  # raises Retry: one greeted before the Install would block it
         entry = self._ledger.greet(message.worker, message.incarnation, now + self._spec.lease_s)
         self.welcomed = True
         self._serving.forget(message.worker)
@@ -89,7 +89,7 @@ class WorkerRequests:
                 self._spec.shard,
                 self._boot,
                 self._spec.map.epoch,
-                self._held.version,
+                self._parameters.version,
                 entry.seq,
                 entry.step,
                 self._spec.lease_s,
@@ -117,10 +117,10 @@ class WorkerRequests:
     def leave(self, sender: bytes, message: Leave, now: float) -> list[Outgoing]:
         """Stop counting a worker, and answer the requests that may pass without it."""
         self._identify(message, now)
-        self._move.standstill.check_leave(message.worker, now)
+        self._reshard.quiesce.check_leave(message.worker, now)
         self._ledger.leave(message.worker)
         self.gate.forget(message.worker)
-        self._part.journal.forget(message.worker)
+        self._part.metrics.forget(message.worker)
         self._serving.forget(message.worker)
         self.flush(now)
         left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
@@ -145,7 +145,7 @@ class WorkerRequests:
 
     def owes_flush(self, now: float) -> bool:
         """Whether `flush` would apply anything."""
-        return self._updates.unfilled and not self._move.begun(now)
+        return self._updates.unfilled and not self._reshard.begun(now)
 
     def redirect_waiting(self) -> None:
         """Forget all waiting requests after a handover; their senders repeat and are redirected."""
@@ -177,8 +177,8 @@ class WorkerRequests:
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Make a request wait that also waits at another copy; the ledger has checked it there."""
         if isinstance(message, Push):
-            held, shard = self._held, self._spec.shard
-            self._updates.add_to_round(push_checks.examine(b"", message, frames, held, shard))
+            parameters, shard = self._parameters, self._spec.shard
+            self._updates.add_to_round(push_checks.examine(b"", message, frames, parameters, shard))
         elif isinstance(message, Join):
             self.gate.park(b"", message, now)
 
@@ -225,7 +225,7 @@ class WorkerRequests:
         """
         out: list[Outgoing] = []
         if self._updates.round:
-            closed = self._updates.close_rounds(now, self._move.standstill)
+            closed = self._updates.close_rounds(now, self._reshard.quiesce)
             out = self._acknowledge_all(closed)
         if not self.gate.parked:
             return out
@@ -274,15 +274,15 @@ class WorkerRequests:
             if ahead_of is not None and message.seq > ahead_of.message.seq:
                 return [self._parked(sender, message)]
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
-            self._part.journal.repeated(message.worker)
+            self._part.metrics.repeated(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
             place = message.request, self._spec.shard, self._boot
-            ack = Ack(*place, message.seq, self._held.version, staleness=0, duplicate=True)
+            ack = Ack(*place, message.seq, self._parameters.version, staleness=0, duplicate=True)
             return [Outgoing(sender, ack), *self.open(now)]
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
-        run.append(push_checks.examine(sender, message, frames, self._held, self._spec.shard))
+        run.append(push_checks.examine(sender, message, frames, self._parameters, self._spec.shard))
         return []
 
     def apply(self, run: Sequence[Arrived], now: float) -> list[Outgoing]:
@@ -317,9 +317,9 @@ class WorkerRequests:
         if message.epoch != self._spec.map.epoch:
             raise self._wrong_epoch(message.epoch)
         self._ledger.check_clock(message.worker, message.clock)
-        self._move.standstill.check(message.worker, message.seq, now)
+        self._reshard.quiesce.check(message.worker, message.seq, now)
         if self._part.rolled_back:
-            read = min(message.read_version, self._held.version)
+            read = min(message.read_version, self._parameters.version)
             return msgspec.structs.replace(message, read_version=read)
         return message
 

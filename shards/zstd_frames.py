@@ -37,14 +37,14 @@ def pack(payload: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(packed, np.uint8)
 
 
-def unpack(what: str, frame: memoryview, most_bytes: int) -> memoryview:
-    """Decompress one frame to at most `most_bytes`; raises BadMessage, naming the input `what`."""
+def unpack(what: str, frame: memoryview, max_bytes: int) -> memoryview:
+    """Decompress one frame to at most `max_bytes`; raises BadMessage, naming the input `what`."""
     library = _zstandard()
     try:
         label = library.get_frame_parameters(frame)
-        if label.content_size > most_bytes or label.window_size > MAX_WINDOW_BYTES:
+        if label.content_size > max_bytes or label.window_size > MAX_WINDOW_BYTES:
             raise BadMessage(
-                f"{what}: expected at most {most_bytes} bytes in a frame of zstd, with a window of"
+                f"{what}: expected at most {max_bytes} bytes in a frame of zstd, with a window of"
                 f" up to {MAX_WINDOW_BYTES}; got {label.content_size} and {label.window_size}"
             )
         payload = library.ZstdDecompressor().decompress(

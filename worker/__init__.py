@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from worker.context import Context
     from worker.custom_model import CustomModel
     from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
+    from worker.data.read_options import ReadOptions
     from worker.data.source import Sample, Source
-    from worker.data.wanted import Wanted
     from worker.function_run import Evaluate, RunResult, run
     from worker.job_runner import Outcome
     from worker.mlflow import MLflow
@@ -84,6 +84,7 @@ __all__ = [
     "Outcome",
     "Parameters",
     "Prometheus",
+    "ReadOptions",
     "RunResult",
     "RunStatus",
     "Sample",
@@ -95,7 +96,6 @@ __all__ = [
     "TFRecord",
     "TensorBoard",
     "Trained",
-    "Wanted",
     "WatchedRun",
     "features",
     "image_batch",
@@ -140,7 +140,7 @@ _HOMES = {
     "Prometheus": "worker.prometheus",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
-    "Wanted": "worker.data.wanted",
+    "ReadOptions": "worker.data.read_options",
     "WatchedRun": "worker.callbacks",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ps import path_checks
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from worker import inference, spark
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
-from worker.caffe.net_data import wanted_of, with_files
+from worker.caffe.net_data import read_options_of, with_files
 from worker.caffe.phases import Phase
 from worker.caffe.python_nets import Net
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.text import read_text
 from worker.caffe.weights import read_weights
 from worker.columns import DATA
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.dataframe_checks import check_columns, shapes_of
 from worker.device_selection import DeviceRequest, lent, parse_device
 from worker.inference import ID, LABEL, check_blobs, check_row_blobs, column_sums
@@ -56,7 +56,7 @@ class ForwardPass(msgspec.Struct, frozen=True):
     blobs: tuple[str, ...]
     batch_size: int
     device: DeviceRequest
-    skip_images: int = MOST_SKIPPED
+    skip_images: int = MAX_SKIPPED
 
 
 _loaded: dict[str, tuple[CaffeModel, Floats]] = {}
@@ -71,7 +71,7 @@ def test(
     net: str | Path | Net | None = None,  # noqa: PT028  # a function called test, no test
     blobs: Sequence[str] | None = None,  # noqa: PT028  # a function called test, no test
     device: str = "auto",  # noqa: PT028  # a function called test, no test
-    skip_images: int = MOST_SKIPPED,  # noqa: PT028  # a function called test, no test
+    skip_images: int = MAX_SKIPPED,  # noqa: PT028  # a function called test, no test
 ) -> dict[str, list[float]]:
     """The mean of each column of a net's `blobs` over all rows of a DataFrame; blocks until done.
 
@@ -90,7 +90,7 @@ def test(
     known; GiveUp when a task fails for good.
     """
     check_frame("test: df", df)
-    skip_images = arguments.whole("test: skip_images", skip_images, 0)
+    skip_images = argument_checks.whole("test: skip_images", skip_images, 0)
     fitted = _fitted(df, _tested_net(solver, net))
     names = None if blobs is None else _names("test: blobs", blobs)
     return column_means(
@@ -105,7 +105,7 @@ def column_means(
     weights: str | Path,
     blobs: Sequence[str] | None = None,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> dict[str, list[float]]:
     """`test` with a net that has the shapes of the rows."""
     model = CaffeModel(net)
@@ -132,7 +132,7 @@ def features(
     label: str | None = None,
     batch_size: int = 100,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> spark.DataFrame:
     """A DataFrame with the `blobs` of a net for each row of `df`, computed when it is read.
 
@@ -150,8 +150,8 @@ def features(
     fit; an error in a later row fails the Spark job that reads the result.
     """
     check_frame("features: df", df)
-    batch_size = arguments.whole("features: batch_size", batch_size, 1)
-    skip_images = arguments.whole("features: skip_images", skip_images, 0)
+    batch_size = argument_checks.whole("features: batch_size", batch_size, 1)
+    skip_images = argument_checks.whole("features: skip_images", skip_images, 0)
     read = _net("features: net", net)
     if label is not None:
         df = _labelled(df, label)
@@ -175,7 +175,7 @@ def feature_rows(
     blobs: Sequence[str],
     batch_size: int,
     device: str = "auto",
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> spark.DataFrame:
     """`features` with a net that has the shapes of the rows."""
     model, names = CaffeModel(net), blobs
@@ -224,10 +224,10 @@ def _net(what: str, net: str | Path | Net) -> Description:
 
 def _names(what: str, blobs: Sequence[str]) -> tuple[str, ...]:
     """The names of blobs, each once; raises BadInput for none."""
-    names = arguments.items(what, blobs, "a list of names")
+    names = argument_checks.items(what, blobs, "a list of names")
     if not names:
         raise BadInput(f"{what}: expected names of blobs, got none")
-    return tuple(dict.fromkeys(arguments.name(what, name) for name in names))
+    return tuple(dict.fromkeys(argument_checks.name(what, name) for name in names))
 
 
 def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
@@ -239,7 +239,7 @@ def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
 
 def _fitted(df: spark.DataFrame, net: Description) -> Description:
     """The net for the rows of `df`; raises BadInput for no rows, and for no column of images."""
-    wanted = wanted_of(net)
+    wanted = read_options_of(net)
     if not wanted.tops:
         check_columns(df, (DATA,))
     shape, others = shapes_of(df, wanted)

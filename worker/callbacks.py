@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 
 from ps import Cluster, path_checks
 from ps.logs import Logger, logger
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation
 from worker.option_fields import Options, declared
 from worker.strategies import Strategy
@@ -106,7 +107,9 @@ class WatchedRun:
 
     def stop(self, reason: str) -> None:
         """End the run early; the weights of that moment are the result. `reason` is logged."""
-        self.reason = self.reason or arguments.text("stop: reason", reason, "a text") or "stopped"
+        self.reason = (
+            self.reason or argument_checks.text("stop: reason", reason, "a text") or "stopped"
+        )
 
 
 class Callback:
@@ -149,18 +152,18 @@ class _ByMetric(Callback):
 
     def __init__(self, metric: str, mode: str, min_change: float) -> None:
         name = type(self).__name__
-        self.metric = arguments.name(f"{name}: metric", metric)
-        self.mode = arguments.choice(f"{name}: mode", mode, Mode)
-        self.min_change = arguments.number(f"{name}: min_change", min_change)
+        self.metric = argument_checks.name(f"{name}: metric", metric)
+        self.mode = argument_checks.choice(f"{name}: mode", mode, Mode)
+        self.min_change = argument_checks.number(f"{name}: min_change", min_change)
         if not self.min_change >= 0:
-            raise arguments.wrong(f"{name}: min_change", "at least 0", min_change)
+            raise argument_checks.wrong(f"{name}: min_change", "at least 0", min_change)
         self.best: Evaluation | None = None
 
     def started(self, run: WatchedRun) -> None:
         """Forget the tests of an earlier run; raises BadInput for a run without tests."""
         if not run.tests:
             raise BadInput(
-                f"{type(self).__name__}: expected a run whose weights are tested while it trains,"
+                f"{type(self).__name__}: expected a run that tests its weights while it trains,"
                 " got one without: give worker.run `evaluate`,"
                 " worker.Caffe `test_data`, an estimator `validationIndicatorCol`"
             )
@@ -195,7 +198,7 @@ class EarlyStop(_ByMetric):
         self, metric: str, *, mode: str, patience: int = 5, min_change: float = 0.0
     ) -> None:
         super().__init__(metric, mode, min_change)
-        self.patience = arguments.whole("EarlyStop: patience", patience, 1)
+        self.patience = argument_checks.whole("EarlyStop: patience", patience, 1)
         self._since = 0
 
     def started(self, run: WatchedRun) -> None:
@@ -382,9 +385,9 @@ def watching(
 def check_callbacks(what: str, value: object) -> tuple[Callback, ...]:
     """A list of callbacks as a tuple; raises BadInput for anything else."""
     expected = "a list of objects of subclasses of worker.Callback"
-    found = arguments.items(what, value, expected)
+    found = argument_checks.items(what, value, expected)
     for each in found:
-        arguments.instance(what, each, Callback, expected)
+        argument_checks.instance(what, each, Callback, expected)
     return found
 
 

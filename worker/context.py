@@ -25,7 +25,7 @@ import ps
 from ps import path_checks
 from ps.logs import Logger, logger
 from ps.session.compression import Compression
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from worker.feed import ColumnBatches, RowFeed, selected
 from worker.own_loop import FunctionModel, Gradient, only_table
@@ -50,7 +50,7 @@ class Context:
     or of the part of a path, that the worker reads; `rank` is the same number. `batch` is the
     number of the micro-batch of `worker.stream`, None in `worker.run`. `attempt` is higher for each
     later attempt of Spark's at the task. `gpus` are the addresses of the GPUs that Spark assigned
-    to it. `log` is a logger whose records name job and worker.
+    to it. `log` is a logger that names job and worker in its records.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Context:
         ragged: Collection[str],
     ) -> Iterator[Batch]:
         """The batches from that of step `first` on."""
-        arguments.whole("batches: size", size, 1)
+        argument_checks.whole("batches: size", size, 1)
         if epochs is not None:
-            arguments.whole("batches: epochs", epochs, 1)
+            argument_checks.whole("batches: epochs", epochs, 1)
         for what, names in (("columns", columns), ("ragged", ragged)):
             if isinstance(names, str):
-                raise arguments.wrong(f"batches: {what}", "a list of names of columns", names)
+                raise argument_checks.wrong(f"batches: {what}", "a list of names of columns", names)
         me = self.worker
         batches = ColumnBatches(
             self._take_rows("batches"),
@@ -180,7 +180,9 @@ class Context:
         """
         plan = self.plan
         if steps is not None:
-            plan = msgspec.structs.replace(plan, steps=arguments.whole("loop: steps", steps, 1))
+            plan = msgspec.structs.replace(
+                plan, steps=argument_checks.whole("loop: steps", steps, 1)
+            )
         name, dense = only_table("loop", self.job)
         model = FunctionModel(dense.table(name), self.job, gradient)
         client, self.lost = self.worker.client, self.own.lost

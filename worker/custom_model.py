@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
@@ -17,7 +17,7 @@ from worker import spark
 from worker.job import Job
 from worker.model import Model, build_model
 from worker.model_kind import Fitted, TrainArguments
-from worker.options import DEFAULT_SEED, MOST, LinkOptions, ShardRuntime, SnapshotPolicy
+from worker.options import DEFAULT_SEED, MAX_COUNT, LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.parameters_file import write_parameters
 from worker.training_loop import Plan
 
@@ -41,8 +41,8 @@ class CustomModel(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         expected = "a function without arguments that makes a model"
-        arguments.function("CustomModel: build", self.build, expected)
-        arguments.whole("CustomModel: batch_size", self.batch_size, 1, MOST)
+        argument_checks.function("CustomModel: build", self.build, expected)
+        argument_checks.whole("CustomModel: batch_size", self.batch_size, 1, MAX_COUNT)
         for name, checked in (("rate", schedule_of), ("rule", rule_of), ("decay", decay_of)):
             value = checked(f"CustomModel: {name}", getattr(self, name))
             msgspec.structs.force_setattr(self, name, value)
@@ -54,7 +54,7 @@ class CustomModel(msgspec.Struct, frozen=True):
     def fit_to(self, df: "spark.DataFrame | spark.SparkSession", options: TrainArguments) -> Fitted:
         """See `worker.train`."""
         if isinstance(df, spark.SparkSession):
-            raise arguments.wrong("train: df", "a Spark DataFrame", df)
+            raise argument_checks.wrong("train: df", "a Spark DataFrame", df)
         if options.max_iter is None:
             raise BadInput("train: max_iter: expected a number of steps, got none")
         rate = schedule_of("rate", self.rate)

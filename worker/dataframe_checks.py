@@ -15,7 +15,7 @@ from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, row_shape
 from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, Shape, pixel_column
 from worker.data import image_decoding
-from worker.data.wanted import Wanted
+from worker.data.read_options import ReadOptions
 
 _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 
@@ -84,16 +84,16 @@ def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[i
 
 
 def shapes_of(
-    df: spark.DataFrame, wanted: Wanted
+    df: spark.DataFrame, options: ReadOptions
 ) -> tuple[Shape | None, dict[str, tuple[int, ...]]]:
     """The (channels, height, width) of a row's image, and the shapes of columns by name.
 
     A net that reads columns by name has no images but those that it states.
     """
-    if wanted.tops:
-        return wanted.shape, named_shapes(df, wanted.tops)
-    encoded = wanted.image_encoded
-    return first_shape(df, wanted.shape, image=wanted.image, encoded=encoded), {}
+    if options.tops:
+        return options.shape, named_shapes(df, options.tops)
+    encoded = options.image_encoded
+    return first_shape(df, options.shape, image=options.image, encoded=encoded), {}
 
 
 def _decoded_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape | None:

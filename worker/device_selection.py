@@ -13,7 +13,7 @@ import msgspec
 
 from cupy_kernels.backends import GPU, copied
 from cupy_kernels.types import AnyArray
-from shards import arguments
+from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput
 from worker.device import Gpu, gpu_count
@@ -39,7 +39,7 @@ ANY = DeviceRequest()
 
 def parse_device(text: str) -> DeviceRequest:
     """Parse `auto` (a GPU if one answers), `cpu`, `gpu` or `gpu:N`; raises BadInput."""
-    text = arguments.text("device", text, "auto, cpu, gpu or gpu:N")
+    text = argument_checks.text("device", text, "auto, cpu, gpu or gpu:N")
     match re.fullmatch(r"(auto|cpu|gpu)|gpu:(\d+)", text, re.ASCII):
         case None:
             raise BadInput(f"device: expected auto, cpu, gpu or gpu:N, got {text!r}")

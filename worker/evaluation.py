@@ -22,7 +22,7 @@ from ps.closing_context import ClosingContext
 from shards.errors import GiveUp
 
 _PATIENCE_S = 30.0  # for large weights over a slow link
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _NICER = 10
 
 Floats = NDArray[np.float32]
@@ -105,7 +105,7 @@ class BackgroundEvaluator(ClosingContext):
         if self._plan.at_start:
             self._under_way = self._pool.submit(self._test, 0, 0, lambda: weights)
 
-    def look(self, iteration: int, samples: int) -> None:
+    def evaluate_if_due(self, iteration: int, samples: int) -> None:
         """Report the last test if it is over, and begin a test if one is due; does not wait."""
         if self._under_way is not None and self._under_way.done():
             self._report()
@@ -127,7 +127,7 @@ class BackgroundEvaluator(ClosingContext):
     def finish(self, hurried: Callable[[], bool]) -> None:
         """Wait for the test under way, and report it; stop waiting once `hurried` returns true."""
         while self._under_way is not None and not hurried():
-            if wait([self._under_way], _LOOK_S).done:
+            if wait([self._under_way], _POLL_S).done:
                 self._report()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from worker.batches import Batches
 from worker.column_spool import ColumnSpool, column_arrays, joined
@@ -25,7 +25,7 @@ Arrays = dict[str, NDArray[Any]]
 class ColumnBatches(Batches):
     """Minibatches of the `columns` of a stream of record batches; all columns if None.
 
-    They end after so many `epochs`, if a number is given.
+    They end after `epochs` epochs, if a number is given.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RowFeed:
 
         Raises BadInput when no rows are left; `should_stop` says so before.
         """
-        missing = min(self._fill(arguments.whole("next_batch: rows", rows, 1)), rows)
+        missing = min(self._fill(argument_checks.whole("next_batch: rows", rows, 1)), rows)
         if not missing:
             raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
         parts: list[Arrays] = []
@@ -105,7 +105,7 @@ class RowFeed:
         self._first, self._rows, self._ended = 0, 0, True
 
     def _fill(self, rows: int) -> int:
-        """Read until so many rows wait, or the stream ends; returns how many wait."""
+        """Read until this many rows wait, or the stream ends; returns how many wait."""
         while self._rows < rows and not self._ended:
             batch = next(self._stream, None)
             if batch is None:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 import ps
 from ps.client import Client
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.tables import DenseTable
 from worker.context import Context
-from worker.options import MOST
+from worker.options import MAX_COUNT
 from worker.own_loop import only_table, plan_for
 from worker.step_machine import (
     BatchesRead,
@@ -52,7 +52,7 @@ class LoopWorker(NamedTuple):
 
 def worker_of(what: str, ctx: Context) -> LoopWorker:
     """The worker of `worker.run` that `ctx` describes; raises BadInput, naming `what`."""
-    arguments.instance(f"{what}: ctx", ctx, Context, "a worker.Context")
+    argument_checks.instance(f"{what}: ctx", ctx, Context, "a worker.Context")
     name, dense = only_table(what, ctx.job)
     own = ctx.own.between_windows(ctx.plan.strategy.keeps)
     table = dense.table(name)
@@ -89,7 +89,7 @@ def joined(
     job: ps.Job,
     name: str,
     *,
-    steps: int = MOST,
+    steps: int = MAX_COUNT,
     strategy: Strategy | str = "downpour",
     workers: int = 1,
     incarnation: int = 0,
@@ -100,7 +100,7 @@ def joined(
 
     It finishes with the block, unless by an error. The options are those of `worker.loop`.
     """
-    arguments.instance("job", job, ps.Job, "a ps.Job")
+    argument_checks.instance("job", job, ps.Job, "a ps.Job")
     table, plan = plan_for(
         "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
     )
@@ -186,7 +186,9 @@ class LoopSteps:
         now = self._rows()
         rows = now - self._rows_before if samples is None else samples
         self._rows_before = now
-        self._continue(GradientComputed(gradient, arguments.loss_of("step: loss", loss), rows=rows))
+        self._continue(
+            GradientComputed(gradient, argument_checks.loss_of("step: loss", loss), rows=rows)
+        )
 
     def finish(self) -> None:
         """Push what a window still holds and wait until all pushes are applied; no step follows."""
@@ -204,7 +206,7 @@ class LoopSteps:
             want = self._wants.send(answer)
             while not isinstance(want, ComputeGradient):
                 if isinstance(want, ReadBatches):
-                    self.client.keep_wanted_state()
+                    self.client.write_requested_state()
                     want = self._wants.send(BatchesRead(1))
                 else:
                     want = self._wants.send(self._driver.carry_out(want))

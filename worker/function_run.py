@@ -30,7 +30,7 @@ from ps.logs import logger
 from ps.storage import open_store
 from ps.table_views import TableViews
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout
@@ -52,7 +52,7 @@ from worker.model import Batch
 from worker.option_fields import option
 from worker.options import (
     DEFAULT_SEED,
-    MOST,
+    MAX_COUNT,
     LinkOptions,
     ShardRuntime,
     SnapshotPolicy,
@@ -84,10 +84,10 @@ class Evaluate(msgspec.Struct, frozen=True):
     until: Callable[[Figures], bool] | None = None
 
     def __post_init__(self) -> None:
-        arguments.function("evaluate: figures", self.figures, "a function of the parameters")
-        arguments.whole("evaluate: every", self.every, 1)
+        argument_checks.function("evaluate: figures", self.figures, "a function of the parameters")
+        argument_checks.whole("evaluate: every", self.every, 1)
         if self.until is not None:
-            arguments.function("evaluate: until", self.until, "a function of the figures")
+            argument_checks.function("evaluate: until", self.until, "a function of the figures")
 
 
 class FunctionOptions(TrainOptions):
@@ -100,7 +100,7 @@ class RunOptions(FunctionOptions):
     """The keyword arguments of `run`."""
 
     workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
+        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
     )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
     weights: str | Path | None = option(
@@ -227,7 +227,7 @@ def run(
 def check_train(what: str, train: object) -> None:
     """Raise BadInput unless `train` can be called with `args` and `ctx`."""
     expected = "a function of args and ctx"
-    function = arguments.function(what, train, expected)
+    function = argument_checks.function(what, train, expected)
     try:
         inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
     except TypeError as error:
@@ -256,7 +256,7 @@ def read(
     if "://" in text:
         raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
     # Tasks run in another folder.
-    source = open_source(Path(text).absolute(), most_skipped=skip_images)
+    source = open_source(Path(text).absolute(), max_skipped=skip_images)
     if not isinstance(source, Source):
         raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
     if workers is None:
@@ -294,7 +294,7 @@ def first_values(tables: ps.Tables) -> Floats:
 
 
 class TableModel:
-    """A table as a model of a job whose workers run a function: it has no gradient of its own."""
+    """A table as a model, for workers that run a function: it has no gradient of its own."""
 
     def __init__(self, table: DenseTable) -> None:
         self.table = table
@@ -313,7 +313,7 @@ class TableModel:
 def function_job(
     train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
 ) -> Job:
-    """The job whose workers run a function on these tables."""
+    """The job in which workers run a function on these tables."""
     specs = tuple(
         TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
         for name, dense in tables.items()
@@ -322,7 +322,7 @@ def function_job(
     return Job(
         model=partial(TableModel, first.table),
         plan=Plan(
-            steps=MOST if options.max_iter is None else options.max_iter,
+            steps=MAX_COUNT if options.max_iter is None else options.max_iter,
             seed=DEFAULT_SEED if options.seed is None else options.seed,
             strategy=options.build_strategy(),
             schedule=first.schedule,
@@ -356,7 +356,7 @@ def function_job(
 def _evaluate(value: object) -> Evaluate | None:
     if value is None or isinstance(value, Evaluate):
         return value
-    arguments.function("run: evaluate", value, "a function of the parameters")
+    argument_checks.function("run: evaluate", value, "a function of the parameters")
     return Evaluate(value)  # type: ignore[arg-type]  # it was checked that it is callable
 
 

@@ -17,7 +17,7 @@ from worker.caffe.model import CaffeModel
 from worker.columns import DATA, ColumnKind, ColumnSpec
 from worker.columns import LABEL as LABELS
 from worker.data.encoded import decoded
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 
 Floats = NDArray[np.float32]
 
@@ -29,7 +29,7 @@ def evaluate(
     weights: Floats,
     rows: Iterable[pa.RecordBatch],
     batch_size: int,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> dict[str, float]:
     """The net's scalar outputs (loss, accuracy ...), averaged with equal weight over all rows.
 
@@ -47,7 +47,7 @@ def column_sums(
     rows: Iterable[pa.RecordBatch],
     blobs: Sequence[str],
     batch_size: int,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> tuple[int, dict[str, NDArray[np.float64]]]:
     """The number of rows, and for each blob the sum over them of each of its columns, float64.
 
@@ -60,7 +60,7 @@ def column_sums(
     of_batch = {top for layer in layers if isinstance(layer, Accuracy) for top in layer.spec.top}
     sums: dict[str, NDArray[np.float64]] = {}
     seen = 0
-    kept = decoded(rows, model.net.column_specs, "rows", most_skipped=skip_images)
+    kept = decoded(rows, model.net.column_specs, "rows", max_skipped=skip_images)
     for part in slices(kept, batch_size):
         count = part.num_rows
         batch = to_batch(part, seen, model.net.column_specs)
@@ -80,7 +80,7 @@ def features(
     rows: Iterable[pa.RecordBatch],
     blobs: Sequence[str],
     batch_size: int,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> Iterator[pa.RecordBatch]:
     """For each row its id, each blob flattened into a list of float32, and its label.
 
@@ -91,7 +91,7 @@ def features(
     check_row_blobs(model, blobs)
     model.net.reset()
     seen = 0
-    kept = decoded(rows, model.net.column_specs, "rows", most_skipped=skip_images)
+    kept = decoded(rows, model.net.column_specs, "rows", max_skipped=skip_images)
     for part in slices(kept, batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 import ps
 from ps.client import Client
-from ps.structures import Structure
+from ps.pytree import Structure
 from ps.table_views import TableViews
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from shards.tables import DenseTable
@@ -60,7 +60,7 @@ def load(tree: Any, values: Any) -> Any:
     """
     jax = _jax()
     named = _named("load", tree)
-    arguments.instance("load: values", values, dict, "a dict of arrays by name")
+    argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
     _check_names("load", named, values)
     for name, one in named.items():
         if values[name].shape != one.shape:
@@ -226,7 +226,7 @@ def _check_names(what: str, named: dict[str, Any], given: Any) -> None:
 
 def _check_optimizer(optimizer: Any, strategy: Strategy) -> None:
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
-        raise arguments.wrong(
+        raise argument_checks.wrong(
             "wrap: optimizer", "None, or one with Optax's init and update", optimizer
         )
     check_takes_optimizer("wrap", optimizer, strategy, "worker.jax.params")

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ps.job_spec import expect_compression, shard_specs
 from ps.session.compression import Compression
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import StaleLimit
 from shards.live_settings import checked_factor
 from shards.rules import Decay, Rule, decay_of, rule_of
@@ -16,7 +16,7 @@ from shards.spec import ShardSpec, TableSpec
 from shards.tables import DenseTable
 from worker.columns import ColumnSpec
 from worker.context import FunctionTask
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.device_selection import ANY, DeviceRequest
 from worker.model import Model
 from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
@@ -56,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rate_factor: float | None = None
     stale: StaleLimit | None = None
     shuffle: bool = True
-    skip_images: int = MOST_SKIPPED
+    skip_images: int = MAX_SKIPPED
     device: DeviceRequest = ANY
     runtime: ShardRuntime = ShardRuntime()
     links: LinkOptions = LinkOptions()
@@ -139,32 +139,34 @@ def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 def _checked(job: Job) -> dict[str, object]:
     """The checked fields, by name; names and numbers are converted to the types of the job."""
-    function = arguments.function("model", job.model, "a function that returns a model")
+    function = argument_checks.function("model", job.model, "a function that returns a model")
     return {
         "model": function,
-        "plan": arguments.instance("plan", job.plan, Plan, "a Plan"),
+        "plan": argument_checks.instance("plan", job.plan, Plan, "a Plan"),
         "rule": rule_of("rule", job.rule),
         "schedule": schedule_of("schedule", job.schedule),
         "decay": decay_of("decay", job.decay),
-        "bound": arguments.bound("bound", job.bound),
+        "bound": argument_checks.bound("bound", job.bound),
         "rate_factor": (
             None if job.rate_factor is None else checked_factor("rate_factor", job.rate_factor)
         ),
         "function": (
             None
             if job.function is None
-            else arguments.instance("function", job.function, FunctionTask, "what worker.run makes")
+            else argument_checks.instance(
+                "function", job.function, FunctionTask, "what worker.run makes"
+            )
         ),
-        "device": arguments.instance(
+        "device": argument_checks.instance(
             "device", job.device, DeviceRequest, "what parse_device returns"
         ),
-        "runtime": arguments.instance("runtime", job.runtime, ShardRuntime, "a ShardRuntime"),
-        "links": arguments.instance("links", job.links, LinkOptions, "a LinkOptions"),
-        "snapshots": arguments.instance(
+        "runtime": argument_checks.instance("runtime", job.runtime, ShardRuntime, "a ShardRuntime"),
+        "links": argument_checks.instance("links", job.links, LinkOptions, "a LinkOptions"),
+        "snapshots": argument_checks.instance(
             "snapshots", job.snapshots, SnapshotPolicy, "a SnapshotPolicy"
         ),
         **{
-            name: arguments.whole(name, getattr(job, name), least)
+            name: argument_checks.whole(name, getattr(job, name), least)
             for name, least in (
                 ("batch_size", 1),
                 ("workers", 1),
@@ -175,14 +177,14 @@ def _checked(job: Job) -> dict[str, object]:
         "average_loss": (
             None
             if job.average_loss is None
-            else arguments.whole("average_loss", job.average_loss, 1)
+            else argument_checks.whole("average_loss", job.average_loss, 1)
         ),
         "columns": tuple(
-            arguments.instance("columns", column, ColumnSpec, "a ColumnSpec")
-            for column in arguments.iterable("columns", job.columns, "a tuple of ColumnSpec")
+            argument_checks.instance("columns", column, ColumnSpec, "a ColumnSpec")
+            for column in argument_checks.iterable("columns", job.columns, "a tuple of ColumnSpec")
         ),
         **{
-            name: arguments.flag(name, getattr(job, name))
+            name: argument_checks.flag(name, getattr(job, name))
             for name in ("shuffle", "snapshot_at_end", "logs_apart")
         },
     }

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
-from shards import arguments
+from shards import argument_checks
 from shards.spec import TableSpec
 from shards.tables import Layout
 from worker import initial_state, spark
@@ -54,7 +54,7 @@ def prepare(
     tables = job.tables_of(model.table)
     layout = Layout(tuple(one.table for one in tables))
     if weights is not None:
-        weights = arguments.array("weights", weights, layout.size)
+        weights = argument_checks.array("weights", weights, layout.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
     if job.function is None:  # a function moves its model to a device itself
         check(model, job.device)

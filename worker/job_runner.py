@@ -30,10 +30,11 @@ from ps.session.events import Unreachable
 from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.wal.job_logs import drop_logs
-from shards import arguments
+from shards import argument_checks
 from shards.errors import DownpourError
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
 from shards.repartition import whole_weights
+from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec, TableSpec
 from worker import initial_state, spark
 from worker.context import STOP
@@ -48,7 +49,7 @@ from worker.signals import noted
 from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training_loop import WorkerReport
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ANSWER_S = 10.0
 _BACK_S = 30.0  # for a shard to restart from its last autosave
 _CANCELS, _CANCEL_S = 15, 1.0
@@ -158,14 +159,16 @@ def run_job(
     while its shards are alive leaves a snapshot.
     """
     check_frame("df", df)
-    job = arguments.instance("job", job, Job, "a worker.job.Job")
-    arguments.function("next_request", next_request, "a function without arguments")
-    arguments.flag("even", even)
+    job = argument_checks.instance("job", job, Job, "a worker.job.Job")
+    argument_checks.function("next_request", next_request, "a function without arguments")
+    argument_checks.flag("even", even)
     if source is not None:
         expected = "a worker.Source"
-        arguments.instance("source", source, Source, expected)  # type: ignore[type-abstract]
+        argument_checks.instance("source", source, Source, expected)  # type: ignore[type-abstract]
     if snapshot_requested is not None:
-        arguments.instance("snapshot_requested", snapshot_requested, Event, "a threading.Event")
+        argument_checks.instance(
+            "snapshot_requested", snapshot_requested, Event, "a threading.Event"
+        )
     job, changes = settled(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
     specs = job.specs(inputs.tables)
@@ -270,8 +273,8 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
         return ""
     return (
         f"strategy {strategy.name}: expected a task slot of Spark for each of the {job.workers}"
-        f" workers, whose pushes a round averages, got {slots}: a round is the mean of at most"
-        f" {slots}, and the other workers train after these"
+        f" workers of a round, got {slots}: a round is the mean of at most {slots} pushes, and the"
+        " other workers train after these"
     )
 
 
@@ -282,7 +285,7 @@ def check_frame(what: str, df: object) -> None:
     expected = "a Spark DataFrame"
     if type(df).__module__.startswith("pandas"):
         expected += " (spark.createDataFrame makes one)"
-    raise arguments.wrong(what, expected, df)
+    raise argument_checks.wrong(what, expected, df)
 
 
 class _Notices:
@@ -411,7 +414,7 @@ class _Run:
         return decode_reports(spark.run_tasks(self.df, host, REPORT, self._tag, job))
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
-        while not wait([future], _LOOK_S).done and not pressed.is_set():
+        while not wait([future], _POLL_S).done and not pressed.is_set():
             statuses = self._checked()
             if (failure := spark.final_failure(self.df, self._tag)) is not None:
                 raise failure
@@ -424,7 +427,7 @@ class _Run:
                 requested = self.snapshot_requested.is_set()
                 self.snapshot_requested.clear()
                 iteration = statuses[0].steps // self.job.workers
-                self.snapshotter.look(iteration, requested=requested)
+                self.snapshotter.snapshot_if_due(iteration, requested=requested)
 
     @property
     def _target_reached(self) -> bool:
@@ -434,7 +437,7 @@ class _Run:
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
         if self.evaluator is not None and not self.job_shards.moving:
-            self.evaluator.look(status.steps // self.job.workers, status.samples)
+            self.evaluator.evaluate_if_due(status.steps // self.job.workers, status.samples)
 
     def _reshard_pending(self) -> bool:
         """Whether the job reshards or is about to, so that no snapshot may begin.

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from shards.tables import DenseTable
@@ -53,7 +53,7 @@ def load(model: Any, values: Any) -> Any:
     Raises BadInput for an unknown name, a missing variable, and another shape.
     """
     variables = _variables("load", model)
-    arguments.instance("load: values", values, dict, "a dict of arrays by name")
+    argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
     _check_names("load", variables, values)
     for name, one in variables.items():
         if values[name].shape != tuple(one.shape):
@@ -132,7 +132,7 @@ class _Variables:
 def _variables(what: str, model: Any) -> dict[str, Any]:
     """The float32 variables of a model by name; raises BadInput for a model that is not built."""
     keras = _keras()
-    arguments.instance(f"{what}: model", model, keras.Model, "a keras.Model")
+    argument_checks.instance(f"{what}: model", model, keras.Model, "a keras.Model")
     for one in model.trainable_variables:
         if one.dtype != "float32":
             raise BadInput(f"{what}: {one.path}: expected a variable of float32, got {one.dtype}")

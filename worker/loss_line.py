@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 
 
 class RecentLoss:

@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shards import arguments
+from shards import argument_checks
 from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation
 
 _MODEL = "model.safetensors"
 _LONGEST = 6000  # characters of a parameter's value, as MLflow limits it
-_MOST_PARAMETERS = 100  # in one request
+_MAX_PARAMETERS = 100  # in one request
 
 
 class MLflow(Callback):
@@ -45,9 +45,9 @@ class MLflow(Callback):
             from mlflow import MlflowClient, entities
         except ImportError:
             raise missing("MLflow", "mlflow-skinny", "mlflow") from None
-        self._experiment = arguments.name("MLflow: experiment", experiment)
-        self._name = None if name is None else arguments.name("MLflow: name", name)
-        self._every_s = arguments.seconds("MLflow: every_s", every_s, zero=True)
+        self._experiment = argument_checks.name("MLflow: experiment", experiment)
+        self._name = None if name is None else argument_checks.name("MLflow: name", name)
+        self._every_s = argument_checks.seconds("MLflow: every_s", every_s, zero=True)
         self._entities = entities
         self._make_client = MlflowClient
         self._uri = uri
@@ -68,8 +68,8 @@ class MLflow(Callback):
         params = [
             self._entities.Param(name, str(value)[:_LONGEST]) for name, value in settings.items()
         ]
-        for first in range(0, len(params), _MOST_PARAMETERS):
-            client.log_batch(self.run_id, params=params[first : first + _MOST_PARAMETERS])
+        for first in range(0, len(params), _MAX_PARAMETERS):
+            client.log_batch(self.run_id, params=params[first : first + _MAX_PARAMETERS])
 
     def progressed(self, status: RunStatus) -> None:
         """Record the status, unless an earlier one is recent."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.tables import DenseTable
 
@@ -154,7 +154,7 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
 def check_loss(model: Model, loss: Any) -> float:
     """The result of the model's `gradient` as a float; raises BadInput unless it is a number."""
     what = f"model {type(model).__name__}: the loss that `gradient` returns"
-    return arguments.loss_of(what, loss)
+    return argument_checks.loss_of(what, loss)
 
 
 def _check_method(model: Model, name: str, *positional: str, **named: int) -> None:

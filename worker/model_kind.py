@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.launch.launch_plan import check_logs_kept
-from shards import arguments
+from shards import argument_checks
 from shards.tables import DenseTable
 from worker import spark
 from worker.callbacks import Callback, check_callbacks
@@ -21,7 +21,7 @@ from worker.data.source import Source
 from worker.evaluation import EvaluationPlan
 from worker.job import Job
 from worker.option_fields import option
-from worker.options import MOST, TrainOptions
+from worker.options import MAX_COUNT, TrainOptions
 
 Floats = NDArray[np.float32]
 
@@ -47,7 +47,7 @@ class ModelKind(Protocol):
 
 def _kind(what: str, value: object) -> ModelKind:
     expected = 'a kind of model, such as worker.Caffe("solver.prototxt")'
-    kind: ModelKind = arguments.instance(what, value, ModelKind, expected)  # type: ignore[type-abstract]
+    kind: ModelKind = argument_checks.instance(what, value, ModelKind, expected)  # type: ignore[type-abstract]
     return kind
 
 
@@ -58,7 +58,7 @@ class TrainArguments(TrainOptions):
         "What to train: `worker.Caffe(solver)`, or a `worker.CustomModel`.", check=_kind
     )
     workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MOST
+        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
     )
     resume: str | Path | None = option(
         "What to continue from.", default=None, check=path_checks.place

@@ -35,7 +35,7 @@ from typing import (
 import msgspec
 
 from ps import path_checks
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 Held = TypeVar("Held")
@@ -120,26 +120,26 @@ class Declared(msgspec.Struct, frozen=True):
         if self.option.check is not None:
             return self.option.check(what, value)
         if issubclass(self.kind, StrEnum):
-            return arguments.choice(what, value, self.kind)
+            return argument_checks.choice(what, value, self.kind)
         if self.kind is bool:
-            return arguments.flag(what, value)
+            return argument_checks.flag(what, value)
         if self.kind is Path:
             return path_checks.path(what, value).absolute()
         if self.kind is str:
-            return arguments.text(what, value, "a text")
+            return argument_checks.text(what, value, "a text")
         return self._number(what, value)
 
     def _number(self, what: str, value: Any) -> float:
         """A number in the option's range. Only the limit that it violates is in the error."""
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[self.kind]):
             expected = "a whole number" if self.kind is int else "a number"
-            raise arguments.wrong(what, expected, value)
+            raise argument_checks.wrong(what, expected, value)
         number = int(value) if self.kind is int else value
         least, most = self.option.least, self.option.most
         if least is not None and not number >= least:
-            raise arguments.wrong(what, f"at least {arguments.shown(least)}", number)
+            raise argument_checks.wrong(what, f"at least {argument_checks.shown(least)}", number)
         if most is not None and not number <= most:
-            raise arguments.wrong(what, f"at most {arguments.shown(most)}", number)
+            raise argument_checks.wrong(what, f"at most {argument_checks.shown(most)}", number)
         return number if self.kind is int else float(number)
 
 
@@ -163,7 +163,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 class Options:
-    """Base of the subjects: each subclass is a frozen dataclass whose options are checked.
+    """Base of the subjects: each subclass is a frozen dataclass with checked options.
 
     A subclass may override `check`, for what several options must satisfy together, and then calls
     that of its bases.
@@ -186,7 +186,7 @@ class Options:
         Raises BadInput for one that it does not have, and for a required one that is missing.
         """
         known = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
-        arguments.known(what, given, known)
+        argument_checks.known_names(what, given, known)
         for name in known.keys() - given.keys():
             if known[name] is MISSING:
                 raise BadInput(f"{what}: {name}: expected this argument, got none")

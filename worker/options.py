@@ -18,11 +18,11 @@ from ps.transport.addresses import on_this_host
 from ps.transport.link_model import LinkModel, parse_link
 from ps.transport.transports import Transport
 from ps.wal.autosave import ROLLBACK_S
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
 from shards.live_settings import checked_factor
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
 from worker.strategies import STRATEGIES, Downpour, Strategy, strategy_named, strategy_of
@@ -34,14 +34,14 @@ NO_BOUND = "inf"
 USUAL = "usual"
 """The staleness bound that suits the strategy (`suitable_bound`)."""
 LAST_PORT = 65535
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """The largest count of anything that an option accepts."""
 LONGEST_S = 7 * 86400.0
 """The longest wait: in milliseconds, it still fits into the system's 32-bit timeouts."""
 
 _LONGEST_TIME_S = 1e9
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MOST_DIGITS = 100  # longer numbers are rejected as text, before int() spends time on them
+_MAX_DIGITS = 100  # longer numbers are rejected as text, before int() spends time on them
 _DOWNPOUR = {field.name: str(field.default) for field in fields(Downpour)}
 
 
@@ -54,9 +54,9 @@ def _staleness(what: str, value: object) -> int | str | None:
             expected = f"a whole number of steps or {NO_BOUND}"
             raise BadInput(f"{what}: expected {expected}, got {value[:80]!r}")
         value = int(value)
-    if isinstance(value, int) and value > MOST:
-        raise arguments.wrong(what, f"at most {MOST}", value)
-    return arguments.bound(what, value)
+    if isinstance(value, int) and value > MAX_COUNT:
+        raise argument_checks.wrong(what, f"at most {MAX_COUNT}", value)
+    return argument_checks.bound(what, value)
 
 
 def _strategy(what: str, value: object) -> Strategy | str:
@@ -67,34 +67,36 @@ def _strategy(what: str, value: object) -> Strategy | str:
 def _wait(what: str, value: object) -> float:
     """A time in seconds that a process may wait for."""
     expected = f"more than 0 s, up to {LONGEST_S:g}"
-    seconds = arguments.number(what, value, expected=expected)
+    seconds = argument_checks.number(what, value, expected=expected)
     if not 0 < seconds <= LONGEST_S:
-        raise arguments.wrong(what, expected, seconds)
+        raise argument_checks.wrong(what, expected, seconds)
     return seconds
 
 
 def _port(what: str, value: object) -> int:
-    return arguments.whole(what, value, 0, LAST_PORT)
+    return argument_checks.whole(what, value, 0, LAST_PORT)
 
 
 def _every(what: str, value: object) -> str:
     """A number of iterations, or a time such as 30s."""
-    text = value if isinstance(value, str) else str(arguments.whole(what, value, 0, MOST))
+    text = (
+        value if isinstance(value, str) else str(argument_checks.whole(what, value, 0, MAX_COUNT))
+    )
     if not _is_count(text):
         parse_time(what, text, "iterations, as 500, or ")
-    elif int(text) > MOST:
-        raise arguments.wrong(what, f"at most {MOST}", int(text))
+    elif int(text) > MAX_COUNT:
+        raise argument_checks.wrong(what, f"at most {MAX_COUNT}", int(text))
     return text
 
 
 def _keep_for(what: str, value: object) -> str:
-    parse_time(what, arguments.text(what, value, "a time, as 12h or 7d"))
+    parse_time(what, argument_checks.text(what, value, "a time, as 12h or 7d"))
     return str(value)
 
 
 def _is_count(text: str) -> bool:
-    """Whether `text` is a whole number of fewer than `_MOST_DIGITS` digits."""
-    return text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+    """Whether `text` is a whole number of fewer than `_MAX_DIGITS` digits."""
+    return text.isascii() and text.isdecimal() and len(text) < _MAX_DIGITS
 
 
 def parse_time(what: str, text: str, other: str = "") -> float:
@@ -132,21 +134,21 @@ class TrainingPlan(Options):
     )
     n_push: int | None = option(
         "Steps a worker accumulates before it pushes.",
-        default=None, shown=_DOWNPOUR["n_push"], least=1, most=MOST,
+        default=None, shown=_DOWNPOUR["n_push"], least=1, most=MAX_COUNT,
     )  # fmt: skip
     n_fetch: int | None = option(
         "Steps between a worker's fetches.",
-        default=None, shown=_DOWNPOUR["n_fetch"], least=1, most=MOST,
+        default=None, shown=_DOWNPOUR["n_fetch"], least=1, most=MAX_COUNT,
     )  # fmt: skip
     warm_steps: int | None = option(
         "Steps one worker takes alone at first.",
-        default=None, shown=_DOWNPOUR["warm_steps"], least=0, most=MOST,
+        default=None, shown=_DOWNPOUR["warm_steps"], least=0, most=MAX_COUNT,
     )  # fmt: skip
     prefetch: bool = option("Pull the next weights while computing, for slow links.", default=False)
     shuffle: bool = option("Shuffle every epoch, by the seed.", default=True)
     skip_images: int = option(
         "The most images that one reader leaves out because they cannot be decoded.",
-        default=MOST_SKIPPED, least=0, most=MOST,
+        default=MAX_SKIPPED, least=0, most=MAX_COUNT,
     )  # fmt: skip
     seed: int | None = option(
         "The seed of everything random.",
@@ -154,7 +156,11 @@ class TrainingPlan(Options):
         least=SEEDS[0], most=SEEDS[1],
     )  # fmt: skip
     max_iter: int | None = option(
-        "Steps of each worker.", default=None, shown="the solver's max_iter", least=1, most=MOST
+        "Steps of each worker.",
+        default=None,
+        shown="the solver's max_iter",
+        least=1,
+        most=MAX_COUNT,
     )
 
     def check(self) -> None:
@@ -237,7 +243,7 @@ class ShardRuntime(Options):
         "What stores the shards' weights and updates them: cpu or gpu.", default=ShardDevice.CPU
     )
     bind: str = option(
-        "The IPv4 address that shards listen on.", default="127.0.0.1", check=arguments.name
+        "The IPv4 address that shards listen on.", default="127.0.0.1", check=argument_checks.name
     )
     port: int = option(
         "The first shard's port; each further one is 1 higher.",
@@ -335,7 +341,11 @@ class SnapshotPolicy(Options):
         "Quiesce the shards for a snapshot, so that all hold the same pushes.", default=False
     )
     snapshot_keep: int | None = option(
-        "How many of the newest snapshots to keep.", default=None, shown="all", least=1, most=MOST
+        "How many of the newest snapshots to keep.",
+        default=None,
+        shown="all",
+        least=1,
+        most=MAX_COUNT,
     )
     snapshot_keep_for: str | None = option(
         "How long to keep snapshots, such as 12h or 7d; the newest is always kept.",

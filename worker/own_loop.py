@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import ps
 from ps.logs import logger
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
@@ -46,14 +46,16 @@ def start(
     the one that suits the strategy. Raises BadInput for a bound at which workers would wait for
     each other for ever, and for options that diverge with this number of workers.
     """
-    chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    chosen = strategy_of("strategy", strategy).for_workers(
+        argument_checks.whole("workers", workers, 1)
+    )
     described = tables_of(tables)
     # A `loop` may prefetch; in a strategy that cannot, the smallest bound is the same.
     half = chosen.for_shards(workers, prefetch=chosen.plain)
     for name, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=name).warning("%s", notice)
-    bound = arguments.bound("staleness", options.pop("staleness", chosen.suitable_bound()))
+    bound = argument_checks.bound("staleness", options.pop("staleness", chosen.suitable_bound()))
     chosen.check(bound, prefetch=False)
     return ps.start(
         described,
@@ -88,8 +90,8 @@ def loop(
     keeps between pushes, as the newest of them has it. Raises BadInput for a job with several
     tables.
     """
-    arguments.instance("job", job, ps.Job, "a ps.Job")
-    own = iter(arguments.iterable("batches", batches, "an iterable of batches"))
+    argument_checks.instance("job", job, ps.Job, "a ps.Job")
+    own = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
     table, plan = plan_for(
         "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
     )
@@ -124,7 +126,9 @@ def plan_for(
     Raises BadInput, naming `what`, for several tables and for another strategy than the job's.
     """
     name, dense = only_table(what, job)
-    chosen = strategy_of("strategy", strategy).for_workers(arguments.whole("workers", workers, 1))
+    chosen = strategy_of("strategy", strategy).for_workers(
+        argument_checks.whole("workers", workers, 1)
+    )
     expected, got = job.cluster.strategy, _name_of(chosen)
     if expected not in ("", got):
         raise BadInput(
@@ -153,7 +157,9 @@ class FunctionModel:
     def __init__(self, table: DenseTable, job: ps.Job, gradient: Gradient) -> None:
         self.table = table
         self._views = job.views
-        self._gradient = arguments.function("gradient", gradient, "a function of params and batch")
+        self._gradient = argument_checks.function(
+            "gradient", gradient, "a function of params and batch"
+        )
 
     def initial(self, seed: int) -> Floats:
         """An arena of zeros: the job's shards hold the weights already."""

@@ -16,8 +16,8 @@ from shards.errors import BadInput, GiveUp
 from shards.tables import Layout
 
 _SUFFIX = ".safetensors"
-_MOST_BYTES = 1 << 40
-_MOST_NAMED = 12
+_MAX_BYTES = 1 << 40
+_MAX_NAMED = 12
 
 
 def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
@@ -30,7 +30,7 @@ def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
 
 
 def write_file(what: str, place: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
-    """Write a file whose name ends in `suffix` to a path or URI, whole or not at all.
+    """Write a file with a name that ends in `suffix` to a path or URI, whole or not at all.
 
     `content` is called once the place is known to be right. Raises BadInput naming `what`, GiveUp
     where the file cannot be written.
@@ -52,7 +52,7 @@ def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.floa
     """
     folder, name, text = _parts("weights", place, _SUFFIX)
     try:
-        found = load(content_of(open_store(folder), name, _MOST_BYTES))
+        found = load(content_of(open_store(folder), name, _MAX_BYTES))
     except (OSError, SafetensorError, KeyError, TypeError) as error:  # no float8 in NumPy
         line = getattr(error, "strerror", None) or error
         raise BadInput(f"weights {text}: cannot be read: {line}") from None
@@ -89,8 +89,8 @@ def _parts(what: str, place: str | Path, suffix: str) -> tuple[str, str, str]:
 
 def _listed(names: Iterable[str]) -> str:
     shown = list(names)
-    more = len(shown) - _MOST_NAMED
-    return (", ".join(shown[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")) or "none"
+    more = len(shown) - _MAX_NAMED
+    return (", ".join(shown[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")) or "none"
 
 
 def _views(tables: ps.Tables, arena: NDArray[np.float32]) -> Iterator[tuple[str, Any]]:

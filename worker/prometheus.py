@@ -5,7 +5,7 @@ trained = worker.run(df, train, params=params, callbacks=[worker.Prometheus(9464
 
 from typing import Any
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
@@ -30,8 +30,8 @@ class Prometheus(Callback):
             import prometheus_client as library
         except ImportError:
             raise missing("Prometheus", "prometheus-client", "prometheus") from None
-        self.port = arguments.whole("Prometheus: port", port, 0, 65535)
-        self._host = arguments.name("Prometheus: host", host)
+        self.port = argument_checks.whole("Prometheus: port", port, 0, 65535)
+        self._host = argument_checks.name("Prometheus: host", host)
         self._library = library
         self._registry = library.CollectorRegistry()
         self._server: Any = None

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from shards import arguments
+from shards import argument_checks
 from shards.extras import missing
 from worker import own_loop
 from worker.model import Batch
@@ -89,8 +89,8 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
     def _train(self, X: NDArray[Any], targets: Floats, epochs: int) -> None:
         """Continue from the present weights for some epochs."""
         inputs = ((X - self._mean) / self._scale).astype(np.float32)
-        workers = min(arguments.whole("workers", self.workers, 1), len(inputs))
-        size = arguments.whole("batch_size", self.batch_size, 1)
+        workers = min(argument_checks.whole("workers", self.workers, 1), len(inputs))
+        size = argument_checks.whole("batch_size", self.batch_size, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
         table = ps.Dense.like(self.layers_, rule=self.rule, rate=self.rate, decay=self.decay)
         how: dict[str, Any] = {"strategy": self.strategy, "workers": workers}
@@ -119,7 +119,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
     def _scores(self, X: NDArray[Any]) -> Floats:
         check_is_fitted(self, "layers_")
         checked = validate_data(self, X, reset=False, dtype=np.float64)
-        # In float64, so that a row's value does not depend on the rows beside it.
+        # In float64, so that a row's value does not depend on the other rows.
         return _forward(self.layers_, (checked - self._mean) / self._scale)[-1]
 
     def _gradient(self, layers: Layers, batch: Batch) -> tuple[float, Layers]:

@@ -28,23 +28,23 @@ from worker.data.image_files import is_image_folder, is_list, open_folder, open_
 from worker.data.image_table import ImageSource, listing
 from worker.data.parquet import is_parquet
 from worker.data.parquet_columns import TableSource, open_table
+from worker.data.read_options import MAX_SKIPPED, ReadOptions, Split
 from worker.data.source import Sample, Source
-from worker.data.wanted import MOST_SKIPPED, Split, Wanted
 from worker.data.zipped import LayerSource, ZippedSource
 
 __all__ = [
     "FORMATS",
     "Format",
     "ImageSource",
+    "ReadOptions",
     "Sample",
     "Source",
     "Split",
     "Undecodable",
-    "Wanted",
     "has_test",
     "open_net_data",
     "open_source",
-    "open_wanted",
+    "open_with",
     "part_to_test",
     "row_shapes",
 ]
@@ -59,7 +59,7 @@ class Format(NamedTuple):
 
     name: str
     matches: Callable[[Path], bool]
-    open: Callable[[Path, Wanted], ImageSource]
+    open: Callable[[Path, ReadOptions], ImageSource]
     divided: bool = False
 
 
@@ -85,28 +85,28 @@ def open_source(
     With `classes`, labels outside [0, classes) are refused. `shape` is the (channels, height,
     width) that a net states: it is used if the data does not state its own and has as many values.
     Otherwise lists of numbers are vectors, or square images for a net that needs an `image`
-    (worker/arrow_images.py has the rule). Further keywords are fields of `Wanted`.
+    (worker/arrow_images.py has the rule). Further keywords are fields of `ReadOptions`.
     """
     stated = None if shape is None else (shape[0], shape[1], shape[2])
-    return open_wanted(Path(path), Wanted(split, classes, stated, image, **more))
+    return open_with(Path(path), ReadOptions(split, classes, stated, image, **more))
 
 
-def open_wanted(path: Path, wanted: Wanted, kind: str = "") -> ImageSource:
+def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
     """The part of the data at `path` that a net wants, as it wants it.
 
     `kind` is the name of its format, or "package.module.Class" for a source of the user's own;
     empty to recognise the format.
     """
     if "." in kind:
-        return _checked(_own(kind)(path, wanted))
+        return _checked(_own(kind)(path, options))
     if not path.exists():
         raise BadInput(f"data {path}: expected a folder or a file, got nothing there")
     formats = [each for each in FORMATS if not kind or each.name == kind]
     for each in formats:
         if each.divided and each.matches(path):
-            return _checked(each.open(path, wanted))
+            return _checked(each.open(path, options))
         if not each.divided and _parts(path, each.matches):
-            return _checked(each.open(_part(path, wanted.split, each.matches), wanted))
+            return _checked(each.open(_part(path, options.split, each.matches), options))
     names = ", ".join(each.name for each in formats) or kind
     raise BadInput(
         f"data {path}: expected data of one of these formats: {names}; got"
@@ -120,7 +120,7 @@ def open_net_data(
     split: Split = "train",
     classes: int | None = None,
     seed: int | None = None,
-    skip_images: int = MOST_SKIPPED,
+    skip_images: int = MAX_SKIPPED,
 ) -> ImageSource:
     """A part of the data at `place`, or else of the source that a net names, as the net wants it.
 
@@ -146,11 +146,11 @@ def open_net_data(
                 )
             members.append(LayerSource(source, each.tops))
         return ZippedSource(members)
-    wanted = replace(
-        data.wanted, split=split, classes=classes, seed=seed or 0, most_skipped=skip_images
+    options = replace(
+        data.options, split=split, classes=classes, seed=seed or 0, max_skipped=skip_images
     )
     if place is not None:
-        return open_wanted(place, wanted)
+        return open_with(place, options)
     if data.source is None:
         raise BadInput("expected a data layer that names a source, got none")
     if data.form not in {"", "parquet"}:
@@ -159,7 +159,7 @@ def open_net_data(
             " with Spark, and train on the DataFrame"
         )
     try:
-        return open_wanted(data.source, wanted, data.kind)
+        return open_with(data.source, options, data.kind)
     except BadInput as error:
         raise BadInput(f"{data.layer}: {error}") from None
 
@@ -224,7 +224,7 @@ def _part(path: Path, split: Split, matches: Callable[[Path], bool]) -> Path:
     )
 
 
-def _own(kind: str) -> Callable[[Path, Wanted], Source]:
+def _own(kind: str) -> Callable[[Path, ReadOptions], Source]:
     """A user's own class of sources, by its full name; raises BadInput."""
     module, _, name = kind.rpartition(".")
     try:

@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.live_settings import checked_factor
 from shards.rules import Decay, decay_of
 from shards.schedules import Schedule, schedule_of
@@ -68,15 +68,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, value in (
-            ("steps", arguments.whole("steps", self.steps, 0)),
-            ("seed", arguments.whole("seed", self.seed, *SEEDS)),
+            ("steps", argument_checks.whole("steps", self.steps, 0)),
+            ("seed", argument_checks.whole("seed", self.seed, *SEEDS)),
             ("strategy", strategy_of("strategy", self.strategy)),
             ("schedule", schedule_of("schedule", self.schedule)),
-            ("iter_size", arguments.whole("iter_size", self.iter_size, 1)),
-            ("clip", arguments.number("clip", self.clip, least=0, expected="0 or more")),
-            ("prefetch", arguments.flag("prefetch", self.prefetch)),
+            ("iter_size", argument_checks.whole("iter_size", self.iter_size, 1)),
+            ("clip", argument_checks.number("clip", self.clip, least=0, expected="0 or more")),
+            ("prefetch", argument_checks.flag("prefetch", self.prefetch)),
             ("decay", decay_of("decay", self.decay)),
-            ("workers", arguments.whole("workers", self.workers, 1)),
+            ("workers", argument_checks.whole("workers", self.workers, 1)),
             ("rate_factor", checked_factor("rate_factor", self.rate_factor)),
         ):
             structs.force_setattr(self, name, value)

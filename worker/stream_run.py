@@ -4,8 +4,8 @@
         stream.wait()
     stream.params
 
-Spark gives `foreachBatch` a micro-batch at least once: it repeats one of whose end it has no
-record. Each is applied exactly once all the same, because the checkpoint of the model and that of
+Spark gives `foreachBatch` a micro-batch at least once: it repeats one if it has no record of its
+end. Each is applied exactly once all the same, because the checkpoint of the model and that of
 Spark agree on what has been done:
 
 - The shards live across micro-batches. When all workers of one are done, the state of all shards is
@@ -40,7 +40,7 @@ from ps.logs import Logger, logger
 from ps.snapshots.catalog import LoadedSnapshot, Retention, SnapshotCatalog
 from ps.storage import open_store
 from ps.tables import tables_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.repartition import whole_weights
 from shards.shard_state import ShardState
@@ -53,11 +53,11 @@ from worker.job_inputs import prepare
 from worker.job_runner import check_frame, shards_of, stop_requested, task_of
 from worker.job_shards import JobShards
 from worker.option_fields import option
-from worker.options import MOST
+from worker.options import MAX_COUNT
 from worker.parameters_file import write_parameters
 from worker.spark.worker_task import REPORT, TaskSpec, run_task
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _KEPT = Retention(count=2)
 _MODEL, _SPARK = "model", "spark"
 
@@ -66,7 +66,7 @@ class StreamOptions(FunctionOptions):
     """The keyword arguments of `stream`."""
 
     checkpoint: str | Path = option("Where the stream continues from.", check=path_checks.place)
-    workers: int = option("Workers, to which each micro-batch is dealt.", least=1, most=MOST)
+    workers: int = option("Workers, to which each micro-batch is dealt.", least=1, most=MAX_COUNT)
     trigger: Mapping[str, Any] | None = None
 
     @classmethod
@@ -111,8 +111,8 @@ class Stream:
         """
         until = None
         if timeout_s is not None:
-            until = time.monotonic() + arguments.seconds("wait: timeout_s", timeout_s)
-        while not spark.await_query(self._query, _LOOK_S) and not self._batches.stopped:
+            until = time.monotonic() + argument_checks.seconds("wait: timeout_s", timeout_s)
+        while not spark.await_query(self._query, _POLL_S) and not self._batches.stopped:
             if until is not None and time.monotonic() >= until:
                 return False
         if self._batches.stopped:
@@ -160,7 +160,7 @@ def stream(
     if job.keeps_own_state:
         raise BadInput(
             f"stream: strategy {job.plan.strategy.name}: expected one without compressed pushes"
-            " whose workers keep nothing between pushes: those of a micro-batch end with it"
+            " and without a state of its workers, which end with the micro-batch"
         )
     place = _below(chosen.checkpoint, _MODEL)
     catalog = SnapshotCatalog(place, _KEPT)
@@ -291,7 +291,7 @@ class _Batches:
         with ThreadPoolExecutor(1, "micro-batch") as pool:
             future = pool.submit(spark.run_tasks, df, host, REPORT, tag, task.cluster.job)
             try:
-                while not wait([future], _LOOK_S).done:
+                while not wait([future], _POLL_S).done:
                     self._shards.check()
             except DownpourError:
                 spark.interrupt(df, tag)
@@ -305,7 +305,7 @@ def _steps(states: list[ShardState]) -> dict[str, int]:
 
 
 def _without_rollbacks(job: Job) -> Job:
-    """The job with shards whose death ends it: an autosave would count some pushes twice or not."""
+    """The job; a shard's death ends it, as an autosave would count some pushes twice or not."""
     return msgspec.structs.replace(job, runtime=replace(job.runtime, rollback_s=0.0))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ps import path_checks
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
@@ -42,7 +42,7 @@ class TensorBoard(Callback):
             from tensorboard import program
         except ImportError:
             raise missing("TensorBoard", "TensorBoard", "tensorboard-server") from None
-        arguments.whole("serve: port", port, 0, 65535)
+        argument_checks.whole("serve: port", port, 0, 65535)
         server = program.TensorBoard()
         server.configure(logdir=str(self.folder), host="127.0.0.1", port=port, load_fast="false")
         try:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ps
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import install_command, missing
 from shards.tables import DenseTable
@@ -41,7 +41,7 @@ __all__ = ["DistributedOptimizer", "export_onnx", "join", "load", "params", "wra
 
 Floats = NDArray[np.float32]
 
-_MOST_QUOTED = 200  # characters of an error of the exporter
+_MAX_QUOTED = 200  # characters of an error of the exporter
 
 
 def params(model: Any, **settings: Any) -> ps.Dense:
@@ -94,7 +94,7 @@ def export_onnx(
     """
     torch = _torch()
     _check_exporter()
-    arguments.instance("export_onnx: model", model, torch.nn.Module, "a torch.nn.Module")
+    argument_checks.instance("export_onnx: model", model, torch.nn.Module, "a torch.nn.Module")
     if values is not None:
         load(model, values)
     given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -256,7 +256,7 @@ class _Arena:
 def _tensors(what: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of a model by name, and the buffers that workers share."""
     torch = _torch()
-    arguments.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
+    argument_checks.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
     trained = dict(model.named_parameters())
     for name, one in trained.items():
         if one.dtype != torch.float32:
@@ -294,7 +294,7 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
             example = torch.as_tensor(one, device=like.device)
         except (TypeError, ValueError, RuntimeError):
             expected = "a tensor or an array, rows first, or a tuple of several"
-            raise arguments.wrong(f"export_onnx: inputs: {place}", expected, one) from None
+            raise argument_checks.wrong(f"export_onnx: inputs: {place}", expected, one) from None
         if not example.ndim or not len(example):
             shape = tuple(example.shape)
             raise BadInput(f"export_onnx: inputs: {place}: expected rows first, got shape {shape}")
@@ -311,7 +311,7 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
         name, line = type(model).__name__, str(error).splitlines()[0] if str(error) else ""
         raise BadInput(
             f"export_onnx: model {name}: torch.onnx cannot export it: {type(error).__name__}:"
-            f" {line[:_MOST_QUOTED]}"
+            f" {line[:_MAX_QUOTED]}"
         ) from error
     finally:
         for module, training in modes.items():
@@ -334,7 +334,7 @@ def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
         return
     torch = _torch()
     expected = "a torch.optim.Optimizer or None"
-    arguments.instance("wrap: optimizer", optimizer, torch.optim.Optimizer, expected)
+    argument_checks.instance("wrap: optimizer", optimizer, torch.optim.Optimizer, expected)
     check_takes_optimizer("wrap", optimizer, strategy, "worker.torch.params")
     of_model = {id(one) for one in model.parameters()}
     if any(id(one) not in of_model for group in optimizer.param_groups for one in group["params"]):

@@ -182,7 +182,7 @@ class _Driver(ClientDriver):
 
     def _read(self, count: int) -> machine.BatchesRead:
         self._between = True
-        self.client.keep_wanted_state()
+        self.client.write_requested_state()
         started = time.monotonic()
         self._inputs = list(islice(self.batches, count))
         rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)

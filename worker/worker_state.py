@@ -87,7 +87,7 @@ def continued(
 
 
 def forgotten(client: Client, strategy: Strategy) -> Continued:
-    """What a worker whose state is saved nowhere continues with: nothing, and says so."""
+    """What a worker without a saved state continues with: nothing, and it says so."""
     lost = _without(strategy) if client.seq else ""
     return Continued(None, _report(client, [lost] if lost else []))
 

@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]
 
 FIGURES: dict[str, Callable[[TrialResult], float]] = {
     "error": lambda one: one.error,
-    "loss": lambda one: one.looks[-1].loss,
+    "loss": lambda one: one.curve[-1].loss,
     "staleness": lambda one: one.mean_staleness,
     "compute_share": lambda one: one.compute_share,
     "wait_share": lambda one: one.wait_share,
@@ -132,7 +132,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if self.kind is ExpectationKind.SLOPE_IN and not all(
                 isinstance(one, int | float) for one in levels
             ):
-                raise BadInput(f"over: expected a key whose values are numbers, got {self.over!r}")
+                raise BadInput(f"over: expected a key with numbers as values, got {self.over!r}")
 
     def judge(self, points: Sequence[PointResults]) -> Judged:
         """Judge the rule; it is inconclusive if a trial of its points is missing."""

@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 18, 10, 34
 _COLOURS = ("#2a6fbb", "#c2410c", "#15803d", "#7c3aed", "#b45309", "#0e7490", "#be185d", "#4b5563")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 4", "4 2 1 2", "1 3", "10 2 2 2 2 2")
-MOST_POINTS = 200
+MAX_POINTS = 200
 
 
 class Series(NamedTuple):
@@ -107,6 +107,6 @@ def _stroke(number: int) -> str:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MOST_POINTS of the points, the last one among them."""
-    every = math.ceil(len(points) / MOST_POINTS)
+    """At most MAX_POINTS of the points, the last one among them."""
+    every = math.ceil(len(points) / MAX_POINTS)
     return points[::-1][:: max(1, every)][::-1]

@@ -14,13 +14,13 @@ import numpy as np
 from msgspec import structs
 
 from ps.transport.link_model import Lane, LinkModel, LinkStream, link_of
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 HEADER_BYTES = 200
 """What a message takes besides its arrays."""
 
-MOST_WORKERS = 4096
+MAX_WORKERS = 4096
 _BLOCK = 256
 
 
@@ -47,7 +47,9 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         for name, least in (("mean_s", 0), ("cv", 0), ("slow_share", 0), ("slow_factor", 0)):
             expected = f"{least} or more"
-            arguments.number(f"times: {name}", getattr(self, name), least=least, expected=expected)
+            argument_checks.number(
+                f"times: {name}", getattr(self, name), least=least, expected=expected
+            )
         if self.slow_share > 1:
             raise BadInput(f"times: slow_share: expected at most 1, got {self.slow_share:g}")
 
@@ -88,9 +90,11 @@ class WorkerKill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     back_s: float | None = None
 
     def __post_init__(self) -> None:
-        arguments.number("cluster: kill: at_s", self.at_s, least=0, expected="0 or more")
+        argument_checks.number("cluster: kill: at_s", self.at_s, least=0, expected="0 or more")
         if self.back_s is not None:
-            arguments.number("cluster: kill: back_s", self.back_s, least=0, expected="0 or more")
+            argument_checks.number(
+                "cluster: kill: back_s", self.back_s, least=0, expected="0 or more"
+            )
 
 
 class LinkPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +110,7 @@ class LinkPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         for name, value in (("at_s", self.at_s), ("for_s", self.for_s)):
             what = f"cluster: partitions: {name}"
-            arguments.number(what, value, least=0, expected="0 or more")
+            argument_checks.number(what, value, least=0, expected="0 or more")
 
 
 class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,34 +138,38 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0
 
     def __post_init__(self) -> None:
-        arguments.whole("cluster: workers", self.workers, 1, MOST_WORKERS)
-        arguments.whole("cluster: shards", self.shards, 1, 64)
-        arguments.whole("cluster: delays", self.delays, 0, 1024)
+        argument_checks.whole("cluster: workers", self.workers, 1, MAX_WORKERS)
+        argument_checks.whole("cluster: shards", self.shards, 1, 64)
+        argument_checks.whole("cluster: delays", self.delays, 0, 1024)
         link_of(self.link or None)
         for part in ("stragglers", "links", "joins"):
             for name in getattr(self, part):
                 self._check_name(part, name)
         for name, factor in self.stragglers.items():
             expected = "a factor above 0"
-            arguments.number(f"cluster: stragglers: {name}", factor, expected=expected)
+            argument_checks.number(f"cluster: stragglers: {name}", factor, expected=expected)
             if not factor > 0:
-                raise arguments.wrong(f"cluster: stragglers: {name}", expected, factor)
+                raise argument_checks.wrong(f"cluster: stragglers: {name}", expected, factor)
         for name, link in self.links.items():
             try:
                 link_of(link or None)
             except BadInput as error:
                 raise BadInput(f"cluster: links: {name}: {error}") from None
         for name, at_s in self.joins.items():
-            arguments.number(f"cluster: joins: {name}", at_s, least=0, expected="0 or more")
+            argument_checks.number(f"cluster: joins: {name}", at_s, least=0, expected="0 or more")
         for one in self.kill:
-            arguments.whole("cluster: kill: worker", one.worker, 0, self.workers - 1)
-        arguments.number("cluster: lease_s", self.lease_s, least=0.001, expected="0.001 or more")
+            argument_checks.whole("cluster: kill: worker", one.worker, 0, self.workers - 1)
+        argument_checks.number(
+            "cluster: lease_s", self.lease_s, least=0.001, expected="0.001 or more"
+        )
         for cut in self.partitions:
             if cut.worker is not None:
-                arguments.whole("cluster: partitions: worker", cut.worker, 0, self.workers - 1)
+                argument_checks.whole(
+                    "cluster: partitions: worker", cut.worker, 0, self.workers - 1
+                )
             if cut.for_s >= self.lease_s:
                 expected = f"less than lease_s, {self.lease_s:g}"
-                raise arguments.wrong("cluster: partitions: for_s", expected, cut.for_s)
+                raise argument_checks.wrong("cluster: partitions: for_s", expected, cut.for_s)
 
     def _check_name(self, part: str, name: str) -> None:
         if name not in {worker_name(number) for number in range(self.workers)}:

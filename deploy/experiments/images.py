@@ -29,11 +29,11 @@ class Images(NamedTuple):
 def mnist() -> Images:
     """The packaged MNIST: 60,000 images to train with and 10,000 to test with."""
     from worker.data.idx import open_idx
-    from worker.data.wanted import Wanted
+    from worker.data.read_options import ReadOptions
 
     with as_file(files("deploy") / "demo" / "mnist") as folder:
-        train = open_idx(folder, Wanted(split="train", classes=10))
-        test = open_idx(folder, Wanted(split="test", classes=10))
+        train = open_idx(folder, ReadOptions(split="train", classes=10))
+        test = open_idx(folder, ReadOptions(split="test", classes=10))
     return Images(
         train.images.reshape(train.rows, -1),
         train.labels.astype(np.int64),

@@ -26,7 +26,7 @@ from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.run_records import read_record
 from deploy.experiments.runner import Folder
 from deploy.experiments.sweeps import Point, read_sweep
-from deploy.experiments.training_simulation import Look
+from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult
 from deploy.run_folder import EVALUATIONS, SETTINGS, SUMMARY
 from deploy.summary import Summary
@@ -179,7 +179,7 @@ def _result(run: Path, table: pa.Table) -> TrialResult:
     )
     return TrialResult(
         trial=trial,
-        looks=_looks(run, counts, summary),
+        curve=_curve(run, counts, summary),
         staleness=np.bincount(applied).tolist() if len(applied) else [],
         updates=int(counts["apply_version"].max()),
         gradients=steps,
@@ -191,12 +191,12 @@ def _result(run: Path, table: pa.Table) -> TrialResult:
     )
 
 
-def _looks(run: Path, counts: Columns, summary: Summary | None) -> list[Look]:
+def _curve(run: Path, counts: Columns, summary: Summary | None) -> list[CurvePoint]:
     """The tests of the weights, and the end."""
     steps, samples = int(counts["steps"].sum()), int(counts["samples"].sum())
     tests = read_evaluations(run / EVALUATIONS) if (run / EVALUATIONS).exists() else []
-    looks = [
-        Look(
+    curve = [
+        CurvePoint(
             updates=_version_at(counts, test.samples),
             gradients=round(steps * test.samples / max(1, samples)),
             seconds=test.seconds,
@@ -205,13 +205,15 @@ def _looks(run: Path, counts: Columns, summary: Summary | None) -> list[Look]:
         )
         for test in tests
     ]
-    end = Look(int(counts["apply_version"].max()), steps, _seconds(counts), math.nan, math.nan)
+    end = CurvePoint(
+        int(counts["apply_version"].max()), steps, _seconds(counts), math.nan, math.nan
+    )
     if summary is not None and summary.test_accuracy is not None:
         loss = math.nan if summary.test_loss is None else summary.test_loss
         end = end._replace(loss=loss, error=_error(summary.test_accuracy))
-    elif looks:
-        end = end._replace(loss=looks[-1].loss, error=looks[-1].error)
-    return [*looks, end]
+    elif curve:
+        end = end._replace(loss=curve[-1].loss, error=curve[-1].error)
+    return [*curve, end]
 
 
 def _seconds(counts: Columns) -> float:

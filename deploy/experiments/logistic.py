@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deploy.experiments.images import Bytes, mnist
 from deploy.experiments.problem import BLOCK, Batch, Measurement
-from shards import arguments
+from shards import argument_checks
 from shards.rules import Decay, UpdateRule
 from shards.tables import DenseTable, RateRun, TensorSpec
 from worker.strategies.base import Floats
@@ -99,7 +99,7 @@ class Proximal(UpdateRule, frozen=True, tag="proximal"):
     l1: float = PENALTY
 
     def __post_init__(self) -> None:
-        arguments.number("rule proximal: l1", self.l1, least=0, expected="0 or more")
+        argument_checks.number("rule proximal: l1", self.l1, least=0, expected="0 or more")
 
     def prepare(self, place: object = None) -> None:
         """Nothing is compiled: the formula is NumPy's."""

@@ -28,7 +28,7 @@ from deploy.experiments.agreement import distance
 from deploy.experiments.cluster import ClusterModel, Link, worker_name
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.problem import Workload
-from deploy.experiments.training_simulation import Look, TrainingSimulation, route_of
+from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation, route_of
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.admin_client import AdminClient
@@ -45,7 +45,7 @@ from worker.strategies.base import Floats
 from worker.training_loop import ClientDriver
 
 _START_S = 60.0
-_MOST_OVERRUNS = 0.01
+_MAX_OVERRUNS = 0.01
 
 
 class RealRun(NamedTuple):
@@ -61,7 +61,7 @@ class RealRun(NamedTuple):
     @property
     def pacing(self) -> str:
         """The share of overruns in words, and the mark."""
-        mark = ", MARKED as overrun" if self.overruns > _MOST_OVERRUNS else ""
+        mark = ", MARKED as overrun" if self.overruns > _MAX_OVERRUNS else ""
         return f"{self.overruns:.1%} of the steps were overruns{mark}"
 
 
@@ -210,23 +210,23 @@ def replayed(run: RealRun, workload: Workload) -> Floats:
     return replay.weights()
 
 
-def measured(run: RealRun, workload: Workload, look_every: int) -> list[Look]:
+def measured(run: RealRun, workload: Workload, look_every: int) -> list[CurvePoint]:
     """Measurements of a real run's weights about every `look_every` updates, from its replay.
 
     Their times are those of the record. Raises BadInput as `replayed` does.
     """
     replay = _Replay.of(run, workload)
     replay.follow(run.records, look_every)
-    return replay.looks
+    return replay.curve
 
 
 class _Replay(TrainingSimulation):
-    """A simulation whose pulls and pushes wait for their recorded turn."""
+    """A simulation in which pulls and pushes wait for their recorded turn."""
 
     def __init__(self, job: SimulatedJob, workload: Workload) -> None:
         self._held: dict[bytes, deque[Send]] = defaultdict(deque)
         super().__init__(job, workload)
-        self.looks = [self._look()]
+        self.curve = [self._curve_point()]
 
     @classmethod
     def of(cls, run: RealRun, workload: Workload) -> "_Replay":
@@ -256,8 +256,8 @@ class _Replay(TrainingSimulation):
             end = place + passes[place]
             self._push(numbers[place:end])
             place = end
-            if look_every and self.shards[0].version >= self.looks[-1].updates + look_every:
-                self.looks.append(self._look()._replace(seconds=times[place - 1] - times[0]))
+            if look_every and self.shards[0].version >= self.curve[-1].updates + look_every:
+                self.curve.append(self._curve_point()._replace(seconds=times[place - 1] - times[0]))
 
     def _reads(self, numbers: list[int], versions: list[int]) -> dict[int, deque[int]]:
         """The version that each worker's pulls were answered at, in order."""

@@ -31,7 +31,7 @@ from ps import __version__
 from ps.build_id import build_id
 from shards.errors import BadInput
 
-_DRAWN = 12  # points whose curves are drawn; all are in the tables
+_DRAWN = 12  # points with a drawn curve; all are in the tables
 
 _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#111}
@@ -200,7 +200,7 @@ def _point_row(one: Measured) -> list[str]:
     return [
         *values,
         shown(result.error for result in found),
-        shown(result.looks[-1].loss for result in found),
+        shown(result.curve[-1].loss for result in found),
         shown(result.mean_staleness for result in found),
         shown(result.compute_share for result in found),
         shown(result.wait_share for result in found),
@@ -212,11 +212,11 @@ def _point_row(one: Measured) -> list[str]:
 
 def _curve(one: Measured, over: str) -> Series:
     """The mean error of the seeds, at the measurements that all of them reached."""
-    length = min(len(result.looks) for result in one.found)
+    length = min(len(result.curve) for result in one.found)
     points = [
         (
-            float(np.mean([getattr(result.looks[at], over) for result in one.found])),
-            float(np.mean([result.looks[at].error for result in one.found])),
+            float(np.mean([getattr(result.curve[at], over) for result in one.found])),
+            float(np.mean([result.curve[at].error for result in one.found])),
         )
         for at in range(length)
     ]

@@ -30,14 +30,14 @@ import pyarrow.parquet as pq
 from msgspec import structs
 
 from deploy.experiments.accept_rules import Judged, PointResults
-from deploy.experiments.limits import Limits
 from deploy.experiments.sweeps import Sweep
-from deploy.experiments.training_simulation import Look
+from deploy.experiments.training_simulation import CurvePoint
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial, TrialResult, run_trial
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 
 _RESULT = b"result"
-_LOOKS = pa.schema(
+_CURVE = pa.schema(
     [
         ("updates", pa.int64()),
         ("gradients", pa.int64()),
@@ -88,7 +88,7 @@ class Folder:
         self.make()
         if self.sweep.exists() and self.sweep.read_text() != sweep.text:
             raise BadInput(
-                f"{self.path}: expected the folder of this sweep, got one whose sweep.toml differs;"
+                f"{self.path}: expected the folder of this sweep, got one with another sweep.toml;"
                 " choose another folder with --out"
             )
         self.sweep.write_text(sweep.text)
@@ -110,9 +110,9 @@ class Folder:
 
     def save(self, result: TrialResult) -> None:
         """Write a result, and rename it when it is whole."""
-        looks = [dict(zip(Look._fields, look, strict=True)) for look in result.looks]
-        rest = structs.replace(result, looks=[], cpu_s=0.0)
-        table = pa.Table.from_pylist(looks, _LOOKS)
+        curve = [dict(zip(CurvePoint._fields, point, strict=True)) for point in result.curve]
+        rest = structs.replace(result, curve=[], cpu_s=0.0)
+        table = pa.Table.from_pylist(curve, _CURVE)
         table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
         kept = self.result(result.trial.id)
         partial_file = kept.with_suffix(f".{os.getpid()}.part")
@@ -134,8 +134,8 @@ class Folder:
             rest = msgspec.json.decode(metadata[_RESULT], type=TrialResult)
         except (OSError, KeyError, pa.ArrowInvalid, *UNDECODABLE):
             return None
-        looks = [Look(**row) for row in table.to_pylist()]
-        return structs.replace(rest, looks=looks) if rest.trial == trial and looks else None
+        curve = [CurvePoint(**row) for row in table.to_pylist()]
+        return structs.replace(rest, curve=curve) if rest.trial == trial and curve else None
 
     def status(self, sweep: Sweep) -> SweepStatus:
         """Count what is there."""
@@ -213,7 +213,7 @@ def judge_sweep(sweep: Sweep, path: Path) -> list[Judged]:
 
 
 def run_in_folder(
-    folder: Folder, limits: Limits, left: list[Trial], jobs: int
+    folder: Folder, limits: TrialLimits, left: list[Trial], jobs: int
 ) -> Iterator[tuple[str, str, float]]:
     """Run trials: their ids, why they failed if they did, and their CPU seconds."""
     run = partial(run_and_save, folder.path, limits)
@@ -224,13 +224,13 @@ def run_in_folder(
         yield from pool.imap_unordered(run, left)
 
 
-def run_and_save(path: Path, limits: Limits, trial: Trial) -> tuple[str, str, float]:
+def run_and_save(path: Path, limits: TrialLimits, trial: Trial) -> tuple[str, str, float]:
     """Run a trial and write its result; the reason, if it has failed twice."""
     folder, began = Folder(path), time.process_time()
     reason = ""
     for _ in range(2):
         try:
-            with limits.hold():
+            with limits.enforced():
                 result = run_trial(trial)
             folder.save(result)
         except BadFolder:

@@ -30,7 +30,8 @@ from deploy.updates_parquet import UpdatesWriter
 from ps.admin_client import AdminClient
 from ps.launch.launcher import Placement
 from shards.errors import BadInput, GiveUp
-from shards.messages import LiveSettings, ShardStatus, Standing
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus, Standing
 from worker import spark
 from worker.context import Context
 from worker.evaluation import Evaluation
@@ -38,7 +39,7 @@ from worker.function_run import RunOptions, first_values, function_job
 from worker.job_runner import run_job
 
 _START_S = 120.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 KS, WASSERSTEIN, POINTS = 0.05, 0.25, 0.5
 """The most that staleness and error may differ by: distances of distributions, and percent."""
@@ -203,7 +204,7 @@ def _await_workers(ctx: Context, workers: int) -> None:
                 return
             if time.monotonic() > until:
                 raise GiveUp(f"expected {workers} workers within {_START_S:g} s, got {there}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 def _renamed(records: NDArray[np.void], workers: int) -> NDArray[np.void]:

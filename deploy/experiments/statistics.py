@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 10_000
-_FEWEST = 8  # values whose percentiles reach far enough
+_FEWEST = 8  # values, enough for percentiles that reach far
 
 Numbers = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def mean_interval(
 
 
 def paired(first: ArrayLike, second: ArrayLike, *, level: float = 0.95) -> Interval:
-    """The mean of `first - second`, whose values belong to the same seeds, and its interval."""
+    """The mean of `first - second`, two lists for the same seeds, and its interval."""
     return mean_interval(np.subtract(first, second), level=level)
 
 
@@ -107,7 +107,7 @@ def block_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean of a series whose neighbours depend on each other, from blocks of this length."""
+    """The mean of a series of dependent values, from blocks of this length."""
     given = np.asarray(series, np.float64)
     sums = np.cumsum(np.concatenate(([0.0], given, given[: block - 1])))
     means = (sums[block:] - sums[:-block]) / block  # the block that begins at each place, circular

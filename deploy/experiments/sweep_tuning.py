@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from deploy.experiments.limits import Limits
 from deploy.experiments.runner import BadFolder, Folder, run_in_folder
 from deploy.experiments.sweeps import RATES, ChosenRates, Rates, Sweep, read_rates, read_sweep
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import choose_rates
 from deploy.run_folder import write_whole
@@ -64,7 +64,7 @@ class _Tried:
     failed did.
     """
 
-    def __init__(self, folder: Folder, limits: Limits, jobs: int) -> None:
+    def __init__(self, folder: Folder, limits: TrialLimits, jobs: int) -> None:
         folder.make()
         self.cpu_s, self.failure = 0.0, ""
         self._folder, self._limits, self._jobs = folder, limits, jobs

@@ -28,14 +28,14 @@ from msgspec import structs
 
 from deploy.experiments.accept_rules import Expectation
 from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
-from deploy.experiments.limits import Limits
+from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import TUNING_SEEDS
 from shards.errors import UNDECODABLE, BadInput
 
 Value = TypeVar("Value")
 
-MOST_TRIALS = 10_000
+MAX_TRIALS = 10_000
 """More trials than this need the user's consent."""
 
 _OWN = ("name", "seeds", "grid", "zip", "list", "expect", "limits")
@@ -45,7 +45,7 @@ _SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "c
 }
 
 _KEYS = {
-    "limits": Limits.__struct_fields__,
+    "limits": TrialLimits.__struct_fields__,
     "expect": Expectation.__struct_fields__,
     "kill": WorkerKill.__struct_fields__,
     "times": StepTimes.__struct_fields__,
@@ -94,7 +94,7 @@ class Sweep(NamedTuple):
     points: list[Point]
     text: str
     expect: list[Expectation]
-    limits: Limits
+    limits: TrialLimits
 
     @property
     def trials(self) -> list[Trial]:
@@ -123,7 +123,7 @@ def shown_value(value: object) -> str:
 def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
     """Read a sweep and check every trial; raises BadInput naming the key, expected and got.
 
-    More than MOST_TRIALS trials need `consent`. Rates that were chosen are those in the folder.
+    More than MAX_TRIALS trials need `consent`. Rates that were chosen are those in the folder.
     """
     text, rates = path.read_text(), read_rates(path.with_name(RATES))
     try:
@@ -154,8 +154,8 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
     base = {key: value for key, value in given.items() if key not in _OWN}
     points = list(_points(given))
     count = len(points) * len(seeds)
-    if count > MOST_TRIALS and not consent:
-        raise BadInput(f"expected at most {MOST_TRIALS} trials without --yes, got {count}")
+    if count > MAX_TRIALS and not consent:
+        raise BadInput(f"expected at most {MAX_TRIALS} trials without --yes, got {count}")
     found = [_point(base, values, seeds, rates) for values in points]
     known: dict[str, str] = {}
     for point in found:
@@ -173,7 +173,7 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
             rule.check([point.values for point in found])
         except BadInput as error:
             raise BadInput(f"expect[{number}]: {error}") from None
-    limits = _converted("limits", given.get("limits", {}), Limits)
+    limits = _converted("limits", given.get("limits", {}), TrialLimits)
     return Sweep(name, found, text, expect, limits)
 
 

@@ -8,7 +8,7 @@ aggregation.
 
 All that happens between two messages of a worker is known beforehand, so an update costs one event:
 the messages that the worker sends at the end of a window, a push and the next pull, travel
-together. Workers whose round a shard has closed without them may `cancel` their step, as K-sync SGD
+together. Workers that are too late for a round may `cancel` their step, as K-sync SGD
 assumes (Dutta et al. 2018). Downpour's own workers finish it, and the push is dropped.
 """
 

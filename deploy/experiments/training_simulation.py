@@ -37,7 +37,7 @@ from worker.strategies.base import Floats
 _COLLECTED = 1 << 16  # records that shard 0 keeps until they are collected; it holds twice as many
 
 
-class Look(NamedTuple):
+class CurvePoint(NamedTuple):
     """A measurement of the shards' weights, and what it took to get there.
 
     `updates` counts the versions of shard 0, `gradients` those of all workers.
@@ -57,7 +57,7 @@ class Course(NamedTuple):
     `compute_s` are the virtual seconds that all workers computed for.
     """
 
-    looks: list[Look]
+    curve: list[CurvePoint]
     records: NDArray[np.void]
     seconds: float
     gradients: int
@@ -65,12 +65,12 @@ class Course(NamedTuple):
     compute_s: float = 0.0
 
     @property
-    def final(self) -> Look:
-        return self.looks[-1]
+    def final(self) -> CurvePoint:
+        return self.curve[-1]
 
-    def first_below(self, error: float) -> Look | None:
+    def first_below(self, error: float) -> CurvePoint | None:
         """The first measurement with at most this error in percent; None if there is none."""
-        return next((look for look in self.looks if look.error <= error), None)
+        return next((point for point in self.curve if point.error <= error), None)
 
 
 class Deadlock(BadInput):
@@ -114,9 +114,9 @@ class TrainingSimulation:
         early at an error of at most `until_error` percent. A run that diverges ends with the error
         of a guess.
         """
-        looks = [self._look()]
+        curve = [self._curve_point()]
         diverged_at = None
-        while self.gradients < gradients and looks[-1].error > until_error:
+        while self.gradients < gradients and curve[-1].error > until_error:
             aim = min(gradients, self.gradients + (look_every or gradients))
             try:
                 self.advance(aim)
@@ -124,21 +124,21 @@ class TrainingSimulation:
                 raise
             except BadInput:  # a shard refuses a gradient that is not finite
                 diverged_at = self.shards[0].version
-            looks.append(self._look())
-            if diverged_at is None and not math.isfinite(looks[-1].loss):
+            curve.append(self._curve_point())
+            if diverged_at is None and not math.isfinite(curve[-1].loss):
                 diverged_at = self.shards[0].version
             if diverged_at is not None:
-                looks[-1] = looks[-1]._replace(loss=math.nan, error=self.workload.worst_error)
+                curve[-1] = curve[-1]._replace(loss=math.nan, error=self.workload.worst_error)
                 break
         self._collect()
         records = np.concatenate(self._records)
-        return Course(looks, records, self.clock.now, self.gradients, diverged_at, self.compute_s)
+        return Course(curve, records, self.clock.now, self.gradients, diverged_at, self.compute_s)
 
     def weights(self) -> Floats:
         """The shards' weights, in an array of its own."""
         arena = self.table.empty()
         for shard in self.shards:
-            self.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
+            self.map.cut(arena, shard.spec.shard)[:] = shard.parameters.weights()
         return arena
 
     def advance(self, gradients: int) -> None:
@@ -146,19 +146,19 @@ class TrainingSimulation:
         goes = self.clock.run(lambda: self.gradients < gradients, math.inf)
         if not goes:
             raise Deadlock("every worker waits for another; check the staleness bound")
-        if self.shards[0].journal.pushes - self._collected > _COLLECTED:
+        if self.shards[0].metrics.pushes - self._collected > _COLLECTED:
             self._collect()
 
     def _collect(self) -> None:
-        first, rows = self.shards[0].journal.since(self._collected)
+        first, rows = self.shards[0].metrics.since(self._collected)
         assert first == self._collected, "no record was dropped"
         self._records.append(rows)
         self._collected += len(rows)
 
-    def _look(self) -> Look:
+    def _curve_point(self) -> CurvePoint:
         measured = self.workload.measure(self.weights())
         updates = self.shards[0].version
-        return Look(updates, self.gradients, self.clock.now, measured.loss, measured.error)
+        return CurvePoint(updates, self.gradients, self.clock.now, measured.loss, measured.error)
 
     def carry(self, route: bytes, shard: int, sends: Sequence[Send], link: Link | None) -> None:
         """Carry what a worker sends to a shard, over its link if there is one."""
@@ -261,7 +261,7 @@ class SimulatedTrainee:
         self._kept: deque[machine.WeightsPulled] = deque(maxlen=job.cluster.delays + 1)
         self._batch: Batch | None = None
         self._wants = self.machine.wants()
-        self._asked: int | None = None  # the request whose weights the machine waits for
+        self._asked: int | None = None  # the request for the weights that the machine waits for
         self._outbox: list[Send] = []
         self._waited_s = 0.0  # at the gate, since the last push
         self._ending = False

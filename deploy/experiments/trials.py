@@ -21,10 +21,10 @@ from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.jobs import SimulatedJob
 from deploy.experiments.logistic import Proximal
 from deploy.experiments.lossy_diloco import LossyDiLoCo
-from deploy.experiments.training_simulation import Look, TrainingSimulation
+from deploy.experiments.training_simulation import CurvePoint, TrainingSimulation
 from deploy.experiments.workloads import data_digest, workload_of
 from ps.build_id import build_id
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
@@ -75,12 +75,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
-        arguments.whole("gradients", self.gradients, 1)
-        arguments.whole("batch", self.batch, 1, 60_000)
-        arguments.whole("tested", self.tested, 1, 10_000)
-        arguments.whole("look_every", self.look_every, 0)
-        arguments.whole("seed", self.seed, 0, 2**31)
-        arguments.number("rate", self.rate, least=0, expected="0 or more")
+        argument_checks.whole("gradients", self.gradients, 1)
+        argument_checks.whole("batch", self.batch, 1, 60_000)
+        argument_checks.whole("tested", self.tested, 1, 10_000)
+        argument_checks.whole("look_every", self.look_every, 0)
+        argument_checks.whole("seed", self.seed, 0, 2**31)
+        argument_checks.number("rate", self.rate, least=0, expected="0 or more")
         workload = workload_of(self.workload, self.batch, self.tested)
         self.job().specs(workload.table)
 
@@ -95,7 +95,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial came to. `looks` are its measurements, the last one at its end.
+    """What a trial came to. `curve` are its measurements, the last one at its end.
 
     `staleness` counts the updates of each staleness from 0. `seconds` are of the virtual clock;
     `compute_share` and `wait_share` are the workers' shares of them in steps and at the gate, and
@@ -105,7 +105,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trial: Trial
-    looks: list[Look] = []
+    curve: list[CurvePoint] = msgspec.field(default_factory=list, name="looks")
     staleness: list[int] = []
     updates: int = 0
     gradients: int = 0
@@ -121,20 +121,20 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def error(self) -> float:
         """The error in percent at the end."""
-        return self.looks[-1].error
+        return self.curve[-1].error
 
     @property
     def mean_staleness(self) -> float:
         counts = np.array(self.staleness)
         return float(counts @ np.arange(len(counts)) / max(1, counts.sum()))
 
-    def first_below(self, error: float) -> Look | None:
+    def first_below(self, error: float) -> CurvePoint | None:
         """The first measurement with at most this error in percent; None if there is none."""
-        return next((look for look in self.looks if look.error <= error), None)
+        return next((point for point in self.curve if point.error <= error), None)
 
     def error_at(self, seconds: float) -> float:
         """The error at the last measurement up to this virtual time."""
-        return [look for look in self.looks if look.seconds <= seconds][-1].error
+        return [point for point in self.curve if point.seconds <= seconds][-1].error
 
 
 _SOURCES = (
@@ -166,7 +166,7 @@ def run_trial(trial: Trial) -> TrialResult:
     spent = trial.cluster.workers * course.seconds
     return TrialResult(
         trial=trial,
-        looks=course.looks,
+        curve=course.curve,
         staleness=np.bincount(applied).tolist() if len(applied) else [],
         updates=course.final.updates,
         gradients=course.gradients,
@@ -195,7 +195,7 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
 
 def rule_named(text: str) -> Rule:
     """The update rule in a text: adam, or momentum:momentum=0.9. Raises BadInput."""
-    name, _, options = arguments.text("rule", text, "a rule").partition(":")
+    name, _, options = argument_checks.text("rule", text, "a rule").partition(":")
     kinds: dict[str, Any] = {**RULES, "proximal": Proximal}
     if name not in kinds:
         return rule_of("rule", text)

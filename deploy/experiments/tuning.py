@@ -14,7 +14,7 @@ _POWERS = (-8, 12)  # of the rates that are tried, the second one excluded
 
 
 class Tuned(NamedTuple):
-    """Rates chosen on seeds of their own: that of the least error, and the largest rate whose error
+    """Rates chosen on seeds of their own: that of the least error, and the largest with an error
     is within one standard error of it. `error` is the least one, in percent."""
 
     best: float

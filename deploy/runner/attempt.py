@@ -23,13 +23,13 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import SnapshotRef, origin_of, shelf_of
+from deploy.snapshot_ref import SnapshotRef, catalog_of, origin_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
 from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
 from worker.signals import sigterm_too
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _SNAPSHOT_S = 120.0
 _RESHARD_S = 300.0
 _SET_S = 60.0
@@ -73,7 +73,7 @@ def boot_id() -> str:
 def newest_snapshot(settings: TrainSettings) -> str | None:
     """The name of the newest complete snapshot of a run; None if it has none."""
     try:
-        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
+        entries = SnapshotCatalog(catalog_of(settings, settings.out)).entries()
     except (DownpourError, OSError):
         return None
     names = [each.name for each in entries if each.state is not SnapshotStatus.INCOMPLETE]
@@ -81,7 +81,7 @@ def newest_snapshot(settings: TrainSettings) -> str | None:
 
 
 def _identity(folder: Path) -> AttemptIdentity:
-    """Who this attempt is: what the service ordered, or the next number without a service."""
+    """Its identity: what the service ordered, or the next number without a service."""
     orders = JournalReader(folder / job_folder.ORDERS).read()
     starts = [order for order in orders if order.kind == "start"]
     nonce = os.environ.get(job_folder.ATTEMPT_VARIABLE)
@@ -169,9 +169,9 @@ class _Attempt:
         """What to continue from; a run that left nothing to continue from is moved away."""
         out = self._settings.out
         if (out / RUN_SETTINGS).is_file() and self._identity.attempt > 1:
-            shelf = shelf_of(self._settings, out)
+            catalog = catalog_of(self._settings, out)
             if newest_snapshot(self._settings) or (out / SUMMARY).is_file() or _has_logs(out):
-                return SnapshotRef(shelf, None, out)
+                return SnapshotRef(catalog, None, out)
             aside = out.with_name(f"{out.name}.attempt-{self._identity.attempt - 1}")
             out.rename(aside)
             self._events.append(
@@ -188,7 +188,7 @@ class _Attempt:
         """Follow the orders to this attempt until it has ended, and show that it is alive."""
         reader = JournalReader(self._folder / job_folder.ORDERS)
         alive = self._folder / job_folder.READINGS / job_folder.ALIVE
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(_POLL_S):
             with suppress(OSError):
                 alive.touch()
             for order in reader.read():

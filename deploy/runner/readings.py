@@ -19,7 +19,7 @@ from deploy.runner.job_folder import NEWEST, SERIES
 from deploy.summary import Rows
 from shards.errors import UNDECODABLE
 
-MOST_POINTS = 4000
+MAX_POINTS = 4000
 LARGEST_STALENESS = 64
 
 
@@ -154,7 +154,7 @@ class ReadingFiles:
         points = read_series(self._series)
         self._count = len(points)
         self._interval = points[-1].time - points[-2].time if len(points) > 1 else 0.0
-        self._interval = self._interval if self._count >= MOST_POINTS // 2 else 0.0
+        self._interval = self._interval if self._count >= MAX_POINTS // 2 else 0.0
         self._last = 0.0
 
     def write(self, reading: Reading) -> None:
@@ -170,7 +170,7 @@ class ReadingFiles:
             file.write(msgspec.json.encode(point) + b"\n")
         self._last = point.time
         self._count += 1
-        if self._count >= MOST_POINTS:
+        if self._count >= MAX_POINTS:
             kept = read_series(self._series)[::2]
             partial = self._series.with_name(f".{SERIES}.partial")
             partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))

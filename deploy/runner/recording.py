@@ -20,12 +20,13 @@ from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.summary import Rows
 from shards.errors import GiveUp
 from shards.live_settings import described
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from worker.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
 _EVERY_S = 1.0
-_MOST_UNWRITTEN = 1000
+_MAX_UNWRITTEN = 1000
 
 
 class Health:
@@ -35,7 +36,7 @@ class Health:
         self._short_since: float | None = None
         self._degraded = self._diverged = False
 
-    def look(self, readings: Readings, now: float) -> list[str]:
+    def update(self, readings: Readings, now: float) -> list[str]:
         due = []
         lost = any(worker.standing.startswith("is silent") for worker in readings.workers)
         if not (lost or readings.absent):
@@ -64,7 +65,7 @@ class RecordingProgress(Progress):
         self._files = ReadingFiles(folder / READINGS)
         self._tally = FigureTally()
         self._health = Health()
-        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MAX_UNWRITTEN)
         self._writing = threading.RLock()
         self._runs = False
         self._written_at = -_EVERY_S
@@ -90,7 +91,7 @@ class RecordingProgress(Progress):
             self._record("running")
         self._write_events()
         now = time.monotonic()  # the system's clock may be set back
-        for kind in self._health.look(self.readings, now):
+        for kind in self._health.update(self.readings, now):
             self._record(kind, text=_health_text(kind, self.readings))
         if now - self._written_at >= _EVERY_S:
             self._write()

@@ -26,19 +26,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.service import credentials
+from deploy.service import tokens
 from deploy.service.access_store import AccessStore, AuditEntry
-from deploy.service.credentials import LOCAL, Principal, TokenRole
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Answer, Problem, not_found, of_database_error
 from deploy.service.route_roles import Route, route_of
+from deploy.service.tokens import LOCAL, Principal, TokenRole
 from ps.logs import logger
 from ps.transport.addresses import on_this_host
 from shards.errors import BadInput
 
-MOST_HEADER_BYTES = 16 << 10
-MOST_PATH_BYTES = 8 << 10
-MOST_FAILURES, FAILURES_S = 10, 60.0
+MAX_HEADER_BYTES = 16 << 10
+MAX_PATH_BYTES = 8 << 10
+MAX_FAILURES, FAILURES_S = 10, 60.0
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -52,7 +52,7 @@ _HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
 }
 _UNSAFE = {"POST", "PUT", "PATCH", "DELETE"}
-_MOST_ADDRESSES = 4096
+_MAX_ADDRESSES = 4096
 
 NOBODY = Principal(name="", role=TokenRole.VIEWER, projects=frozenset())
 """The sender of a request to a route that anyone may use."""
@@ -132,10 +132,10 @@ class FailedLogins:
         if now - since > FAILURES_S:
             since, count = now, 0
         self._counts[address] = since, count + 1
-        if len(self._counts) > _MOST_ADDRESSES:
+        if len(self._counts) > _MAX_ADDRESSES:
             del self._counts[next(iter(self._counts))]
-        if count >= MOST_FAILURES:
-            text = f"token: expected at most {MOST_FAILURES} wrong ones in {FAILURES_S:g} s"
+        if count >= MAX_FAILURES:
+            text = f"token: expected at most {MAX_FAILURES} wrong ones in {FAILURES_S:g} s"
             headers = {"Retry-After": f"{FAILURES_S:g}"}
             raise Problem(429, "too_many_failures", text, headers=headers)
 
@@ -171,7 +171,7 @@ class AccessGuard:
             _check_sizes(scope, headers)
             route = route_of(scope["method"], scope["path"])
             self._check_site(scope["method"], headers)
-            check_length(headers, route.rule.most_body)
+            check_length(headers, route.rule.max_body)
         except Problem as problem:
             await self._answer(problem, scope)(scope, receive, reply.send)
             return
@@ -184,7 +184,7 @@ class AccessGuard:
         except sa.exc.SQLAlchemyError as error:
             await self._answer(of_database_error(error), scope)(scope, receive, reply.send)
         else:
-            await self._pass(scope, _Body(receive, route.rule.most_body), reply)
+            await self._pass(scope, _Body(receive, route.rule.max_body), reply)
         if scope["method"] in _UNSAFE or (reply.status == 401 and "token" in note):
             await self._record(scope, route, note, reply.status)
 
@@ -228,7 +228,7 @@ class AccessGuard:
         note["actor"], note["token"] = principal.name, principal.token
         if scope["method"] in _UNSAFE and principal.session:
             given = headers.get("x-csrf-token", "")
-            if not credentials.same(given, credentials.csrf_of(principal.session)):
+            if not tokens.constant_time_equal(given, tokens.csrf_of(principal.session)):
                 text = "X-CSRF-Token: expected the text of this session's pages, got another"
                 raise Problem(403, "csrf", text, hint="load the page again")
         _check_role(principal, route)
@@ -249,7 +249,7 @@ class AccessGuard:
         principal = self._access.of_token(token.strip())
         if principal is None or scheme.lower() != "bearer":
             self._failures.count(address)
-            note["token"] = credentials.token_id(token) or ""
+            note["token"] = tokens.token_id(token) or ""
             raise unauthenticated("expected one that is neither revoked nor expired, got another")
         return principal
 
@@ -374,10 +374,10 @@ def _hostname(host: str) -> str:
 
 
 def _check_sizes(scope: Scope, headers: Headers) -> None:
-    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_PATH_BYTES:
-        raise Problem(414, "too_large", f"path: expected at most {MOST_PATH_BYTES} bytes")
-    if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEADER_BYTES:
-        raise Problem(431, "too_large", f"headers: expected at most {MOST_HEADER_BYTES} bytes")
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_PATH_BYTES:
+        raise Problem(414, "too_large", f"path: expected at most {MAX_PATH_BYTES} bytes")
+    if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+        raise Problem(431, "too_large", f"headers: expected at most {MAX_HEADER_BYTES} bytes")
 
 
 def check_length(headers: Headers, most: int) -> None:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from deploy.service import credentials, database_tables
-from deploy.service.credentials import Principal, TokenRole
+from deploy.service import database_tables, tokens
+from deploy.service.tokens import Principal, TokenRole
 from shards.errors import BadInput
 
 SESSION_S = 7 * 86400.0
@@ -89,13 +89,13 @@ class AccessStore:
             raise BadInput("--project: expected none for an administrator, got one")
         if not 0 < expires_s <= LONGEST_TOKEN_S:
             raise BadInput(f"--expires: expected at most 366d, got {expires_s / 86400:g}d")
-        number, text = credentials.new_token()
+        number, text = tokens.new_token()
         now, table = self._clock(), database_tables.token
         row = TokenRow(
             id=number, name=name, role=role, created=now, expires=now + expires_s, revoked=None,
             projects=sorted(projects) if projects is not None else None,
         )  # fmt: skip
-        values = msgspec.to_builtins(row) | {"digest": credentials.digest_of(text)}
+        values = msgspec.to_builtins(row) | {"digest": tokens.digest_of(text)}
         named = sa.select(sa.func.count()).where(table.c.name == name, *_live(now))
         with database_tables.alone(self._engine, table) as connection:
             if connection.execute(named).scalar():
@@ -136,14 +136,14 @@ class AccessStore:
 
     def of_token(self, text: str) -> Principal | None:
         """The sender that this token names; None for a wrong, revoked or expired one."""
-        number = credentials.token_id(text)
+        number = tokens.token_id(text)
         if number is None:
             return None
         table = database_tables.token
         query = sa.select(table).where(table.c.id == number, *_live(self._clock()))
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
-        if row is None or not credentials.same(credentials.digest_of(text), row.digest):
+        if row is None or not tokens.constant_time_equal(tokens.digest_of(text), row.digest):
             return None
         return _principal(row)
 
@@ -152,7 +152,7 @@ class AccessStore:
     def sign_in(self, principal: Principal) -> str:
         """The secret of a new session of this sender, for a cookie."""
         secret, now, table = secrets.token_urlsafe(32), self._clock(), database_tables.session
-        values = {"digest": credentials.digest_of(secret), "token": principal.token}
+        values = {"digest": tokens.digest_of(secret), "token": principal.token}
         with self._engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.expires < now))
             connection.execute(sa.insert(table).values(**values, expires=now + SESSION_S))
@@ -164,7 +164,7 @@ class AccessStore:
         query = (
             sa.select(token)
             .join(session, session.c.token == token.c.id)
-            .where(session.c.digest == credentials.digest_of(secret), session.c.expires > now)
+            .where(session.c.digest == tokens.digest_of(secret), session.c.expires > now)
             .where(*_live(now))
         )
         with self._engine.connect() as connection:
@@ -175,7 +175,7 @@ class AccessStore:
         """End a session."""
         table = database_tables.session
         with self._engine.begin() as connection:
-            which = table.c.digest == credentials.digest_of(secret)
+            which = table.c.digest == tokens.digest_of(secret)
             connection.execute(sa.delete(table).where(which))
 
     def is_valid(self, principal: Principal) -> bool:

@@ -18,7 +18,7 @@ from deploy.service.states import TRAINING, JobState
 RESERVE_BYTES = 512 << 20
 """Disk space that is kept back for journals and last snapshots."""
 _AT_BOUND_S, _DEGRADED_S = 60.0, 300.0
-_HOLDS_SHARE, _HOLDS_LEAST = 0.5, 100
+_HOLDS_SHARE, _HOLDS_MIN = 0.5, 100
 
 
 class AlertChange(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class JobWatch:
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
 
-    def look(self, row: JobRow, reading: Reading | None, now: float) -> Iterator[AlertChange]:
+    def check(self, row: JobRow, reading: Reading | None, now: float) -> Iterator[AlertChange]:
         """Compare the job with its alerts; the caller stores each change before the next one."""
         present = list(row.alerts)
         due = dict(self._due(row, reading, now))
@@ -82,7 +82,7 @@ class JobWatch:
             yield "at_bound", f"{len(figures.waiting)} of {len(figures.workers)} workers wait"
         total = sum(reading.holds.values())
         name, most = max(reading.holds.items(), key=lambda held: held[1], default=("", 0))
-        if total >= _HOLDS_LEAST and most > _HOLDS_SHARE * total and len(figures.workers) > 2:
+        if total >= _HOLDS_MIN and most > _HOLDS_SHARE * total and len(figures.workers) > 2:
             yield "held_up", f"{name} is the slowest in {most / total:.0%} of all waits"
 
     def _lasts(self, job: str, name: str, holds: bool, now: float) -> float:

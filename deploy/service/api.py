@@ -19,17 +19,17 @@ from deploy.service import stream, tokens_api
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
-from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
 from deploy.service.problems import PROBLEMS, Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, StrictRoute
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
+from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 
-MOST_LOG_BYTES = 16 << 20
+MAX_LOG_BYTES = 16 << 20
 _CHUNK = 64 << 10
 
 JobId = Annotated[str, Path(description="The id of a job.", max_length=64)]
@@ -356,7 +356,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
     def logs(
         job: JobId,
         part: Annotated[str | None, Query(max_length=100)] = None,
-        tail: Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)] = _CHUNK,
+        tail: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = _CHUNK,
         after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
         """The end of a log, or what follows the byte `after`.
@@ -376,7 +376,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
                 size = file.seek(0, 2)
                 start = max(0, size - tail) if after is None else min(after, size)
                 file.seek(start)
-                content = file.read(MOST_LOG_BYTES)
+                content = file.read(MAX_LOG_BYTES)
         except FileNotFoundError:
             raise Problem(410, "gone", f"part {name}: deleted") from None
         except OSError as error:

@@ -34,7 +34,7 @@ from ps import __version__
 from ps.logs import logger
 from shards.errors import DownpourError
 
-LOOK_S = 0.25
+POLL_S = 0.25
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Service:
         self.options = options
         self.uploads = Uploads(
             options.home,
-            most_bytes=int(options.limits.upload_gb * 1e9),
+            max_bytes=int(options.limits.upload_gb * 1e9),
             reserve_bytes=options.limits.free_mb << 20,
             limits=self.access.limits,
         )
@@ -133,10 +133,10 @@ class Service:
 
     def _run(self) -> None:
         log, logged = logger("service"), ""
-        while not self._stopped.wait(LOOK_S):
+        while not self._stopped.wait(POLL_S):
             try:
                 self._catch_up()
-                self.supervisor.look()
+                self.supervisor.reconcile()
                 self.looked_at, logged = time.monotonic(), ""
             except Exception as error:  # noqa: BLE001  # whatever it is, it may be over soon
                 if logged != repr(error):

@@ -11,7 +11,7 @@ import msgspec
 
 from deploy.service.subprocesses import output_of
 from deploy.settings import TrainSettings
-from deploy.snapshot_ref import shelf_of
+from deploy.snapshot_ref import catalog_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
 from ps.snapshots.manifest import damage
 from shards.errors import BadInput, DownpourError
@@ -22,7 +22,7 @@ FORMATS = {"safetensors": ".safetensors", "caffemodel": ".caffemodel", "h5": ".h
 def checkpoints(settings: TrainSettings) -> list[dict[str, Any]]:
     """The complete snapshots of a run, the oldest first."""
     try:
-        entries = SnapshotCatalog(shelf_of(settings, settings.out)).entries()
+        entries = SnapshotCatalog(catalog_of(settings, settings.out)).entries()
     except (DownpourError, OSError):
         return []
     return [
@@ -61,7 +61,7 @@ def exported(settings: TrainSettings, name: str, target: Path) -> None:
 
 def _catalog(settings: TrainSettings, name: str) -> SnapshotCatalog:
     """The catalog that has this checkpoint; raises BadInput without it."""
-    catalog = SnapshotCatalog(shelf_of(settings, settings.out))
+    catalog = SnapshotCatalog(catalog_of(settings, settings.out))
     if not name.isdecimal() or name not in catalog:
         raise BadInput(f"checkpoint: expected one of the job, got {name[:80]}; see its checkpoints")
     return catalog

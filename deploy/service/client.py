@@ -18,7 +18,7 @@ from shards.errors import BadInput, GiveUp
 
 PATIENCE_S = 60.0
 """How long a command that follows a job waits for a service that does not answer."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _RETRY_S = 0.5
 
 
@@ -138,8 +138,8 @@ class ServiceClient:
                 return found
             if timeout_s is not None and waited >= timeout_s:
                 raise GiveUp(f"wait: job {job} is {found['state']} after {timeout_s:g} s")
-            self._sleep(_LOOK_S)
-            waited += _LOOK_S
+            self._sleep(_POLL_S)
+            waited += _POLL_S
 
     def logs(self, job: str, part: str | None, tail: int, *, follow: bool) -> Iterator[str]:
         """The end of a log, and with `follow` what is added until the job ends."""
@@ -158,7 +158,7 @@ class ServiceClient:
             where = {"after": answer.headers["X-Log-Next"]}
             if not follow or state in TERMINAL:
                 return
-            self._sleep(_LOOK_S)
+            self._sleep(_POLL_S)
 
     def events(self, job: str, *, follow: bool) -> Iterator[dict[str, Any]]:
         """The events of a job in order, and with `follow` new ones until the job ends."""
@@ -175,7 +175,7 @@ class ServiceClient:
                 continue
             if not follow or state in TERMINAL:
                 return
-            self._sleep(_LOOK_S)
+            self._sleep(_POLL_S)
 
     def __enter__(self) -> "ServiceClient":
         return self

@@ -6,7 +6,7 @@ from deploy.runner import job_folder
 from deploy.runner.readings import read_series
 from deploy.service.job_store import JobRow, JobStore
 
-MOST_JOBS = 32
+MAX_JOBS = 32
 FIGURES = ("loss", "accuracy", "samples_per_s", "staleness_p50", "staleness_p99", "updates")
 _OWN = {"out", "snapshots", "logs"}  # these differ by themselves
 

@@ -19,7 +19,7 @@ from deploy.runner.readings import read_newest
 from deploy.service.job_store import JobStore
 from deploy.service.states import TRAINING
 from deploy.service.stream import Feed
-from shards.messages import Histogram
+from shards.shard_status import Histogram
 
 
 class ServiceMetrics(Collector):

@@ -26,15 +26,15 @@ from deploy.service.access import NOBODY, Exposure, FailedLogins, Sender, addres
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
-from deploy.service.comparison import MOST_JOBS, compare
-from deploy.service.credentials import LOCAL, Principal, TokenRole, csrf_of, token_id
+from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments
 from deploy.service.job_store import JobFilter, JobRow, JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.route_roles import API
 from deploy.service.states import JobState, Verb, states_for
 from deploy.service.strict_requests import CURSOR
-from deploy.service.submissions import MOST_NAME
+from deploy.service.submissions import MAX_NAME
+from deploy.service.tokens import LOCAL, Principal, TokenRole, csrf_of, token_id
 from ps import __version__
 from shards.counted import counted
 
@@ -184,11 +184,11 @@ def _add_results(router: APIRouter, store: JobStore, folder: Path, render: Rende
     @router.get("/compare")
     def compare_jobs(
         sender: Sender,
-        jobs: Annotated[list[str], Query(max_length=MOST_JOBS)] = [],  # noqa: B006
+        jobs: Annotated[list[str], Query(max_length=MAX_JOBS)] = [],  # noqa: B006
     ) -> str:
         """Jobs next to each other."""
         ids = list(dict.fromkeys(job for each in jobs for job in each.split(",") if job))
-        rows = seen(store, sender, ids[:MOST_JOBS])
+        rows = seen(store, sender, ids[:MAX_JOBS])
         return render("compare.html", sender, found=compare(store, rows, "loss", "updates", 2))
 
     @router.get("/experiments")
@@ -299,7 +299,7 @@ def _clone_fields(row: JobRow) -> list[tuple[str, str, str, str]]:
     given = row.settings
     bound = given.get("staleness")
     return [
-        ("name", "Name", f"{row.name} (copy)"[:MOST_NAME], ""),
+        ("name", "Name", f"{row.name} (copy)"[:MAX_NAME], ""),
         ("snapshot", "Starts from", "", ""),
         ("max_iter", "Steps of each worker", _text(given.get("max_iter")), "as the solver says"),
         (

@@ -15,7 +15,7 @@ from deploy.service.access import Sender
 from deploy.service.api import JobId, find, seen
 from deploy.service.artefacts import KINDS, Artefacts, artefact_file
 from deploy.service.checkpoints import FORMATS, checkpoints, compared, exported, verified
-from deploy.service.comparison import MOST_JOBS, compare
+from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments, report
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
@@ -130,8 +130,8 @@ def _add_comparisons(router: APIRouter, store: JobStore, folder: FilePath) -> No
     ) -> Response:
         """Jobs next to each other: a curve of each, figures, and the settings that differ."""
         ids = list(dict.fromkeys(job for job in jobs.split(",") if job))
-        if not 0 < len(ids) <= MOST_JOBS:
-            detail = f"jobs: expected 1 to {MOST_JOBS} ids, got {len(ids)}"
+        if not 0 < len(ids) <= MAX_JOBS:
+            detail = f"jobs: expected 1 to {MAX_JOBS} ids, got {len(ids)}"
             raise Problem(422, "bad_input", detail, field="jobs")
         if name not in SeriesPoint.__struct_fields__:
             expected = ", ".join(SeriesPoint.__struct_fields__)

@@ -26,9 +26,9 @@ from deploy.snapshot_ref import origin_of
 from shards.errors import BadInput, DownpourError
 
 _DAY_S = 86400.0
-_MOST = 10**6
-_Amount = Annotated[float, Meta(ge=0.0, le=_MOST)]
-_Count = Annotated[int, Meta(ge=0, le=_MOST)]
+_MAX = 10**6
+_Amount = Annotated[float, Meta(ge=0.0, le=_MAX)]
+_Count = Annotated[int, Meta(ge=0, le=_MAX)]
 
 
 class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
             except msgspec.ValidationError:
                 kind = "whole number" if field in _WHOLE else "number"
                 raise BadInput(
-                    f"--limit {name}: expected a {kind} from 0 to {_MOST:,}, got {value[:80]!r}"
+                    f"--limit {name}: expected a {kind} from 0 to {_MAX:,}, got {value[:80]!r}"
                 ) from None
             found = msgspec.structs.replace(found, **{field: getattr(changed, field)})
         return found
@@ -149,7 +149,7 @@ def _origin(store: JobStore, row: JobRow) -> tuple[str, str | None] | None:
         origin = origin_of(found.origin)
     except (BadInput, OSError):
         return None
-    return _shelf(origin.shelf), origin.name
+    return _shelf(origin.catalog), origin.name
 
 
 def _of_job(

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from starlette.routing import compile_path
 
-from deploy.service.credentials import TokenRole
 from deploy.service.problems import Problem
+from deploy.service.tokens import TokenRole
 
-MOST_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 API = "/api/v1"
 _HINT = f"{API}/openapi.json describes every route"
 
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     own: TokenRole | None = None
     everywhere: bool = False
     page: bool = False
-    most_body: int = MOST_BODY_BYTES
+    max_body: int = MAX_BODY_BYTES
 
 
 class Route(NamedTuple):
@@ -47,7 +47,7 @@ RULES: dict[str, Rule] = {
     "GET /metrics": Rule(TokenRole.VIEWER, everywhere=True),
     "GET /static/{name}": _ANYONE,
     "GET /sign-in": _ANYONE,
-    "POST /sign-in": Rule(None, most_body=4096),
+    "POST /sign-in": Rule(None, max_body=4096),
     "POST /sign-out": _VIEW,
     "GET /": _PAGE,
     "GET /parts/jobs": _VIEW,

@@ -99,13 +99,13 @@ _ON_VERB = {
     Verb.RESUME: {JobState.PAUSED: JobState.QUEUED},
 }
 
-MOST_FRUITLESS = 5
+MAX_FRUITLESS = 5
 """Attempts in a row without a newer snapshot after which a job has failed."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
 
 class Ending(NamedTuple):
-    """The next state of a job whose attempt is over; `code` and `reason` say why."""
+    """The next state of a job after an attempt; `code` and `reason` say why."""
 
     to: JobState
     code: str = ""
@@ -134,7 +134,7 @@ def states_for(verb: Verb) -> list[JobState]:
 
 
 def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: bool) -> Ending:
-    """The next state of a job in `state` whose attempt has ended with `outcome`, if with any.
+    """The next state of a job in `state` after an attempt that ended with `outcome`, if with any.
 
     `cancelled`: a user has cancelled the job. From STOPPING the next state is terminal; for that,
     no process of the job may be left.
@@ -162,7 +162,7 @@ def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: boo
 
 def next_state(verdict: Ending, fruitless: int) -> Ending:
     """The verdict, or FAILED for a job that has recovered too often without a newer snapshot."""
-    if verdict.to is JobState.RECOVERING and fruitless >= MOST_FRUITLESS:
+    if verdict.to is JobState.RECOVERING and fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} attempts without a newer snapshot; the last: {verdict.reason}"
         return Ending(JobState.FAILED, "thrashing", reason)
     return verdict

@@ -23,7 +23,7 @@ from deploy.service.states import TERMINAL
 BATCH = 256
 _BEAT_S = 15.0
 _PAUSE_S = 0.2  # events of one moment go out together
-_READ, _KEPT_BYTES, _MOST_READINGS = 1000, 2 << 20, 500
+_READ, _KEPT_BYTES, _MAX_READINGS = 1000, 2 << 20, 500
 
 
 class Feed:
@@ -151,7 +151,7 @@ class RecentMessages:
                 newest = read_newest(self._store.folder(row.id) / READINGS)
                 reading["reading"] = msgspec.to_builtins(newest) if newest is not None else None
             text = message("reading", reading)
-            if len(self._readings) >= _MOST_READINGS:
+            if len(self._readings) >= _MAX_READINGS:
                 self._readings.clear()
             self._readings[row.id, detailed] = mark, text
         return text

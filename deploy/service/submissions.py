@@ -20,9 +20,9 @@ from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.checkpoints import checkpoints
-from deploy.service.credentials import LOCAL, Principal
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.states import JobState
+from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings, option_name
 from deploy.snapshot_ref import SnapshotRef, origin_of
@@ -30,11 +30,11 @@ from ps.snapshots.manifest import Manifest
 from ps.storage import without_secrets
 from shards.errors import BadInput
 
-MOST_NAME = 200
+MAX_NAME = 200
 """Characters of a job's name."""
-_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MOST_NAME}}}")
+_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MAX_NAME}}}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
-_MOST_LABELS = 32
+_MAX_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
 _PATHS = (*_INPUTS, "out", "logs")
 CHANGEABLE = frozenset(
@@ -47,7 +47,7 @@ CHANGEABLE = frozenset(
 """Options that `:set` may change: the others decide what the job is, or what it holds."""
 _ADOPTION_S = 120.0
 _MAX_ITER = re.compile(r"^[^#\n]*?\bmax_iter\s*:\s*([0-9]{1,10})\b", re.MULTILINE)
-_MOST_SOLVER_BYTES = 1 << 20
+_MAX_SOLVER_BYTES = 1 << 20
 _ADDRESSES = ("snapshots", "spark", "ray")
 # Others, such as local://, may name files of this machine, which a sender may not see.
 _OBJECT_STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs"})
@@ -264,7 +264,7 @@ class Submissions:
                 f"--resume: expected a run folder or a place with snapshots, got {text};"
                 " `downpour snapshots ls RUN` shows those of a run"
             ) from None
-        shelf = _local("--resume", origin.shelf)
+        shelf = _local("--resume", origin.catalog)
         if shelf is None:
             return
         self._within("--resume", shelf, sender)
@@ -416,7 +416,7 @@ def _max_iter_of(solver: Path) -> int | None:
     """The `max_iter` of a solver's file; None if it cannot be found by a look at the text."""
     try:
         with solver.open(encoding="utf-8") as file:
-            found = _MAX_ITER.findall(file.read(_MOST_SOLVER_BYTES))
+            found = _MAX_ITER.findall(file.read(_MAX_SOLVER_BYTES))
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[0]) if len(found) == 1 else None
@@ -435,7 +435,7 @@ def _check_secrets(settings: TrainSettings) -> None:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise BadInput(f"name: expected 1 to {MOST_NAME} printable characters, got {text[:80]!r}")
+        raise BadInput(f"name: expected 1 to {MAX_NAME} printable characters, got {text[:80]!r}")
     return text
 
 
@@ -451,8 +451,8 @@ def _named(what: str, text: str) -> str:
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    if len(labels) > _MOST_LABELS:
-        raise BadInput(f"labels: expected at most {_MOST_LABELS}, got {len(labels)}")
+    if len(labels) > _MAX_LABELS:
+        raise BadInput(f"labels: expected at most {_MAX_LABELS}, got {len(labels)}")
     for name, value in labels.items():
         _named("labels", name)
         if len(value) > 200:

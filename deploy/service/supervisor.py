@@ -100,7 +100,7 @@ class Supervisor:
         """Why no queued job is started at present; empty if jobs are started."""
         self._log = logger("service")
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         """Advance every unfinished job as far as the evidence allows, and start what fits."""
         self._store.settle()
         for row in self._store.unfinished():
@@ -313,7 +313,7 @@ class Supervisor:
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
-        for change in self._watch.look(row, reading, self._clock()):
+        for change in self._watch.check(row, reading, self._clock()):
             self._store.note(row, "alert", **msgspec.to_builtins(change))
             row = self._store.get(row.id)
         return row
@@ -344,7 +344,7 @@ class Supervisor:
         return found if found is not None and found.nonce == row.nonce else None
 
     def _end(self, row: JobRow, folder: Path, outcome: AttemptOutcome | None) -> None:
-        """Conclude an attempt whose process is gone, once nothing of it is left."""
+        """Conclude an attempt after its process has gone, once nothing of it is left."""
         if not self._clean(row):
             return
         self._answer_rest(row, folder)

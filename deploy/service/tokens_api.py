@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
-from deploy.service.credentials import Principal, TokenRole
 from deploy.service.strict_requests import TOKEN_NAME
 from deploy.service.submissions import checked_project
+from deploy.service.tokens import Principal, TokenRole
 
 DAY_S = 86400.0
 

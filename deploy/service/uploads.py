@@ -29,8 +29,8 @@ from shards.errors import UNDECODABLE, BadInput, GiveUp
 UPLOADS = "uploads"
 PREFIX = "upload:"
 """Begins a path in settings that names a file of an upload: `upload:ID/PATH`."""
-MOST_BYTES = 20 << 30
-MOST_FILES = 5000
+MAX_BYTES = 20 << 30
+MAX_FILES = 5000
 CHUNK_BYTES = 1 << 20
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -87,13 +87,13 @@ class Uploads:
         self,
         home: Path,
         *,
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
         reserve_bytes: int = 0,
         limits: Callable[[], Mapping[str, ProjectLimits]] = dict,
     ) -> None:
         self.folder = home / UPLOADS
         self._limits = limits
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._reserve_bytes = reserve_bytes
         self._lock = threading.Lock()
 
@@ -102,7 +102,7 @@ class Uploads:
 
         Raises BadInput for a manifest that is not allowed, or that the project has no room for.
         """
-        check_manifest(files, self._most_bytes)
+        check_manifest(files, self._max_bytes)
         content = msgspec.json.encode(sorted(files, key=lambda file: file.path))
         upload = hashlib.sha256(content).hexdigest()[:32]
         folder = self.folder / upload
@@ -250,10 +250,10 @@ class Uploads:
         part.replace(target)
 
 
-def check_manifest(files: Sequence[UploadedFile], most_bytes: int) -> None:
+def check_manifest(files: Sequence[UploadedFile], max_bytes: int) -> None:
     """Raise BadInput for paths, digests or sizes that are not allowed."""
-    if not 0 < len(files) <= MOST_FILES:
-        raise BadInput(f"files: expected 1 to {MOST_FILES}, got {len(files)}")
+    if not 0 < len(files) <= MAX_FILES:
+        raise BadInput(f"files: expected 1 to {MAX_FILES}, got {len(files)}")
     total = 0
     folders: set[str] = set()
     for file in files:
@@ -267,8 +267,8 @@ def check_manifest(files: Sequence[UploadedFile], most_bytes: int) -> None:
     names = [file.path for file in files]
     if len(set(names)) < len(names) or folders & set(names):
         raise BadInput("files: expected different paths, got one twice, or a file that is a folder")
-    if total > most_bytes:
-        raise BadInput(f"files: expected at most {megabytes(most_bytes)}, got {megabytes(total)}")
+    if total > max_bytes:
+        raise BadInput(f"files: expected at most {megabytes(max_bytes)}, got {megabytes(total)}")
 
 
 def check_path(path: str) -> None:

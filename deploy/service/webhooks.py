@@ -1,7 +1,7 @@
 """Webhooks: notable events, sent as signed POST requests to hosts that the operator has allowed.
 
 A webhook is a cursor into the events: an event is sent again, later and later, until its receiver
-has answered with 2xx, and given up after `MOST_TRIES`. So a restart of the service loses none, and
+has answered with 2xx, and given up after `MAX_TRIES`. So a restart of the service loses none, and
 a receiver may get one twice: `id` tells it.
 
 The receiver checks the header `Downpour-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256
@@ -32,7 +32,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL, JobState
 from shards.errors import BadInput, GiveUp
 
-MOST_TRIES = 8
+MAX_TRIES = 8
 FIRST_RETRY_S = 5.0
 _TIMEOUT_S = 10.0
 _BATCH = 100
@@ -109,7 +109,7 @@ class Webhooks:
         self._first_retry_s = first_retry_s
         self._clock = clock
         self._transport = transport
-        self._longest_s = first_retry_s * 2.0**MOST_TRIES
+        self._longest_s = first_retry_s * 2.0**MAX_TRIES
         self._lock = threading.Lock()  # one sender at a time: events arrive in order
 
     def add(self, url: str, project: str | None = None) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Webhooks:
                 row["delivered"] += 1
                 continue
             row |= {"tries": row["tries"] + 1, "last": failure}
-            if row["tries"] < MOST_TRIES:
+            if row["tries"] < MAX_TRIES:
                 delay = self._first_retry_s * 2.0 ** (row["tries"] - 1)
                 row["not_before"] = self._clock() + delay
                 break

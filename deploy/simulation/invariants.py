@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from deploy.simulation.config import FIRST, SimulationConfig
 from ps.session.error_feedback import ERROR
 from ps.session.session import Session
-from shards.messages import Joined, Pull, Standing, Weights
+from shards.messages import Joined, Pull, Weights
 from shards.shard import Shard
 from shards.shard_state import array_name
+from shards.shard_status import Standing
 from shards.tables import SHARD_ALIGNMENT
 from shards.transition_io import Outgoing
 
@@ -91,7 +92,7 @@ def _check_block(sums: list[float], workers: int, where: str) -> None:
         if 2 * total != pushes * (pushes + 1):
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"{where} holds {pushes:g} pushes of w{number} whose numbers add up to {total:g}",
+                f"{where} holds {pushes:g} pushes of w{number}, with numbers of sum {total:g}",
             )
 
 
@@ -108,7 +109,7 @@ def check_pending(session: Session, in_flight: int) -> None:
 
 def check_drained(shard: Shard, number: int) -> None:
     """Check that no request waits at a shard after all its workers have left."""
-    if shard.gate.parked or shard.updates.round or shard.held.buffered:
+    if shard.gate.parked or shard.updates.round or shard.parameters.buffered:
         raise Violation(
             Promise.BOUNDED, f"shard {number} still holds requests of workers that left"
         )
@@ -161,7 +162,7 @@ class PullWatch:
         # At a rolled-back shard, a worker may have pushes to repeat, so its clock may be far behind
         # for a moment. There, read_checks.py alone checks the bound.
         if bound is not None and self.whole and not shard.part.rolled_back:
-            gap = max(shard.ledger.clock_gap, shard.journal.max_clock_gap)
+            gap = max(shard.ledger.clock_gap, shard.metrics.max_clock_gap)
             if self._follows is not None:
                 gap = self._gap_after_a_move(shard, self._follows)
             if gap > bound + self._burst:
@@ -219,12 +220,12 @@ class PullWatch:
 
 def image(shard: Shard) -> tuple[object, ...]:
     """A shard's version, floats, ledger and open rounds, for comparing two states."""
-    arrays = {} if shard.held.empty else shard.held.copy()
+    arrays = {} if shard.parameters.empty else shard.parameters.copy()
     entries = sorted(shard.ledger.entries.items())
     waiting = sorted(shard.updates.round.items())
     return (
         shard.version,
-        shard.held.buffered,
+        shard.parameters.buffered,
         shard.updates.steps,
         shard.ledger.floor,
         shard.part.settings,
@@ -262,11 +263,13 @@ def check_records(
             raise Violation(
                 Promise.ORDER, f"an earlier incarnation of {name} wrote after a later one"
             )
-        for life in set(mine["incarnation"].tolist()):
+        for incarnation in set(mine["incarnation"].tolist()):
             # An earlier incarnation may have sent this shard a clock that shard 0 never received.
-            clocks = mine["clock"][mine["incarnation"] == life]
+            clocks = mine["clock"][mine["incarnation"] == incarnation]
             if np.any(np.diff(clocks) < 1):
-                raise Violation(Promise.ORDER, f"{name}/{life}'s clocks were {clocks.tolist()}")
+                raise Violation(
+                    Promise.ORDER, f"{name}/{incarnation}'s clocks were {clocks.tolist()}"
+                )
 
 
 def check_begun(rows: NDArray[np.void], where: str) -> None:
@@ -305,9 +308,9 @@ def check_place(block: Array, number: int, updates: int) -> None:
 def residual(session: Session, number: int) -> Array:
     """The part of a worker's gradients for this block that compression still keeps back."""
     block = slice(BLOCK * number, BLOCK * number + BLOCK)
-    if session.cargo.feedback is None:
+    if session.encoder.feedback is None:
         return np.zeros(BLOCK, np.float32)
-    return session.cargo.feedback.state()[array_name(FIRST, ERROR)][block]
+    return session.encoder.feedback.state()[array_name(FIRST, ERROR)][block]
 
 
 def exact(setting: SimulationConfig, pull: str) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.invariants import Promise, Violation
-from deploy.simulation.network import LEAST_S
-from shards.messages import Standing
+from deploy.simulation.network import MIN_S
+from shards.shard_status import Standing
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
@@ -35,13 +35,13 @@ def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> N
         return  # no worker waits at a shard that its job has left
     for name in silent:
         entry = host.shard.ledger.entries[name]
-        life = world.life_at(f"{name}/{entry.incarnation}".encode())
-        disturbed_until = max(world.network.quiet_since, world.thawed_at, life.ready_at)
-        registered = entry.standing is Standing.ACTIVE and life.session.ready is not None
-        if not life.alive or life.departed or host not in life.due or not registered:
+        worker = world.worker_at(f"{name}/{entry.incarnation}".encode())
+        disturbed_until = max(world.network.quiet_since, world.thawed_at, worker.ready_at)
+        registered = entry.standing is Standing.ACTIVE and worker.session.ready is not None
+        if not worker.alive or worker.departed or host not in worker.due or not registered:
             continue
-        still_s, owed = now - disturbed_until, life.session._outstanding.to(host.number)
-        if still_s >= setting.lease_s and not owed and not life.leaving:
+        still_s, owed = now - disturbed_until, worker.session._outstanding.to(host.number)
+        if still_s >= setting.lease_s and not owed and not worker.leaving:
             raise Violation(
                 Promise.PROGRESS,
                 f"shard {host.number} expires the lease of {name}, which is alive and renews it",
@@ -50,5 +50,5 @@ def check_silent(world: "Simulation", host: "ShardHost", silent: list[str]) -> N
 
 def _heard_in_time(setting: SimulationConfig) -> bool:
     """Whether a renewal, its refusal and a greeting together fit into a lease."""
-    trip_s = LEAST_S + setting.delay_s + setting.busy_s
+    trip_s = MIN_S + setting.delay_s + setting.busy_s
     return renewal_s(setting) / _SLOWEST + 3 * trip_s + 0.3 < setting.lease_s / _FASTEST

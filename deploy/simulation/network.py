@@ -16,7 +16,7 @@ from deploy.simulation.invariants import Counted, Promise, Violation
 from deploy.virtual_clock import Action, Clock
 from shards.wire_format import Buffer
 
-LEAST_S = 0.005  # the shortest time that a message takes
+MIN_S = 0.005  # the shortest time that a message takes
 
 Deliver = Callable[[bytes, Sequence[Any]], None]
 
@@ -127,7 +127,7 @@ class Network:
 
     def _delivery(self, sender: str, to: str, longest_s: float) -> Delivery:
         chance = self._clock.random.random
-        delay_s = LEAST_S + chance() * longest_s
+        delay_s = MIN_S + chance() * longest_s
         if not self.faults:
             return Delivery((delay_s,), False)
         self._drop_ended()
@@ -146,11 +146,11 @@ class Network:
                 case FaultKind.MANGLED:
                     mangled = True
                 case FaultKind.HELD:
-                    delay_s = max(delay_s, fault.end - self._clock.now + LEAST_S)
+                    delay_s = max(delay_s, fault.end - self._clock.now + MIN_S)
         if not doubled:
             return Delivery((delay_s,), mangled)
         self._counted.doubled += 1
-        return Delivery((delay_s, delay_s + LEAST_S + chance() * longest_s), mangled)
+        return Delivery((delay_s, delay_s + MIN_S + chance() * longest_s), mangled)
 
     def _drop_ended(self) -> None:
         now = self._clock.now

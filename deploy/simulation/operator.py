@@ -34,9 +34,10 @@ from ps.session.events import Unreachable
 from shards import wire_format
 from shards.errors import DownpourError
 from shards.live_settings import newest_settings
-from shards.messages import ChangeSettings, HandOver, Install, Refusal, Remedy, Standing
+from shards.messages import ChangeSettings, HandOver, Install, Refusal, Remedy
 from shards.refusals import error_of
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from shards.tables import cut_evenly
 
 if TYPE_CHECKING:

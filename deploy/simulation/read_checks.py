@@ -17,8 +17,9 @@ what is being checked. There are two exceptions:
 from typing import TYPE_CHECKING
 
 from deploy.simulation.invariants import Array, Promise, Violation, applied
-from shards.messages import Push, Standing
+from shards.messages import Push
 from shards.shard import Shard
+from shards.shard_status import Standing
 
 if TYPE_CHECKING:
     from deploy.simulation.shard_hosts import ShardHost
@@ -60,31 +61,31 @@ class Reads:
         for name, entry in shard.ledger.entries.items():
             if entry.standing is not Standing.ACTIVE:
                 continue
-            life = self._world.life_at(f"{name}/{entry.incarnation}".encode())
-            due = life.due.get(self._host)
+            worker = self._world.worker_at(f"{name}/{entry.incarnation}".encode())
+            due = worker.due.get(self._host)
             if due is None:  # the job is being resharded, and the worker does not know this shard
                 continue
             due.promised = max(due.promised, least)
-            seq = entry.seq if weights is None else int(applied(weights, life.number)[0])
+            seq = entry.seq if weights is None else int(applied(weights, worker.number)[0])
             # Acknowledged pushes that are missing here were lost when the shard was rolled back.
-            acked = life.session._registration.acknowledged.get(self._host.number)
+            acked = worker.session._registration.acknowledged.get(self._host.number)
             seq = 1 + max(seq, acked.seq if acked is not None else 0)
             # A worker that has not joined will soon receive its new registration.
-            if seq > due.late and self._host.number in life.session._registration.joined:
-                self._check_next(life, seq, least)
+            if seq > due.late and self._host.number in worker.session._registration.joined:
+                self._check_next(worker, seq, least)
 
-    def _check_next(self, life: "SimulatedWorker", seq: int, least: int) -> None:
-        """Check that the read may lack the pushes of `life` from number `seq` on."""
-        if seq in self._host._forgotten.get(life.name, ()):
+    def _check_next(self, worker: "SimulatedWorker", seq: int, least: int) -> None:
+        """Check that the read may lack the pushes of `worker` from number `seq` on."""
+        if seq in self._host._forgotten.get(worker.name, ()):
             return  # it was applied once, and lost when the shard was rolled back
         number = self._host.number
-        pushes = [pending.message for pending in life.session._outstanding.to(number)]
+        pushes = [pending.message for pending in worker.session._outstanding.to(number)]
         clocks = [push.clock for push in pushes if isinstance(push, Push) and push.seq == seq]
         # If the push has been acknowledged, use the clock at which it was made.
-        clock = min(clocks, default=life.clocks.get(seq, least + 1))
+        clock = min(clocks, default=worker.clocks.get(seq, least + 1))
         if clock <= least:
             raise Violation(
                 Promise.BOUND,
-                f"shard {number} serves a read without push {seq} of {life.name}, made at clock"
+                f"shard {number} serves a read without push {seq} of {worker.name}, made at clock"
                 f" {clock}; it has to contain all pushes up to clock {least}",
             )

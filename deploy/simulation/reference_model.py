@@ -104,7 +104,7 @@ def check_state(
     rule = RULES[setting.rules[section.table]]()
     seqs = {seq for seq in rows["seq"].tolist() if section.table in setting.pushed(seq)}
     pushed = rows[np.isin(rows["seq"], list(seqs))]
-    arrays = of_table(shard.held.copy(), section.table)
+    arrays = of_table(shard.parameters.copy(), section.table)
     counts = [(version, updates.get(section.table, 0)) for version, updates in begun]
     buffer = ("buffer",) if isinstance(shard.spec.merge, Buffer) else ()
     for name, wanted in zip(

@@ -282,7 +282,7 @@ class ReplicatedShardHost(ShardHost):
 
 def _image(shard: Shard) -> tuple[object, ...]:
     """The state that a backup shares with its primary."""
-    quiesce = shard.progress.standstill
+    quiesce = shard.progress.quiesce
     # Not the time at which a quiesce ends: a shard clears it when it notices the end, which is not
     # an entry that its backup receives.
     held = quiesce.cut, quiesce.seconds, quiesce.owner

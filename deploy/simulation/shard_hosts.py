@@ -54,7 +54,7 @@ class ShardProcess(SimulatedProcess):
 
         If both have records of a version, its own replace the `former` ones.
         """
-        own, former = self.shard.journal.since(0)[1], self.former
+        own, former = self.shard.metrics.since(0)[1], self.former
         if self.shard.spec.merge in (EACH, ROUND) and self.shard.spec.stale is None:
             version = own["apply_version"][0] - 1 if len(own) else self.shard.version
             return np.concatenate([former[former["apply_version"] <= version], own])
@@ -96,7 +96,7 @@ class ShardHost:
 
     def _follows(self, address: bytes) -> bool:
         """Whether the worker at this address has trained with the shards that the job left."""
-        began_with = self._world.life_at(address).began_with
+        began_with = self._world.worker_at(address).began_with
         return bool(began_with) and self not in began_with
 
     # --- what a subclass provides -----------------------------------------------------------------
@@ -108,7 +108,7 @@ class ShardHost:
 
     @property
     def promotable(self) -> "Sequence[ShardProcess]":
-        """The processes whose state is checked at the end."""
+        """The processes with a state to check at the end."""
         return self.serving
 
     def begin(self) -> None:
@@ -176,7 +176,7 @@ class ShardHost:
         """Check answers against the promises, and send them."""
         for answer in answers:
             if type(answer.message) is Ack:
-                self._note_ack(self._world.life_at(answer.to).name, answer.message.seq)
+                self._note_ack(self._world.worker_at(answer.to).name, answer.message.seq)
             elif isinstance(answer.message, SettingsInForce) and not answer.message.busy_s:
                 self.followed.answered(process.shard, answer.message.settings)
             if isinstance(answer.message, Ack | Weights) and self._world.durable:
@@ -293,7 +293,7 @@ class ShardHost:
     def finish(self) -> None:
         """Check the promises at the end of a run."""
         for process in self.promotable:
-            if process.shard.held._weights is not None:
+            if process.shard.parameters._weights is not None:
                 self._check_held(process)
         if self._world.durable:
             self._check_whole()
@@ -315,14 +315,14 @@ class ShardHost:
         if not self._world.durable:
             invariants.check_begun(rows, where)
             if exact(setting, "none"):
-                invariants.check_prefix(shard.held.weights(), setting.workers, where)
+                invariants.check_prefix(shard.parameters.weights(), setting.workers, where)
 
     def _check_whole(self) -> None:
         """Check that the weights have each push of each worker once, or its share of a round."""
-        shard, lives, setting = self.shard, self._world.lives, self._world.setting
+        shard, workers, setting = self.shard, self._world.workers, self._world.setting
         invariants.check_drained(shard, self.number)
-        names = [life.name for life in lives.values()]
-        rows, weights = self.serving[0].records(), shard.held.weights()
+        names = [worker.name for worker in workers.values()]
+        rows, weights = self.serving[0].records(), shard.parameters.weights()
         for name in names:
             held = applied_seq(shard, name)
             if held != setting.steps and not self._forgotten.get(name):
@@ -336,11 +336,11 @@ class ShardHost:
             own = weights[BLOCK * place : BLOCK * (place + 1)]
             if setting.push in EXACT_PUSHES:
                 invariants.check_place(own, block, len(set(all_rows["apply_version"].tolist())))
-            for number, life in lives.items():
-                short = excused.get(life.name) or self._forgotten.get(life.name)
+            for number, worker in workers.items():
+                short = excused.get(worker.name) or self._forgotten.get(worker.name)
                 if short and setting.push != "none":
                     continue  # the residual of the missing pushes is unknown
-                kept = invariants.residual(life.session, block)
+                kept = invariants.residual(worker.session, block)
                 invariants.check_sums(all_rows, own, number, kept)
 
 

@@ -91,8 +91,8 @@ class Simulation:
         self.calm = True
         self.thawed_at = 0.0  # when the last of all stopped processes has continued, or will
         self.noted: deque[str] = deque(maxlen=NOTED)
-        self.lives: dict[int, SimulatedWorker] = {}
-        self._lives: dict[bytes, SimulatedWorker] = {}
+        self.workers: dict[int, SimulatedWorker] = {}
+        self._by_address: dict[bytes, SimulatedWorker] = {}
         self._operators: dict[bytes, Operator] = {}
         self.proposed: list[LiveSettings] = []  # what operators have asked for
         self._boots = 0
@@ -111,7 +111,7 @@ class Simulation:
         """Play to the end; raises Violation, or any error of the code under test."""
         self._begin()
         for number in range(self.setting.workers):
-            self._start_life(number, 0, self.clock.random.random() * 1.5)
+            self._start_worker(number, 0, self.clock.random.random() * 1.5)
         end = HORIZON_S if self.durable else self.setting.quiet_s + BEYOND_S
         still = not self.clock.run(self._unfinished.__len__, end)
         if self.durable:
@@ -126,10 +126,10 @@ class Simulation:
         return not all(host.finished() for host in self.hosts)
 
     def _stuck(self) -> None:
-        lives = [life for life in self.lives.values() if life.number in self._unfinished]
+        workers = [worker for worker in self.workers.values() if worker.number in self._unfinished]
         shards = [f"shard {host.number}" for host in self.hosts if not host.finished()]
         raise Violation(
-            Promise.PROGRESS, f"{lives or shards} not finished at {self.clock.now:.0f} s"
+            Promise.PROGRESS, f"{workers or shards} not finished at {self.clock.now:.0f} s"
         )
 
     def note(self, text: str) -> None:
@@ -172,23 +172,23 @@ class Simulation:
         if number:
             hosts = self.hosts
             return hosts[int(number)].process(role) if int(number) < len(hosts) else None
-        return self.lives[int(name[1:])]
+        return self.workers[int(name[1:])]
 
-    def life_at(self, address: bytes) -> SimulatedWorker:
+    def worker_at(self, address: bytes) -> SimulatedWorker:
         """The incarnation of a worker that has this address."""
-        return self._lives[address]
+        return self._by_address[address]
 
     def end_at(self, address: bytes) -> SimulatedWorker | Operator:
         """The worker or operator that has this address."""
-        return self._operators.get(address) or self._lives[address]
+        return self._operators.get(address) or self._by_address[address]
 
-    def send(self, life: SimulatedWorker, send: Send) -> None:
+    def send(self, worker: SimulatedWorker, send: Send) -> None:
         """Send a worker's message over the network."""
-        route = life.hosts[send.shard].route(life)
+        route = worker.hosts[send.shard].route(worker)
         if route is not None:
             to, deliver = route
             header = wire_format.encode(send.message)
-            self.network.carry(life.name, to, header, send.frames, deliver)
+            self.network.carry(worker.name, to, header, send.frames, deliver)
 
     # --- resharding -------------------------------------------------------------------------------
 
@@ -250,44 +250,44 @@ class Simulation:
                 for host in hosts:
                     host.check_handed_over()
 
-    # --- lives of workers -------------------------------------------------------------------------
+    # --- incarnations of workers ------------------------------------------------------------------
 
-    def _start_life(self, number: int, incarnation: int, delay_s: float) -> None:
-        life = SimulatedWorker(self, number, incarnation)
-        self.lives[number] = self._lives[life.address] = life
+    def _start_worker(self, number: int, incarnation: int, delay_s: float) -> None:
+        worker = SimulatedWorker(self, number, incarnation)
+        self.workers[number] = self._by_address[worker.address] = worker
         self._unfinished.add(number)
-        life.after(delay_s, life.begin)
+        worker.after(delay_s, worker.begin)
 
     def kill(self, name: str, back_s: float, zombie: bool) -> None:
         """End a worker's incarnation, or leave it running as a zombie, and start the next one."""
-        life = self.lives[int(name[1:])]
-        life.alive = zombie
+        worker = self.workers[int(name[1:])]
+        worker.alive = zombie
         self.calm = False
-        self._start_life(life.number, life.incarnation + 1, back_s)
+        self._start_worker(worker.number, worker.incarnation + 1, back_s)
 
-    def departed(self, life: SimulatedWorker) -> None:
+    def departed(self, worker: SimulatedWorker) -> None:
         """Every shard knows that this worker has left."""
-        if self.lives[life.number] is life:
-            self._unfinished.discard(life.number)
+        if self.workers[worker.number] is worker:
+            self._unfinished.discard(worker.number)
 
-    def failed(self, life: SimulatedWorker, error: DownpourError) -> None:
+    def failed(self, worker: SimulatedWorker, error: DownpourError) -> None:
         """An error ends an incarnation: either the faults explain it, or it is a violation."""
-        life.alive = False
-        current = self.lives[life.number] is life
-        self.note(f"{life.name}/{life.incarnation} fails: {error}")
+        worker.alive = False
+        current = self.workers[worker.number] is worker
+        self.note(f"{worker.name}/{worker.incarnation} fails: {error}")
         if isinstance(error, Fenced) and not current:
             return
         # A greeting that was mangled on its way reads like one of another protocol.
         if isinstance(error, BadMessage | Mismatch) and self.counted.mangled:
             if current:  # Spark retries a failed task
                 self.calm = False
-                self._start_life(life.number, life.incarnation + 1, 0.5)
+                self._start_worker(worker.number, worker.incarnation + 1, 0.5)
             return
         if self.durable or isinstance(error, Fenced):
             raise Violation(
-                Promise.NO_SURPRISE, f"{life} met {type(error).__name__}: {error}"
+                Promise.NO_SURPRISE, f"{worker} met {type(error).__name__}: {error}"
             ) from error
-        self._unfinished.discard(life.number)
+        self._unfinished.discard(worker.number)
 
     def crash_coordinator(self, back_s: float) -> None:
         """Stop the coordinators, if any, for `back_s` seconds."""

@@ -81,7 +81,7 @@ class SingleShardHost(ShardHost):
         """Start the process without any state."""
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
-        for table, part in shard.held.parts.items():
+        for table, part in shard.parameters.parts.items():
             assert isinstance(part, DensePart)
             part._views = WatchedViews(shard.boot, table, self.views)
         self._process.shard = self._log_or_shard = shard
@@ -216,11 +216,13 @@ class LoggedShardHost(SingleShardHost):
         setting = self._world.setting
         self._boot += 1
         shard = Shard(self._world.spec(self.number, self.map), self._boot)
-        self._log = WriteAheadLog(self._disk, setting.durability, setting.log_bytes, self._aside)
+        self._log = WriteAheadLog(
+            self._disk, setting.durability, setting.log_bytes, self._run_in_background
+        )
         self._log.recover(shard, self._process.now)
         self._process.shard, self._log_or_shard = shard, LoggedShard(shard, self._log)
 
-    def _aside(self, work: Callable[[], None]) -> BackgroundTask:
+    def _run_in_background(self, work: Callable[[], None]) -> BackgroundTask:
         task = DeferredTask(work)
         when_s = self._world.clock.random.random() * LONGEST_DEFERRAL_S
         self._process.after(when_s, self._guarded, task.join)

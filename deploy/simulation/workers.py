@@ -184,7 +184,7 @@ class SimulatedWorker(SimulatedProcess):
                 if version < former and self._read > self._turned.get(shard, -1):
                     raise Violation(Promise.VERSIONS, f"{self} read {version} after {former}")
         self._boots = boots
-        for (number, table), view in self.session.cargo.views.items():
+        for (number, table), view in self.session.encoder.views.items():
             if view.weights.tobytes() != self.hosts[number].views[table, view.boot, view.number]:
                 raise Violation(Promise.UNTORN, f"{self} has another view than was sent")
 

@@ -22,7 +22,7 @@ from ps.replication.heartbeat import BEAT_S
 from ps.security.authorization import Admission, issue
 from ps.transport.addresses import on_this_host
 from ps.transport.transports import Transport, transport_named
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.rules import Rule
 from shards.spec import ShardSpec
@@ -84,20 +84,20 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         check_specs(self.specs)
         for field, value in (
             ("transport", transport_named(self.transport)),
-            ("device", arguments.choice("device", self.device, ShardDevice)),
-            ("durability", arguments.choice("durability", self.durability, Durability)),
+            ("device", argument_checks.choice("device", self.device, ShardDevice)),
+            ("durability", argument_checks.choice("durability", self.durability, Durability)),
             ("logs", None if self.logs is None else path_checks.path("logs", self.logs)),
         ):
             structs.force_setattr(self, field, value)
-        arguments.name("host", self.host)
+        argument_checks.name("host", self.host)
         most = _LAST_PORT + 1 - len(self.specs)
-        if not 0 <= arguments.whole("port", self.port) <= most:
+        if not 0 <= argument_checks.whole("port", self.port) <= most:
             count = len(self.specs)
             raise BadInput(f"port: expected 0 to {most} for {count} shards, got {self.port}")
         if self.secure is not None:
-            arguments.flag("secure", self.secure)
-        arguments.flag("logs_apart", self.logs_apart)
-        arguments.seconds("silence_s", self.silence_s)
+            argument_checks.flag("secure", self.secure)
+        argument_checks.flag("logs_apart", self.logs_apart)
+        argument_checks.seconds("silence_s", self.silence_s)
         check_rollback(self.rollback_s, self.durability)
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.device)
@@ -115,7 +115,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     """The plan with these options; raises BadInput for one that does not exist."""
-    arguments.known("options", options, LaunchOptions.__annotations__)
+    argument_checks.known_names("options", options, LaunchOptions.__annotations__)
     plan = LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
     check_logs_kept(plan.logs, plan.durability)
     return plan
@@ -134,7 +134,7 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
 
 def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
     """Raise BadInput if `rollback_s` is invalid, or positive with a durability but `memory`."""
-    rollback_s = arguments.seconds(what, rollback_s, zero=True)
+    rollback_s = argument_checks.seconds(what, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
         raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
 
@@ -158,7 +158,7 @@ def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> 
     suspended for longer than a lease would find all its workers' leases expired when it resumes.
     """
     least = _BEATS * BEAT_S
-    silence_s = arguments.seconds(what, silence_s)
+    silence_s = argument_checks.seconds(what, silence_s)
     if not least <= silence_s < lease_s:
         raise BadInput(
             f"{what}: expected at least {least:g} s, in which a copy sends {_BEATS} beats,"

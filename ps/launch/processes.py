@@ -108,13 +108,13 @@ class _ThisMachine:
     def coordinator(self, order: CoordinatorLaunch) -> "ChildProcess":
         return ChildProcess(order)
 
-    def copy(self, order: CopyLaunch, near: Collection[int]) -> "ChildProcess":
+    def copy(self, order: CopyLaunch, apart_from: Collection[int]) -> "ChildProcess":
         return ChildProcess(order)
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         return True
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         return False
 
 

@@ -133,15 +133,15 @@ class Actor(ProcessHandle):
     """The launcher's side of one actor."""
 
     def __init__(
-        self, order: Launch, *, gpus: int = 0, node: str | None = None, elsewhere: bool = True
+        self, order: Launch, *, gpus: int = 0, node: str | None = None, soft: bool = True
     ) -> None:
-        """Start an actor on the node with id `node`, or on another if that is gone and `elsewhere`.
+        """Start an actor on the node with id `node`, or on another if that is gone and `soft`.
 
         Without a `node` Ray spreads the actors over all nodes.
         """
         self.name = order.name
         self._forgets = False
-        place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=elsewhere)
+        place = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=soft)
         options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": _CALLS}
         actor_class = ray.remote(_KINDS[type(order)]).options(scheduling_strategy=place, **options)
         self._actor = actor_class.remote(msgspec.msgpack.encode((logs.current(), order)))
@@ -150,7 +150,7 @@ class Actor(ProcessHandle):
         self._stopped: Any = None
         self._pid: int | None = None
         self._node = node
-        self._bound = node is not None and not elsewhere
+        self._bound = node is not None and not soft
 
     def endpoint(self, until: float) -> str:
         left_s = max(0.0, until - time.monotonic())

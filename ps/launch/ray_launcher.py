@@ -83,7 +83,7 @@ def _start_shard(order: ShardLaunch, former: ProcessHandle | None) -> Actor:
     """Start a shard's actor: anywhere, or on the node of its `former` one, which has its files."""
     gpus = int(order.device is ShardDevice.GPU)
     node = former.node if isinstance(former, Actor) else None
-    return Actor(order, gpus=gpus, node=node, elsewhere=False)
+    return Actor(order, gpus=gpus, node=node, soft=False)
 
 
 class _InRay:
@@ -93,27 +93,27 @@ class _InRay:
         self._copies: dict[int, Actor] = {}
 
     def coordinator(self, order: CoordinatorLaunch) -> Actor:
-        return Actor(order, node=ray_actors.own_node(), elsewhere=False)
+        return Actor(order, node=ray_actors.own_node(), soft=False)
 
-    def copy(self, order: CopyLaunch, near: Collection[int]) -> Actor:
+    def copy(self, order: CopyLaunch, apart_from: Collection[int]) -> Actor:
         self._copies = {boot: actor for boot, actor in self._copies.items() if actor.alive}
         places = {boot: actor.node for boot, actor in self._copies.items() if actor.node}
-        taken = {node for boot, node in places.items() if boot in near}
-        node = apart(ray_actors.nodes(), taken, Counter(places.values()))
+        taken = {node for boot, node in places.items() if boot in apart_from}
+        node = node_for_copy(ray_actors.nodes(), taken, Counter(places.values()))
         self._copies[order.boot] = actor = Actor(order, node=node)
         return actor
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         node = self._node(boot)
         return node is not None and node == self._node(other)
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         return any(node != self._node(boot) for node in ray_actors.nodes())
 
     def _node(self, boot: int) -> str | None:
         return self._copies[boot].node if boot in self._copies else None
 
 
-def apart(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
+def node_for_copy(nodes: Sequence[str], taken: Collection[str], copies: Mapping[str, int]) -> str:
     """The node for one more copy: preferably not `taken`, and with the fewest copies."""
     return min(nodes, key=lambda node: (node in taken, copies.get(node, 0)))

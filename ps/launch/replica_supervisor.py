@@ -37,12 +37,12 @@ from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _AGAIN_S = 2.0  # pause after a process that never served
-_AGAIN_MOST_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
+_AGAIN_MAX_S = 60.0  # longest pause before another coordinator: its disk may be repaired by then
 _SILENT_S = 5.0  # a running coordinator answers ten times a second
 _SPARE_S = 30.0  # how long a process may take to become a primary or backup
-_APART_S = 5.0  # between two checks whether copies on one machine can be separated
+_SEPARATE_S = 5.0  # between two checks whether copies on one machine can be separated
 _START_S = 3 * START_S  # for two processes a shard, and the coordinator
 
 
@@ -53,15 +53,15 @@ class ProcessFactory(Protocol):
         """Start a coordinator; all coordinators of a job use the same record."""
         ...
 
-    def copy(self, order: CopyLaunch, near: Collection[int]) -> ProcessHandle:
-        """Start a copy, preferably on a machine without the copies with boot numbers `near`."""
+    def copy(self, order: CopyLaunch, apart_from: Collection[int]) -> ProcessHandle:
+        """Start a copy, preferably on a machine without the copies of boot numbers `apart_from`."""
         ...
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         """Whether these two copies run on one machine, and so would die together."""
         ...
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         """Whether there is now a machine other than the one that runs this copy."""
         ...
 
@@ -113,13 +113,13 @@ class ReplicatedShards:
         self._offered: dict[int, tuple[int, float]] = {}  # each shard's newest process, its start
         self._used: set[int] = set()
         self._moves: set[int] = set()  # backups being replaced by one on another machine
-        self._apart_at = 0.0
-        self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MOST_S)  # of the coordinator
+        self._separate_at = 0.0
+        self._restarts = RestartPolicy(_AGAIN_S, _AGAIN_MAX_S)  # of the coordinator
         # When the coordinator was started, and from when on it may be started again.
         self._began_at = self._restart_at = 0.0
         self._heard_at = 0.0
         self._boot = 0
-        self._seats: dict[int, PrimaryInfo] = {}
+        self._primaries: dict[int, PrimaryInfo] = {}
         self._lost: dict[int, str] = {}  # how a shard's last process ended
         self._lost_coordinator = "it runs, but is silent"
         self._ended = threading.Event()
@@ -151,7 +151,7 @@ class ReplicatedShards:
     def redundant(self) -> bool:
         """Whether every shard could lose a copy now without losing an acknowledged push."""
         return all(
-            shard in self._seats and len(self._living(self._seats[shard])) == 2
+            shard in self._primaries and len(self._living(self._primaries[shard])) == 2
             for shard in range(len(self._specs))
         )
 
@@ -161,8 +161,8 @@ class ReplicatedShards:
         risks = []
         if time.monotonic() - self._heard_at > _SILENT_S:
             risks.append(f"no coordinator answers: {self._lost_coordinator}")
-        for shard, seat in sorted(self._seats.items()):
-            if len(self._living(seat)) < 2:
+        for shard, info in sorted(self._primaries.items()):
+            if len(self._living(info)) < 2:
                 how = self._lost.get(shard, "the other has not caught up")
                 risks.append(f"shard {shard} has one copy only: {how}")
         return "; ".join(risks)
@@ -171,8 +171,8 @@ class ReplicatedShards:
         """Raise GiveUp naming a shard that has lost every up-to-date copy."""
         if self._failure is not None:
             raise self._failure
-        for shard, seat in list(self._seats.items()):
-            if not self._living(seat):
+        for shard, info in list(self._primaries.items()):
+            if not self._living(info):
                 how = self._lost.get(shard, "its processes have died")
                 raise GiveUp(f"shard {shard} has no copy left that holds its pushes: {how}")
 
@@ -205,7 +205,7 @@ class ReplicatedShards:
             for _, process in self._copies.values():
                 process.check()
             self._look()
-        endpoints = tuple(self._seats[shard].endpoint for shard in range(len(self._specs)))
+        endpoints = tuple(self._primaries[shard].endpoint for shard in range(len(self._specs)))
         self.cluster = replace(cluster, endpoints=endpoints)
         self._thread.start()
 
@@ -236,13 +236,13 @@ class ReplicatedShards:
         self._keep_coordinator()
         self._look()
         self._report_deaths()
-        for seat in list(self._seats.values()):
-            if seat.lonely and not self._waits(seat.shard):
-                self._offer(seat.shard)
-        if (now := time.monotonic()) >= self._apart_at:
-            self._apart_at = now + _APART_S
-            for seat in list(self._seats.values()):
-                self._part_copies(seat)
+        for info in list(self._primaries.values()):
+            if info.under_replicated and not self._waits(info.shard):
+                self._offer(info.shard)
+        if (now := time.monotonic()) >= self._separate_at:
+            self._separate_at = now + _SEPARATE_S
+            for info in list(self._primaries.values()):
+                self._separate_copies(info)
 
     def _keep_coordinator(self) -> None:
         """Restart a dead coordinator, after a growing pause while none of them answers."""
@@ -264,20 +264,20 @@ class ReplicatedShards:
             self._coordinator = None
 
     def _look(self) -> None:
-        """Receive the coordinator's decisions; takes up to `_LOOK_S`."""
+        """Receive the coordinator's decisions; takes up to `_POLL_S`."""
         assert self._resolver is not None
         if self._admission is not None:
             self._learn_keys()
             self._resolver.admit(self._keys)
         self._resolver.ask(again=True)
-        until = time.monotonic() + _LOOK_S
+        until = time.monotonic() + _POLL_S
         while (left_s := until - time.monotonic()) > 0 and not self._ended.is_set():
             if self._resolver.listen(left_s):
                 self._heard_at = time.monotonic()
-                self._seats = dict(self._resolver.seats)
-                for seat in self._seats.values():
+                self._primaries = dict(self._resolver.primaries)
+                for info in self._primaries.values():
                     self._used |= (
-                        {seat.primary} if seat.backup is None else {seat.primary, seat.backup}
+                        {info.primary} if info.backup is None else {info.primary, info.backup}
                     )
 
     def _learn_keys(self) -> None:
@@ -306,28 +306,28 @@ class ReplicatedShards:
                 self._keys.pop(boot, None)
                 process.end()
 
-    def _part_copies(self, seat: PrimaryInfo) -> None:
+    def _separate_copies(self, info: PrimaryInfo) -> None:
         """Replace a backup on its primary's machine by one on another machine.
 
         Does nothing while anything else is at risk.
         """
-        together, shard = self._starts.together, seat.shard
-        if seat.backup is None or self.degraded_reason or self._moves:
+        same_machine, shard = self._starts.same_machine, info.shard
+        if info.backup is None or self.degraded_reason or self._moves:
             return
-        if not together(seat.primary, seat.backup):
+        if not same_machine(info.primary, info.backup):
             return
         boot, since = self._offered[shard]
-        has_part = {*self._used, seat.primary, seat.backup}
+        has_part = {*self._used, info.primary, info.backup}
         spare = self._copies[boot][1] if boot in self._copies.keys() - has_part else None
         if spare is None:
-            if time.monotonic() - since > _SPARE_S and self._starts.elsewhere(seat.primary):
+            if time.monotonic() - since > _SPARE_S and self._starts.has_other_machine(info.primary):
                 self._offer(shard)
         elif spare.pid is not None and self._serves(spare):
-            if together(seat.primary, boot):
+            if same_machine(info.primary, boot):
                 spare.ask_to_end()  # it was placed on their machine after all
             else:
-                self._moves.add(seat.backup)
-                self._copies[seat.backup][1].ask_to_end()
+                self._moves.add(info.backup)
+                self._copies[info.backup][1].ask_to_end()
 
     def _serves(self, spare: ProcessHandle) -> bool:
         """Whether a process that has reported its endpoint runs this build; stop it if not."""
@@ -361,20 +361,20 @@ class ReplicatedShards:
 
         Leaves out a replaced copy: it counts as dead, even if its process has yet to end.
         """
-        seat = self._seats.get(shard)
+        info = self._primaries.get(shard)
         return [
             boot
             for boot, (of, _) in self._copies.items()
-            if of == shard and (seat is None or boot in {seat.primary, seat.backup})
+            if of == shard and (info is None or boot in {info.primary, info.backup})
         ]
 
-    def _living(self, seat: PrimaryInfo) -> list[int]:
+    def _living(self, info: PrimaryInfo) -> list[int]:
         """The boot numbers of living processes that hold every acknowledged push."""
         copies = dict(self._copies)
-        return [boot for boot in seat.promotable if boot in copies and copies[boot][1].alive]
+        return [boot for boot in info.promotable if boot in copies and copies[boot][1].alive]
 
     def _part(self, boot: int, shard: int) -> str:
-        seat = self._seats.get(shard)
-        if seat is not None and boot == seat.primary:
+        info = self._primaries.get(shard)
+        if info is not None and boot == info.primary:
             return "primary"
-        return "backup" if seat is not None and boot == seat.backup else "spare"
+        return "backup" if info is not None and boot == info.backup else "spare"

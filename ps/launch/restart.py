@@ -27,7 +27,7 @@ from shards.errors import DownpourError, GiveUp
 
 QUICK_S = 1.0
 """A process that exits after serving for fewer seconds than this, or never serves, crashed."""
-MOST_QUICK = 5
+MAX_QUICK = 5
 """Consecutive crashes before a shard is given up."""
 PAUSE_S = 0.1
 """Initial pause in seconds before a restart; it doubles with each consecutive crash."""
@@ -59,7 +59,7 @@ class RestartPolicy:
     @property
     def too_many(self) -> bool:
         """Whether to give up, because another process would crash as well."""
-        return self.quick >= MOST_QUICK
+        return self.quick >= MAX_QUICK
 
     @property
     def pause_s(self) -> float:

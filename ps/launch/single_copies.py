@@ -20,7 +20,7 @@ from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
 from ps.shared_memory.shm_files import temporary_folder
-from ps.wal.autosave import forget_saves
+from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
 from shards.errors import BadInput
 from shards.spec import ShardSpec
@@ -81,7 +81,7 @@ class SingleCopies:
         return sum(shard.deaths for shard in self._shards)
 
     def check(self) -> None:
-        """Raise GiveUp naming a shard that has died for good, or whose loop has failed, and how."""
+        """Raise GiveUp naming a shard that has died for good, or has a failed loop, and how."""
         for shard in self._shards:
             shard.check()
 
@@ -204,4 +204,4 @@ def _saves_of(
             yield [*folders] or [None] * len(specs)
         finally:
             for folder in folders:
-                forget_saves(Path(tempfile.gettempdir()) / folder)
+                delete_autosaves(Path(tempfile.gettempdir()) / folder)

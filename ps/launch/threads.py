@@ -16,7 +16,7 @@ from ps.job_spec import make_cluster
 from ps.launch.launch_plan import LaunchPlan, ShardDevice, place_of
 from ps.server.server import ShardServer
 from ps.transport.transports import Transport, transport_named
-from shards import arguments
+from shards import argument_checks
 from shards.spec import ShardSpec
 
 
@@ -39,8 +39,10 @@ def local_shards(
     offered = transport_named(transport)
     if weights is not None:
         layout = specs[0].layout
-        weights = arguments.array(f"weights of {', '.join(layout.names)}", weights, layout.size)
-    place = place_of(arguments.choice("device", device, ShardDevice))
+        weights = argument_checks.array(
+            f"weights of {', '.join(layout.names)}", weights, layout.size
+        )
+    place = place_of(argument_checks.choice("device", device, ShardDevice))
     access, admission = plan.issue_keys()
     with ExitStack() as stack:
         servers = [

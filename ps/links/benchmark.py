@@ -29,7 +29,7 @@ _SIZES = tuple((4 << 10) << 2 * n for n in range(6))  # 4 KiB to 4 MiB
 _IN_FLIGHT = 8
 _GROWTH = 1.2
 _FILLS = 1.3
-_LEAST_S, _ENOUGH_S = 0.05, 1.0
+_MIN_S, _ENOUGH_S = 0.05, 1.0
 _SHORT_BYTES = 64 << 10  # every TCP's window reaches this far
 _REPEAT_S = 5.0
 
@@ -179,7 +179,7 @@ class _Prober:
             grew = best is None or this.rate >= _GROWTH * best.rate
             best = this if best is None or this.rate > best.rate else best
             filled = _IN_FLIGHT * size > _FILLS * this.rate * rtt_s
-            if (filled and this.taken_s > _LEAST_S) or not grew or this.taken_s > _ENOUGH_S:
+            if (filled and this.taken_s > _MIN_S) or not grew or this.taken_s > _ENOUGH_S:
                 break
         assert best is not None, "there are sizes"
         return best

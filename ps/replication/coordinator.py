@@ -119,7 +119,7 @@ class Coordinator:
         ]
         return Decision(self._unsaved(), assignments)
 
-    def lonely(self, now: float) -> list[int]:
+    def under_replicated(self, now: float) -> list[int]:
         """The shards without a backup and without a spare process that could become one."""
         return [
             shard

@@ -27,8 +27,8 @@ from ps.transport import coordinator_messages
 from ps.transport.addresses import is_private
 from ps.transport.coordinator_messages import (
     AdmitCopies,
-    Asked,
     AssignmentNotice,
+    CoordinatorRequest,
     Heartbeat,
     LocatePrimaries,
     PrimaryInfo,
@@ -36,20 +36,20 @@ from ps.transport.coordinator_messages import (
 )
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import NOTICE_THE_DEAD, drop_with
-from ps.transport.unfinished_messages import LOOK_S, Accepted
+from ps.transport.unfinished_messages import POLL_S, Accepted
 from shards import wire_format
 from shards.errors import BadInput, BadMessage
 
 SILENCE_S = 0.5
 _TICKS_A_SILENCE = 5
 _ASKER_S = 10.0  # how long a client that has asked is sent changes
-_MOST_FRAMES = 16  # in a message; ours have two: the sender and the content
+_MAX_FRAMES = 16  # in a message; ours have two: the sender and the content
 _AT_ONCE = 64  # messages handled before the loop checks the clock
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 
 class _Watch:
-    """A connection to a copy whose breaking shows that the copy has died.
+    """A connection to a copy; if it breaks, the copy has died.
 
     Before the handshake has succeeded, a break proves nothing: a busy copy may be slow to admit the
     connection. Then the copy's next beat opens another one.
@@ -82,7 +82,7 @@ class _Watch:
 
 
 class CoordinatorServer(ServerThread):
-    """The coordinator of one job with `shards` shards, whose record is the file `record`."""
+    """The coordinator of one job with `shards` shards; its record is the file `record`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class CoordinatorServer(ServerThread):
         ):
             self._socket.setsockopt(option, value)
         self._accepted = Accepted(
-            self._socket, wire_format.MAX_HEADER_BYTES, most_frames=_MOST_FRAMES
+            self._socket, wire_format.MAX_HEADER_BYTES, max_frames=_MAX_FRAMES
         )
         drop_with(self, context, (self._socket, self._accepted.events))
         try:
@@ -159,10 +159,10 @@ class CoordinatorServer(ServerThread):
         self._poller.register(self._accepted.events, zmq.POLLIN)
         if self._authenticator is not None:
             self._poller.register(self._authenticator.socket, zmq.POLLIN)
-        tick_at, look_s = time.monotonic(), LOOK_S
+        tick_at, poll_s = time.monotonic(), POLL_S
         try:
             while True:
-                left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
+                left_s = min(poll_s, max(0.0, tick_at - time.monotonic()))
                 ready = dict(self._poller.poll(int(left_s * 1000) + 1))
                 if self._wake_in in ready:
                     return
@@ -171,9 +171,9 @@ class CoordinatorServer(ServerThread):
                     self._authenticator.answer()
                 if self._socket in ready:
                     self._listen()
-                    look_s = LOOK_S
+                    poll_s = POLL_S
                 if self._socket not in ready or self._accepted.events in ready:
-                    look_s = self._accepted.look()
+                    poll_s = self._accepted.check_connections()
                 if time.monotonic() >= tick_at:
                     self._tick()
                     tick_at = time.monotonic() + self._period_s
@@ -188,12 +188,12 @@ class CoordinatorServer(ServerThread):
 
     def _listen(self) -> None:
         # One time for all that wait: saving the record for one beat may take long, and must not
-        # count as silence of the copies whose beats wait behind it.
+        # count as silence of the copies with beats that wait behind it.
         now = time.monotonic()
         for sender, *frames in self._accepted.arrived(_AT_ONCE):
             with contextlib.suppress(BadMessage):  # a stranger's: dropped; ours are sent again
                 self._take(sender.bytes, frames, now)
-                self._accepted.vouch(sender)
+                self._accepted.trust(sender)
 
     def _take(self, sender: bytes, frames: list[zmq.Frame], now: float) -> None:
         message = coordinator_messages.decode_coordinator_request(
@@ -208,7 +208,7 @@ class CoordinatorServer(ServerThread):
                 self._registry.enter(message.copies)
         elif isinstance(message, LocatePrimaries):
             self._askers[sender] = now + _ASKER_S
-            self._send(sender, PrimaryList(self._seats()))
+            self._send(sender, PrimaryList(self._primaries()))
         elif message.beat.shard in self._coordinator.groups:
             boot = message.beat.boot
             self._reports[boot] = sender, message
@@ -225,21 +225,21 @@ class CoordinatorServer(ServerThread):
                 heard = assignment.configuration.members & self._reports.keys()
                 peers = {member: self._reports[member][1].peer for member in heard}
                 self._send(self._reports[boot][0], AssignmentNotice(assignment, peers))
-        seats = self._seats()
-        if seats != self._published:
-            self._published = seats
+        primaries = self._primaries()
+        if primaries != self._published:
+            self._published = primaries
             for asker in self._askers:
-                self._send(asker, PrimaryList(seats))
+                self._send(asker, PrimaryList(primaries))
 
-    def _seats(self) -> list[PrimaryInfo]:
+    def _primaries(self) -> list[PrimaryInfo]:
         # Computed now, not at the last tick: a backup may have been found since, and the operator
         # would start a process that is not needed.
-        lonely = self._coordinator.lonely(time.monotonic())
-        seats = []
+        under_replicated = self._coordinator.under_replicated(time.monotonic())
+        primaries = []
         for shard, group in self._coordinator.groups.items():
             settled = group.settled
             if settled is not None and settled.primary in self._reports:
-                seats.append(
+                primaries.append(
                     PrimaryInfo(
                         shard,
                         settled.epoch,
@@ -247,10 +247,10 @@ class CoordinatorServer(ServerThread):
                         settled.backup,
                         list(group.promotable),
                         self._reports[settled.primary][1].endpoint,
-                        shard in lonely,
+                        shard in under_replicated,
                     )
                 )
-        return seats
+        return primaries
 
     def _send(self, to: bytes, message: AssignmentNotice | PrimaryList) -> None:
         # The peer is gone or stuck: a copy will beat again, a client will ask again.
@@ -308,7 +308,7 @@ class CopyRegistry:
         """Register the keys of copies, by boot number."""
         self._copies |= copies
 
-    def check(self, key: str, message: Asked) -> None:
+    def check(self, key: str, message: CoordinatorRequest) -> None:
         """Raise BadMessage unless the holder of `key` may send this message."""
         match message:
             case LocatePrimaries():

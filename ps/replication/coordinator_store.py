@@ -15,7 +15,7 @@ import msgspec
 from ps.replication.coordinator import ShardGroup
 from ps.security.keys import KeyPair
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import check_private, replace_private
+from ps.snapshots.private_files import check_private, replace_private
 from shards.errors import UNDECODABLE, BadInput
 
 RECORD = "coordinator.json"

@@ -18,7 +18,7 @@ import zmq
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import router_options
-from ps.server.sockets import most_arrays_bytes
+from ps.server.sockets import max_arrays_bytes
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import PeerMessage
 from ps.transport.malloc_tuning import HeapTrimmer
@@ -33,7 +33,7 @@ from shards.wire_format import Buffer
 
 _AT_ONCE = 16  # messages handled before the loop checks the clock
 _OTHERS = 2  # copies that may send at a time, while one replaces another
-_MOST_FRAMES = 64 << 10  # in a state: it includes the answers that many workers wait for
+_MAX_FRAMES = 64 << 10  # in a state: it includes the answers that many workers wait for
 
 
 class PeerLink:
@@ -70,9 +70,9 @@ class PeerLink:
         self._accepted = Accepted(
             self.socket,
             # A copy's state includes the answers that its workers wait for.
-            most_arrays_bytes(floats) * (workers + 1),
+            max_arrays_bytes(floats) * (workers + 1),
             peers=_OTHERS,
-            most_frames=_MOST_FRAMES,
+            max_frames=_MAX_FRAMES,
         )
         try:
             self.socket.bind(bind)
@@ -103,7 +103,7 @@ class PeerLink:
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def know(self, members: set[int], peers: Mapping[int, str]) -> None:
+    def set_members(self, members: set[int], peers: Mapping[int, str]) -> None:
         """Set the copies, and the addresses of some of them; drop the links to all others."""
         keys = self._keys | {boot: address_of(at).key for boot, at in peers.items()}
         self._keys = {boot: key for boot, key in keys.items() if boot in members}
@@ -145,7 +145,7 @@ class PeerLink:
                 carried = coordinator_messages.decode_peer_message(buffers)
                 ours = hmac.compare_digest(carried.job.encode(), self._job.encode())
                 if ours and carried.to == self._boot and self._is(carried.origin, frames):
-                    self._accepted.vouch(sender)
+                    self._accepted.trust(sender)
                     yield carried.origin, carried.message, buffers[1:]
 
     @property
@@ -153,12 +153,12 @@ class PeerLink:
         """A further socket to poll; when it can be read, call `look`."""
         return self._accepted.events
 
-    def look(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+    def check_connections(self) -> float:
+        """Reset connections with unfinished messages that cost too much.
 
         Returns in how many seconds to call it next, if nothing comes meanwhile.
         """
-        return self._accepted.look()
+        return self._accepted.check_connections()
 
     def _is(self, origin: int, frames: Sequence[zmq.Frame]) -> bool:
         """Whether `frames` come from the copy `origin`; always true without keys."""

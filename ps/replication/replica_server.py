@@ -21,7 +21,7 @@ from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.transport.transports import Transport
-from ps.transport.unfinished_messages import LOOK_S
+from ps.transport.unfinished_messages import POLL_S
 from shards.buffer_pool import heap_allocator
 from shards.replica import Effects, ShardReplica
 from shards.replication_messages import Beat
@@ -98,15 +98,15 @@ class ReplicaServer(ServerThread):
             among_themselves.register(socket, zmq.POLLIN)
         for socket in (*own, *events, *self._shard_endpoint.sockets):
             with_clients.register(socket, zmq.POLLIN)
-        tick_at, look_s = time.monotonic(), LOOK_S
+        tick_at, poll_s = time.monotonic(), POLL_S
         forget_at = tick_at + self._spec.lease_s / 4  # the tick period of ShardServer
         while not self.replica.retired:
             poller = among_themselves if self.replica.called else with_clients
-            left_s = min(look_s, max(0.0, tick_at - time.monotonic()))
+            left_s = min(poll_s, max(0.0, tick_at - time.monotonic()))
             ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
             if self._wake_in in ready:
                 return
-            look_s = self._take_turn(ready)
+            poll_s = self._take_turn(ready)
             if not (ready or self.replica.shard.prepared):
                 self.replica.shard.prepare()
             now = self._reporter.moved_at = time.monotonic()
@@ -126,30 +126,30 @@ class ReplicaServer(ServerThread):
         Returns the longest time, in seconds, until the connections must be checked again.
         """
         if self._reporter.socket in ready:
-            self._shard_endpoint.hear_operator()  # alive, because the coordinator ends with it
+            self._shard_endpoint.note_operator()  # alive, because the coordinator ends with it
             for notice in self._reporter.take_notices():
                 configuration = notice.assignment.configuration
                 if configuration.holds(self.replica.boot):
-                    self._peers.know(configuration.members, notice.peers)
+                    self._peers.set_members(configuration.members, notice.peers)
                 self._perform(self.replica.assign(notice.assignment, time.monotonic()))
         if not ready.keys().isdisjoint(self._peers.sockets):
             for origin, message, frames in self._peers.arrivals():
                 now = self._reporter.moved_at = time.monotonic()
                 self._perform(self.replica.receive(origin, message, frames, now))
-        look_s = self._peers.look()
+        poll_s = self._peers.check_connections()
         if not ready.keys().isdisjoint(self._shard_endpoint.sockets):
-            shard, journal = self.replica.shard, self.replica.shard.journal
-            arrivals, before = self._shard_endpoint.arrivals(shard), journal.pushes
+            shard, metrics = self.replica.shard, self.replica.shard.metrics
+            arrivals, before = self._shard_endpoint.arrivals(shard), metrics.pushes
             began = time.monotonic()
             for one in arrivals:
                 now = self._reporter.moved_at = time.monotonic()
                 effects = self.replica.handle(one.sender, one.message, one.frames, now)
                 self._perform(effects)
             parked, spent_s = len(shard.gate.parked), time.monotonic() - began
-            journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
+            metrics.turn(len(arrivals), metrics.pushes - before, parked, spent_s)
             if ready.keys().isdisjoint(self._shard_endpoint.events):
-                return LOOK_S
-        return min(look_s, self._shard_endpoint.look())
+                return POLL_S
+        return min(poll_s, self._shard_endpoint.check_connections())
 
     def _perform(self, effects: Effects) -> None:
         for post in effects.posts:
@@ -163,5 +163,5 @@ class ReplicaServer(ServerThread):
 
 def _empty_shard(spec: ShardSpec, boot: int) -> Shard:
     shard = Shard(spec, boot)
-    shard.journal.host = HOST_NAME
+    shard.metrics.host = HOST_NAME
     return shard

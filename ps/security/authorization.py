@@ -159,14 +159,14 @@ class KeyRegistry:
             )
         self._joins -= 1
 
-    def hear_operator(self, now: float) -> None:
+    def note_operator(self, now: float) -> None:
         """Note that the operator is alive, which extends the invitation."""
         self._heard_at = now
 
     def check(self, key: str, message: Message, now: float) -> None:
         """Raise BadMessage unless the holder of `key` may send this, Fenced if it was replaced."""
         if key == self._admission.operator:
-            self.hear_operator(now)
+            self.note_operator(now)
             return
         name = self._names.get(key)
         what = type(message).__name__.lower()

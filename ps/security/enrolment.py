@@ -28,7 +28,7 @@ from ps.security.handshake_diagnostics import HandshakeProbe
 from ps.security.keys import KeyPair, address_of
 from ps.session.events import Unreachable
 from ps.snapshots import checked_json
-from ps.snapshots.secure_files import replace_private
+from ps.snapshots.private_files import replace_private
 from shards import wire_format
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp, Retry
 from shards.messages import Count, Name, Text
@@ -67,11 +67,11 @@ _ANSWERS: msgspec.msgpack.Decoder[Enrolled | Later | Rejected] = msgspec.msgpack
 )
 
 
-def answer(register: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
+def answer(registry: KeyRegistry, parts: Sequence[Buffer], now: float) -> tuple[bytes, bool]:
     """The answer to an enrolment request in `parts`, and whether a new key was enrolled."""
     try:
         asked = wire_format.decode(b"".join(map(bytes, parts[:1])), _ASKED)
-        new = register.enrol(asked.worker, asked.incarnation, asked.key, now)
+        new = registry.enrol(asked.worker, asked.incarnation, asked.key, now)
     except Retry as error:
         return wire_format.encode_state(Later(str(error)[:256])), False
     except DownpourError as error:

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ps.closing_context import ClosingContext
 from ps.security.keys import KeyPair, address_of, expect
 
-_LOOK_S = 1.0  # time to connect
+_POLL_S = 1.0  # time to connect
 _WORD_S = 5.0  # time for the other side's part of the handshake, once connected
 _STEP_S = 0.1
 _BROKEN_OFF = 3  # times: a single one may be a link that was cut just then
@@ -86,7 +86,7 @@ def fault_at(endpoint: str, own: KeyPair | None) -> str:
         link.register(poller)
         spent_s, before = 0.0, time.monotonic()
         while not (link.fault() or link.shaken) and (
-            spent_s < (_WORD_S if link.connected else _LOOK_S)
+            spent_s < (_WORD_S if link.connected else _POLL_S)
         ):
             poller.poll(int(_STEP_S * 1000))
             now = time.monotonic()

@@ -23,7 +23,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from ps.snapshots.secure_files import check_private, replace_private
+from ps.snapshots.private_files import check_private, replace_private
 from shards.errors import BadInput
 
 _PINNED = re.compile(r"curve://([0-9a-f]{64})@(.+)")

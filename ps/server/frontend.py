@@ -32,7 +32,7 @@ from shards.wire_format import Buffer, Frames
 
 HANDSHAKE_MS = 2000  # after which a peer that has not completed its handshake is disconnected
 _QUEUE = 16  # most messages queued to one peer, or from it
-_LEAST_QUEUE = 4  # messages, however large
+_MIN_QUEUE = 4  # messages, however large
 _QUEUE_BYTES = 128 << 20
 
 
@@ -63,7 +63,7 @@ class ShardFrontend:
         floats = len(spec.keys)
         self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
-        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _LEAST_QUEUE * floats))
+        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _MIN_QUEUE * floats))
         try:
             self._sockets = ShardSockets(
                 spec,
@@ -131,21 +131,21 @@ class ShardFrontend:
                 except zmq.ZMQError:
                     self.sharing.withdraw(to, loan)
 
-    def hear_operator(self) -> None:
+    def note_operator(self) -> None:
         """Note that the operator is alive, so that workers may still join."""
-        self._sockets.hear_operator()
+        self._sockets.note_operator()
 
     @property
     def events(self) -> tuple[zmq.Socket[bytes], ...]:
         """Further sockets to poll; when one can be read, call `look`."""
         return self._sockets.events
 
-    def look(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+    def check_connections(self) -> float:
+        """Reset connections with unfinished messages that cost too much.
 
         Returns the longest time, in seconds, until the next call.
         """
-        return self._sockets.look()
+        return self._sockets.check_connections()
 
     def tick(self) -> None:
         """Release what dead peers have left; call it periodically."""
@@ -197,10 +197,10 @@ class ShardFrontend:
             raise BadMessage("expected a header, got an empty message")
         leaving, vouched = self._leaving.sent, False
         for header, own in wire_format.disclose(parts[0], parts[1:]):
-            message = wire_format.decode_asked(header)
+            message = wire_format.decode_client_message(header)
             if not vouched and message.job == shard.spec.job:
                 vouched = True
-                self._sockets.vouch()
+                self._sockets.trust()
             if key:
                 try:
                     self._sockets.check(key, message)
@@ -224,7 +224,7 @@ class ShardFrontend:
 def router_options(shard_floats: int) -> tuple[tuple[int, int], ...]:
     """Socket options that limit what a peer can cost, and detect dead links."""
     largest_frame = 4 * shard_floats + wire_format.MAX_HEADER_BYTES
-    queue = min(_QUEUE, max(_LEAST_QUEUE, _QUEUE_BYTES // largest_frame))
+    queue = min(_QUEUE, max(_MIN_QUEUE, _QUEUE_BYTES // largest_frame))
     return (
         (zmq.ROUTER_MANDATORY, 1),  # raise for a peer that is gone, instead of dropping silently
         (zmq.MAXMSGSIZE, max(4 * largest_frame, wire_format.MAX_STATE_BYTES)),

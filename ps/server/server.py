@@ -14,7 +14,7 @@ from ps.transport.addresses import HOST_NAME
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
 from ps.transport.transports import Transport
-from ps.transport.unfinished_messages import LOOK_S
+from ps.transport.unfinished_messages import POLL_S
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import LoggedShard, WriteAheadLog
 from shards.buffer_pool import staging
@@ -74,7 +74,7 @@ class ShardServer(ServerThread):
         )
         self.endpoint = self._shard_endpoint.endpoint
         self.shard = Shard(spec, boot, self._shard_endpoint.sharing.buffers, place)
-        self.shard.journal.host = HOST_NAME
+        self.shard.metrics.host = HOST_NAME
         spec.prepare(place)
         if kept is not None:
             kept.recover(self.shard, time.monotonic())
@@ -87,7 +87,7 @@ class ShardServer(ServerThread):
     @property
     def empty(self) -> bool:  # type: ignore[override]  # a constant in the base class
         """Whether the shard has no weights, neither installed nor recovered."""
-        return self.shard.held.empty
+        return self.shard.parameters.empty
 
     def _let_go(self) -> None:
         self._shard_endpoint.close()
@@ -102,24 +102,24 @@ class ShardServer(ServerThread):
         for socket in (*sockets, *events, self._wake_in):
             poller.register(socket, zmq.POLLIN)
         period = self.shard.spec.lease_s / 4
-        held, saves = self.shard.held, self._saves
-        tick_at, look_s = time.monotonic() + period, LOOK_S
+        parameters, saves = self.shard.parameters, self._saves
+        tick_at, poll_s = time.monotonic() + period, POLL_S
         while True:
             timeout_ms = 0
-            if held.prepared:
-                wake_at = tick_at if saves is None else min(tick_at, saves.next_look(self.shard))
-                left_s = min(look_s, max(0.0, wake_at - time.monotonic()))
+            if parameters.prepared:
+                wake_at = tick_at if saves is None else min(tick_at, saves.next_due(self.shard))
+                left_s = min(poll_s, max(0.0, wake_at - time.monotonic()))
                 timeout_ms = int(left_s * 1000) + 1
             ready = dict(poller.poll(timeout_ms))
             if self._wake_in in ready:
                 return
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
-                look_s = LOOK_S
-            elif not held.prepared:
+                poll_s = POLL_S
+            elif not parameters.prepared:
                 self.shard.prepare()
             if len(ready) == 0 or not ready.keys().isdisjoint(events):
-                look_s = self._shard_endpoint.look()
+                poll_s = self._shard_endpoint.check_connections()
             now = time.monotonic()
             if now >= tick_at:
                 self.shard.forgive_silence(now - tick_at)
@@ -127,14 +127,14 @@ class ShardServer(ServerThread):
                 self._shard_endpoint.tick()
                 tick_at = now + period
             if saves is not None:
-                saves.look(self.shard, now)
+                saves.save_if_due(self.shard, now)
 
     def _take_turn(self) -> None:
         """Pass what has come to the shard, and send its answers."""
-        shard, journal = self.shard, self.shard.journal
+        shard, metrics = self.shard, self.shard.metrics
         arrivals = self._shard_endpoint.arrivals(shard)
-        now, before = time.monotonic(), journal.pushes
+        now, before = time.monotonic(), metrics.pushes
         answers = self._acts.handle_together(arrivals, now)
         parked, spent_s = len(shard.gate.parked), time.monotonic() - now
-        journal.turn(len(arrivals), journal.pushes - before, parked, spent_s)
+        metrics.turn(len(arrivals), metrics.pushes - before, parked, spent_s)
         self._shard_endpoint.send(answers)

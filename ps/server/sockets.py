@@ -30,7 +30,7 @@ Options = Sequence[tuple[int, int]]
 _TOGETHER = 8  # most arrays of a shard's size in one message: several pushes, or all slots
 
 
-def most_arrays_bytes(shard_floats: int) -> int:
+def max_arrays_bytes(shard_floats: int) -> int:
     """The most bytes that the arrays of one message to a shard may take."""
     return _TOGETHER * 4 * shard_floats
 
@@ -59,12 +59,12 @@ class ShardSockets:
         address is taken, or if `store` cannot be read.
         """
         self._context, self._options = context, options
-        self._arrays_bytes = most_arrays_bytes(len(spec.keys))
+        self._arrays_bytes = max_arrays_bytes(len(spec.keys))
         self._workers = spec.workers
         self._accepted: list[Accepted] = []
         self._store = store
-        self._register = self._registered(admission) if admission else None
-        self._authenticator = ZapAuthenticator(context, self._register) if self._register else None
+        self._registry = self._registered(admission) if admission else None
+        self._authenticator = ZapAuthenticator(context, self._registry) if self._registry else None
         self._routers = [self._router()]
         keys = (keys or KeyPair.new()) if admission else None
         if keys is not None:
@@ -111,7 +111,7 @@ class ShardSockets:
         if self._authenticator is not None:
             self._authenticator.answer()
         for number in range(len(self._routers)):
-            guarded = self._register is not None and number == 0
+            guarded = self._registry is not None and number == 0
             accepted = self._accepted[number]
             for sender, *frames in accepted.arrived(most):
                 self._last = accepted, sender
@@ -119,31 +119,31 @@ class ShardSockets:
                 # libzmq attaches the key that the ZAP handler has admitted to every frame.
                 key = str(frames[0].get("User-Id")) if guarded else ""
                 parts = multipart.views(frames)
-                if self._register is None or not self._joins(address, key, parts):
+                if self._registry is None or not self._joins(address, key, parts):
                     yield address, key, parts
 
-    def vouch(self) -> None:
+    def trust(self) -> None:
         """Note that the sender of the message yielded last knows the job."""
         accepted, sender = self._last
-        accepted.vouch(sender)
+        accepted.trust(sender)
 
-    def look(self) -> float:
-        """Reset connections whose unfinished messages cost too much.
+    def check_connections(self) -> float:
+        """Reset connections with unfinished messages that cost too much.
 
-        Call it when nothing has come for LOOK_S, and when one of `events` can be read. Returns the
+        Call it when nothing has come for POLL_S, and when one of `events` can be read. Returns the
         seconds until the next call, if nothing comes meanwhile.
         """
-        return min([accepted.look() for accepted in self._accepted])
+        return min([accepted.check_connections() for accepted in self._accepted])
 
     def check(self, key: str, message: Request | Probe) -> None:
         """Raise the error to report to the holder of `key` if it may not send this message."""
-        if self._register is not None and key:
-            self._register.check(key, message, time.monotonic())
+        if self._registry is not None and key:
+            self._registry.check(key, message, time.monotonic())
 
-    def hear_operator(self) -> None:
+    def note_operator(self) -> None:
         """Note that the operator is alive, as another connection has shown."""
-        if self._register is not None:
-            self._register.hear_operator(time.monotonic())
+        if self._registry is not None:
+            self._registry.note_operator(time.monotonic())
 
     def to(self, address: bytes) -> tuple[zmq.Socket[bytes], bytes]:
         """The socket that leads to an address, and the peer's identity on it."""
@@ -181,18 +181,18 @@ class ShardSockets:
             folder = UnixSocketFolder(spec.job, spec.shard, self.endpoint)
         except OSError:
             return None
-        if self._register is not None:
+        if self._registry is not None:
             self._routers.append(self._router())
         self._routers[-1].bind(folder.address)
         return folder
 
     def _joins(self, address: bytes, key: str, parts: Sequence[Buffer]) -> bool:
         """Whether this is a request to join from the holder of the job's token; answers it."""
-        if self._register is None or not self._register.invited(key):
+        if self._registry is None or not self._registry.invited(key):
             return False
-        reply, new = enrolment.answer(self._register, parts, time.monotonic())
+        reply, new = enrolment.answer(self._registry, parts, time.monotonic())
         if new and self._store is not None:
-            self._store.write(self._register.enrolments)  # before the worker relies on it
+            self._store.write(self._registry.enrolments)  # before the worker relies on it
         socket, name = self.to(address)
         with contextlib.suppress(zmq.ZMQError):  # the peer is gone, or does not read
             socket.send_multipart([name, reply], zmq.NOBLOCK)

@@ -52,19 +52,19 @@ from shards.messages import (
     Quiesced,
     Reply,
     SettingsInForce,
-    ShardStatus,
     State,
 )
 from shards.repartition import evenly_buffered, repartition
 from shards.shard_state import ShardState
+from shards.shard_status import ShardStatus
 from shards.state_pieces import AHEAD, CutState, GatheredState
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
-LOOK_S = 0.02
+POLL_S = 0.02
 BUSY_S = 0.2  # the pause between requests to shards that another operator has quiesced
 QUIESCE_S = 60.0  # after which quiesced shards resume by themselves, if the operator dies
-TELLING_S = 60.0  # the time for the new shards' addresses to reach every old shard
+HAND_OVER_S = 60.0  # the time for the new shards' addresses to reach every old shard
 _TRIES = 8  # how often a shard may lose an export or an install before the plan gives up
 
 Frames = tuple[NDArray[Any] | bytes, ...]
@@ -204,7 +204,7 @@ def _reach_cut(
                 f"shard {missing[0]} still lacks pushes that others have after {patience_s:g} s",
                 missing[0],
             )
-        yield Pause(LOOK_S)
+        yield Pause(POLL_S)
 
 
 def resume(side: Side) -> Plan[None]:
@@ -373,12 +373,12 @@ def hand_over(
         raise
     first, *others = side.shards
     try:
-        yield sending_on(side, first, successors)
+        yield hand_over_request(side, first, successors)
     except Unreachable as error:
         raise UnconfirmedHandOver(f"{error}; the new shards hold its state", first) from None
     for shard in others:
         with suppress(DownpourError):
-            yield sending_on(side, shard, successors)
+            yield hand_over_request(side, shard, successors)
 
 
 def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -> Plan[None]:
@@ -388,7 +388,7 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -
     for shard, cut in zip(side.shards, cuts, strict=True):
         # A worker that had lost its lease may be back: a push that it sends now to the old shards
         # would not reach the new ones.
-        heard = yield hold(side, TELLING_S, cut, (shard,))
+        heard = yield hold(side, HAND_OVER_S, cut, (shard,))
         _check_owned(heard.answers)
         _check_cut(furthest(heard.answers), cut)
         if any(isinstance(one, Quiesced) and one.revision > revision for one, _ in heard.answers):
@@ -398,7 +398,7 @@ def _still_there(side: Side, cuts: Sequence[Mapping[str, int]], revision: int) -
             )
 
 
-def sending_on(side: Side, shard: int, successors: bytes) -> Ask:
+def hand_over_request(side: Side, shard: int, successors: bytes) -> Ask:
     """The request that ends a shard: it hands its workers over to `successors`."""
     message = HandOver(0, side.job, len(successors), side.owner)
     return Ask(side, (Query(shard, _numbered(message), (successors,)),))

@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from shards import arguments
+from shards import argument_checks
 from shards.delta_pulls import KINDS as CHANGES
 from shards.errors import BadInput
 from shards.messages import Kind
 from shards.payloads import ROUNDED
-from shards.pull_encodings import KINDS, MOST_SHARE
+from shards.pull_encodings import KINDS, MAX_SHARE
 from shards.tables import Layout
 
 NONE = "none"
@@ -47,8 +47,8 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        arguments.number("topk: share", self.share, expected="a share above 0, up to 0.5")
-        if not 0 < self.share <= MOST_SHARE:
+        argument_checks.number("topk: share", self.share, expected="a share above 0, up to 0.5")
+        if not 0 < self.share <= MAX_SHARE:
             raise BadInput(f"topk: expected a share above 0, up to 0.5, got {self.share:g}")
         _demand(self)
 
@@ -67,7 +67,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        arguments.number("threshold: tau", self.tau, expected="more than 0, and finite")
+        argument_checks.number("threshold: tau", self.tau, expected="more than 0, and finite")
         if not 0 < self.tau < _LARGEST:
             raise BadInput(f"threshold: tau: expected more than 0, and finite, got {self.tau:g}")
         _demand(self)
@@ -75,7 +75,7 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
 
 _FIRST_SHARE = 0.25
 _LARGEST = 3e38
-_MOST_PUSHES = 1 << 31
+_MAX_PUSHES = 1 << 31
 
 Sparse = TopK | Threshold
 Writing = Rounded | TopK | Threshold
@@ -111,19 +111,21 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if isinstance(self.push, str):
-            raise arguments.wrong("compression: push", "Compression.parse for a text", self.push)
+            raise argument_checks.wrong(
+                "compression: push", "Compression.parse for a text", self.push
+            )
         if self.push is not None:
             expected = "Rounded, TopK or Threshold"
-            arguments.instance("compression: push", self.push, Writing, expected)  # type: ignore[arg-type]
-        arguments.number(
+            argument_checks.instance("compression: push", self.push, Writing, expected)  # type: ignore[arg-type]
+        argument_checks.number(
             "compressed pull: pull_share",
             self.pull_share,
-            expected=f"a share above 0, up to {MOST_SHARE:g}",
+            expected=f"a share above 0, up to {MAX_SHARE:g}",
         )
-        arguments.flag("compression: zstd", self.zstd)
+        argument_checks.flag("compression: zstd", self.zstd)
         if self.pull not in KINDS + CHANGES:
-            raise arguments.wrong("compressed pull", PULLS, self.pull)
-        if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MOST_SHARE:
+            raise argument_checks.wrong("compressed pull", PULLS, self.pull)
+        if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MAX_SHARE:
             raise BadInput(
                 f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
             )
@@ -143,8 +145,8 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def parse(push: str = NONE, pull: str = NONE) -> "Compression":
         """Parse a user's text, such as `int8` or `topk:0.01,momentum=0.9,zstd`; raises BadInput."""
-        push = arguments.text("compression", push, f"{NONE}, {PUSHES}")
-        pull = arguments.text("compressed pull", pull, PULLS)
+        push = argument_checks.text("compression", push, f"{NONE}, {PUSHES}")
+        pull = argument_checks.text("compressed pull", pull, PULLS)
         name, *options = (part.strip() for part in push.split(","))
         given = [option for option in options if option != "zstd"]
         kind, share = _wanted(pull)
@@ -162,7 +164,7 @@ def compression_of(what: str, value: object) -> Compression:
         return Compression()
     if isinstance(value, str):
         return Compression.parse(value)
-    return arguments.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
+    return argument_checks.instance(what, value, Compression, f"{NONE}, {PUSHES}, or a Compression")
 
 
 def by_table(
@@ -212,21 +214,21 @@ def _wanted(pull: str) -> tuple[Kind, float]:
     with contextlib.suppress(ValueError):
         if word == "topk":
             return Kind.SPARSE, float(number)
-    raise arguments.wrong("compressed pull", PULLS, pull)
+    raise argument_checks.wrong("compressed pull", PULLS, pull)
 
 
 def _demand(sparse: Sparse) -> None:
     name = sparse.__struct_config__.tag
-    arguments.number(f"{name}: momentum", sparse.momentum, expected="[0, 1)")
-    arguments.number(f"{name}: clip", sparse.clip, expected="0 or more")
+    argument_checks.number(f"{name}: momentum", sparse.momentum, expected="[0, 1)")
+    argument_checks.number(f"{name}: clip", sparse.clip, expected="0 or more")
     if isinstance(sparse, TopK):
-        arguments.whole(f"{name}: warm_up", sparse.warm_up)
+        argument_checks.whole(f"{name}: warm_up", sparse.warm_up)
     if not 0 <= sparse.momentum < 1:
         raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
     if not 0 <= sparse.clip < _LARGEST:
         raise BadInput(f"{name}: clip: expected 0 or more, got {sparse.clip:g}")
-    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MOST_PUSHES:
-        raise BadInput(f"{name}: warm_up: expected 0 to {_MOST_PUSHES - 1}, got {sparse.warm_up}")
+    if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MAX_PUSHES:
+        raise BadInput(f"{name}: warm_up: expected 0 to {_MAX_PUSHES - 1}, got {sparse.warm_up}")
 
 
 assert set(get_args(Sparse)) == {kind for kind, _ in _SPARSE.values()}

@@ -127,7 +127,7 @@ def checked_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINI
     Raises BadInput, naming the table, if a shard's guard would refuse it, or might, by rounding.
     """
     squares = squared_norm(gradient)
-    if not squares <= _CAUTION * limit.most_squares:
+    if not squares <= _CAUTION * limit.max_squares:
         fault = limit.describe(squares, finite=bool(np.isfinite(gradient).all()))
         error = BadInput(f"push {seq}: table {table} {fault}; is the rate too high?")
         error.table = table
@@ -143,5 +143,5 @@ def _sparse(
     if isinstance(writing, TopK):
         count = payloads.pairs_of(writing.share_at(seq), g.size)
         return payloads.largest(error, velocity, count)
-    most = payloads.most_pairs(g.size)
+    most = payloads.max_pairs(g.size)
     return payloads.sparse(*codecs.take_above(velocity, error, np.float32(writing.tau), most))

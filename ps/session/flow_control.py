@@ -29,8 +29,8 @@ from ps.session.events import Pulled
 from shards.errors import BadInput
 from shards.messages import Pull, Push
 
-LEAST = 2  # requests of a kind in flight, where the number is not configured
-_MOST = 64
+MIN_IN_FLIGHT = 2  # requests of a kind in flight, where the number is not configured
+_MAX_IN_FLIGHT = 64
 _MEMORY_BYTES = 1 << 30
 
 Kind = type[Pull | Push]
@@ -65,14 +65,14 @@ class WindowEstimator:
         self._flying[request] = now, self._answered, not self._flying
 
     def record_answer(
-        self, request: int, now: float, *, heard: bool, waited_s: float = 0.0
+        self, request: int, now: float, *, listening: bool, waited_s: float = 0.0
     ) -> None:
         """A request was answered; `waited_s` is how long it was parked at the staleness gate.
 
-        `heard`: whether the caller was listening when the answer arrived.
+        `listening`: whether the caller was listening when the answer arrived.
         """
         sent_at, answered, alone = self._flying.pop(request, (now, self._answered, False))
-        if alone and heard:
+        if alone and listening:
             took_s = max(0.0, now - sent_at - waited_s)
             # An older answer that took longer can never be the minimum again.
             while self._taken and self._taken[-1][1] >= took_s:
@@ -97,7 +97,7 @@ class WindowEstimator:
         return max(1, math.ceil(wanted))
 
     @property
-    def looks(self) -> bool:
+    def should_probe(self) -> bool:
         """Whether to send the next request alone, to measure the link again.
 
         False while one in flight is enough, because the measurement would change nothing.
@@ -138,14 +138,14 @@ class FlowControl:
         self._left_at = now
         self._own_s = 0.0  # the caller's total; `_recorded_s` is the part given to each estimator
         self._recorded_s: dict[Kind, float] = {Pull: 0.0, Push: 0.0}
-        self.pulls, self.pushes = WindowEstimator(LEAST), WindowEstimator(LEAST)
+        self.pulls, self.pushes = WindowEstimator(MIN_IN_FLIGHT), WindowEstimator(MIN_IN_FLIGHT)
 
     def begin(self, floats: int, *, shared: bool) -> None:
         """Restart the estimates for new shards; each message to them carries `floats` values.
 
         `shared` memory transfers them at once, so the least possible number is kept in flight.
         """
-        most = LEAST if shared else most_in_flight(floats)
+        most = MIN_IN_FLIGHT if shared else max_in_flight(floats)
         self.pulls, self.pushes = WindowEstimator(most), WindowEstimator(most - 1)
 
     def enter(self, kind: Kind | None, now: float) -> float:
@@ -170,87 +170,87 @@ class FlowControl:
     @property
     def ahead(self) -> int:
         """By how many of the caller's steps to request weights early."""
-        return 1 if self.pulls.looks else self.pulls.early
+        return 1 if self.pulls.should_probe else self.pulls.early
 
     @property
     def room(self) -> int:
         """How many pushes may be unacknowledged when another one is sent."""
         if self.in_flight is not None:
             return self.in_flight - 1
-        return 0 if self.pushes.looks else self.pushes.early
+        return 0 if self.pushes.should_probe else self.pushes.early
 
 
-def most_in_flight(floats: int) -> int:
+def max_in_flight(floats: int) -> int:
     """How many pushes, or pulls, of `floats` values memory allows in flight."""
-    return max(LEAST, min(_MOST, _MEMORY_BYTES // (4 * max(1, floats))))
+    return max(MIN_IN_FLIGHT, min(_MAX_IN_FLIGHT, _MEMORY_BYTES // (4 * max(1, floats))))
 
 
-Wanted = tuple[int, tuple[str, ...]]
-"""The clock of a step, and the tables whose weights it reads."""
+PullKey = tuple[int, tuple[str, ...]]
+"""The clock of a step, and the tables of which it reads the weights."""
 
 
 class PrefetchTable:
     """Pulls that are in flight, or have arrived and were not taken yet."""
 
     def __init__(self) -> None:
-        self._asked: dict[Wanted, int] = {}  # request numbers
-        self._came: dict[int, Pulled] = {}
-        self._unwanted: set[int] = set()
+        self._requested: dict[PullKey, int] = {}  # request numbers
+        self._arrived: dict[int, Pulled] = {}
+        self._cancelled: set[int] = set()
 
-    def __contains__(self, wanted: Wanted) -> bool:
+    def __contains__(self, key: PullKey) -> bool:
         """Whether these weights have been requested and not taken yet."""
-        return wanted in self._asked
+        return key in self._requested
 
-    def holds_next(self, wanted: Wanted) -> bool:
+    def holds_next(self, key: PullKey) -> bool:
         """Whether these weights, the next ones, have been requested; cancels those before."""
-        if len(self._asked) > (wanted in self._asked):
-            self.drop_before(wanted[0])
-        return wanted in self._asked
+        if len(self._requested) > (key in self._requested):
+            self.drop_before(key[0])
+        return key in self._requested
 
-    def record_request(self, wanted: Wanted, request: int) -> None:
+    def record_request(self, key: PullKey, request: int) -> None:
         """These weights have been requested under number `request`."""
-        self._asked[wanted] = request
+        self._requested[key] = request
 
     def record_pulled(self, pulled: Pulled) -> None:
         """A pull has arrived; it is kept unless it was cancelled."""
-        if pulled.request in self._unwanted:
-            self._unwanted.remove(pulled.request)
+        if pulled.request in self._cancelled:
+            self._cancelled.remove(pulled.request)
         else:
-            self._came[pulled.request] = pulled
+            self._arrived[pulled.request] = pulled
 
-    def has(self, wanted: Wanted) -> bool:
+    def has(self, key: PullKey) -> bool:
         """Whether these weights were requested and have arrived."""
-        return self._asked.get(wanted) in self._came
+        return self._requested.get(key) in self._arrived
 
-    def take(self, wanted: Wanted) -> Pulled | None:
+    def take(self, key: PullKey) -> Pulled | None:
         """Take weights that were requested; None if they have not arrived."""
-        request = self._asked[wanted]
-        pulled = self._came.get(request)
+        request = self._requested[key]
+        pulled = self._arrived.get(request)
         if pulled is not None:
             # This order: after Ctrl-C in between, they can be requested again. The other order
             # would leave it requested for ever, with no answer to come.
-            del self._asked[wanted]
-            del self._came[request]
+            del self._requested[key]
+            del self._arrived[request]
         return pulled
 
     def drop_before(self, clock: int) -> None:
         """Cancel the weights for clocks before this one."""
-        for past in tuple(self._asked):
+        for past in tuple(self._requested):
             if past[0] < clock:
-                request = self._asked.pop(past)
-                if self._came.pop(request, None) is None:
-                    self._unwanted.add(request)
+                request = self._requested.pop(past)
+                if self._arrived.pop(request, None) is None:
+                    self._cancelled.add(request)
 
-    def cancel_all(self) -> list[Wanted]:
+    def cancel_all(self) -> list[PullKey]:
         """Cancel all requests; returns what they were for."""
-        wanted = list(self._asked)
+        wanted = list(self._requested)
         self.drop_before(max([clock for clock, _ in wanted], default=0) + 1)
         return wanted
 
-    def restart(self) -> list[Wanted]:
+    def restart(self) -> list[PullKey]:
         """Forget all requests, because the shards have changed; returns what to request again."""
-        wanted = list(self._asked)
-        self._asked.clear()
-        self._came.clear()
-        self._unwanted.clear()
+        wanted = list(self._requested)
+        self._requested.clear()
+        self._arrived.clear()
+        self._cancelled.clear()
         return wanted

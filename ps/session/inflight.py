@@ -24,7 +24,7 @@ _STALENESS, _VERSION, _WAITED_S = map(attrgetter, ("staleness", "version", "wait
 class InflightRequest(msgspec.Struct):
     """One request: its kind, start time, the driver's clock, a pull's tables, the answers so far.
 
-    `spoilt` are the parts that shards refused. They are kept because copies of these messages that
+    `damaged` are the parts that shards refused. They are kept because copies of these messages that
     are still on their way may refer to their memory.
     """
 
@@ -33,7 +33,7 @@ class InflightRequest(msgspec.Struct):
     clock: int
     tables: tuple[str, ...]
     answers: dict[int, tuple[Reply, Sequence[Buffer]]]
-    spoilt: tuple[Frames, ...] = ()
+    damaged: tuple[Frames, ...] = ()
 
 
 class InflightRequests:
@@ -45,12 +45,12 @@ class InflightRequests:
         self,
         outstanding: RetransmitTable,
         registration: Membership,
-        cargo: PayloadEncoder,
+        encoder: PayloadEncoder,
         shards: int,
     ) -> None:
         self._outstanding = outstanding
         self._registration = registration
-        self._cargo = cargo
+        self._encoder = encoder
         self._shards = range(shards)
         self.pushes: dict[int, InflightRequest] = {}
         self._others: dict[int, InflightRequest] = {}
@@ -96,15 +96,15 @@ class InflightRequests:
         own.reached = max(own.reached, asked.clock + own.ahead + 1)
         versions, waited_s = tuple(map(_VERSION, replies)), max(map(_WAITED_S, replies))
         frames_of = tuple(map(tuple, payloads))
-        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._cargo.arrives)]
+        return [Pulled(request, versions, frames_of, waited_s, asked.tables, self._encoder.arrives)]
 
     def mark_damaged(self, request: int, part: Frames) -> bool:
         """A shard refused its part of `request`; returns whether this is the first part to be
         refused.
         """
         asked = self.pushes[request]
-        asked.spoilt += (part,)
-        return len(asked.spoilt) == 1
+        asked.damaged += (part,)
+        return len(asked.damaged) == 1
 
     def repeat_pulls(self) -> list[tuple[int, int, tuple[str, ...]]]:
         """Discard the answers of every pull; returns the number, clock and tables of each."""

@@ -30,32 +30,31 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 AWAY_S = 1.0  # a caller that has not looked for longer was away
-_IN_VAIN = 2  # unacknowledged transmissions in a row that begin the doubt
+_RETRANSMITS = 2  # unacknowledged transmissions in a row that begin the doubt
 _DIAL_S = 0.25  # between dials, at first
 _RARER = 0.05  # this share of the outage so far is added between dials,
 _RAREST_S = 1.0  # up to this interval
 _GRACE_S = 0.25  # for a connection without failing transmissions, once a dial is through
 _TRIPS = 2  # round trips, at least, between dials and of grace
 # How long a new connection is not judged: this time and number of round trips, up to the maximum.
-_SETTLE_S, _SETTLE_TRIPS, _SETTLE_MOST_S = 0.5, 8, 4.0
+_SETTLE_S, _SETTLE_TRIPS, _SETTLE_MAX_S = 0.5, 8, 4.0
 
 
 class TcpInfo(NamedTuple):
     """A connection as its system reports it.
 
-    `in_vain` counts retransmissions, or probes, in a row that were not acknowledged; `heard` and
-    `taken` are the bytes received and the bytes that the peer has acknowledged so far; `rtt_s` is
-    the round trip in seconds.
+    `retransmits` counts retransmissions, or probes, in a row that were not acknowledged;
+    `bytes_acked` are those that the peer has acknowledged; `rtt_s` is the round trip in seconds.
     """
 
-    in_vain: int
-    heard: int
-    taken: int
+    retransmits: int
+    bytes_received: int
+    bytes_acked: int
     rtt_s: float
 
 
 class LinkAction(Enum):
-    """What the caller has to do with a connection after a `look`."""
+    """What the caller has to do with a connection, as `decide` says."""
 
     NOTHING = auto()
     DIAL = auto()
@@ -63,23 +62,23 @@ class LinkAction(Enum):
 
 
 class LinkFailureDetector:
-    """Judges whether the connections to one shard still work; call `look` regularly."""
+    """Judges whether the connections to one shard still work; call `decide` regularly."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._heard = self._taken = 0
+        self._received = self._acked = 0
         self._rtt_s = 0.0
         self._dial_at = self._still_since = 0.0
         self._through_s: float | None = None
         self._looked_at = self._settled_at = -math.inf
 
     @property
-    def lasts(self) -> bool:
+    def in_doubt(self) -> bool:
         """Whether there is doubt; without it no dial is needed."""
         return self._since is not None
 
-    def look(self, line: TcpInfo | None, through_s: float | None, now: float) -> LinkAction:
-        """What to do with the connection, which the system reports as `line`; None without one.
+    def decide(self, info: TcpInfo | None, through_s: float | None, now: float) -> LinkAction:
+        """What to do with the connection, which the system reports as `info`; None without one.
 
         `through_s` is the round trip in seconds of a dial that has got through since the last call.
         After RENEW, close the connection and open another.
@@ -88,11 +87,11 @@ class LinkFailureDetector:
             self._since = None
         self._looked_at = now
         if self._since is None:
-            if now < self._settled_at or not _doubtful(line):
+            if now < self._settled_at or not _doubtful(info):
                 return LinkAction.NOTHING
-            self._begin(line, now)
+            self._begin(info, now)
             return self._dial(now)
-        if line is not None and not line.in_vain and line.heard > self._heard:
+        if info is not None and not info.retransmits and info.bytes_received > self._received:
             self._since = None
             return LinkAction.NOTHING
         if through_s is not None and self._through_s is None:
@@ -100,16 +99,20 @@ class LinkFailureDetector:
         if self._through_s is None:
             return self._dial(now)
         return (
-            self._renew(now) if self._given_up(line, self._through_s, now) else LinkAction.NOTHING
+            self._renew(now) if self._given_up(info, self._through_s, now) else LinkAction.NOTHING
         )
 
-    def _begin(self, line: TcpInfo | None, now: float) -> None:
+    def _begin(self, info: TcpInfo | None, now: float) -> None:
         self._since = self._dial_at = now
         self._through_s = None
-        if line is not None:
-            self._heard, self._taken, self._rtt_s = line.heard, line.taken, line.rtt_s
+        if info is not None:
+            self._received, self._acked, self._rtt_s = (
+                info.bytes_received,
+                info.bytes_acked,
+                info.rtt_s,
+            )
         else:
-            self._heard = self._taken = 0
+            self._received = self._acked = 0
 
     def _dial(self, now: float) -> LinkAction:
         assert self._since is not None, "in doubt"
@@ -119,19 +122,19 @@ class LinkFailureDetector:
         self._dial_at = now + max(rarer_s, _TRIPS * self._rtt_s)
         return LinkAction.DIAL
 
-    def _given_up(self, line: TcpInfo | None, through_s: float, now: float) -> bool:
-        if line is None or line.in_vain:
+    def _given_up(self, info: TcpInfo | None, through_s: float, now: float) -> bool:
+        if info is None or info.retransmits:
             return True
-        if line.taken > self._taken:
-            self._taken, self._still_since = line.taken, now
+        if info.bytes_acked > self._acked:
+            self._acked, self._still_since = info.bytes_acked, now
         return now - self._still_since > max(_GRACE_S, _TRIPS * through_s, _TRIPS * self._rtt_s)
 
     def _renew(self, now: float) -> LinkAction:
         assert self._through_s is not None, "the link is whole"
-        settle_s = min(_SETTLE_S + _SETTLE_TRIPS * self._through_s, _SETTLE_MOST_S)
+        settle_s = min(_SETTLE_S + _SETTLE_TRIPS * self._through_s, _SETTLE_MAX_S)
         self._since, self._settled_at = None, now + settle_s
         return LinkAction.RENEW
 
 
-def _doubtful(line: TcpInfo | None) -> bool:
-    return line is None or line.in_vain >= _IN_VAIN
+def _doubtful(info: TcpInfo | None) -> bool:
+    return info is None or info.retransmits >= _RETRANSMITS

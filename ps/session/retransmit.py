@@ -175,10 +175,10 @@ class RetransmitTable:
             if isinstance(pending.message, Hello | Join):
                 del owed[request]
 
-    def hasten(self, shard: int, request: int, most_s: float, now: float) -> None:
-        """Wait for the answer to message `request` for `most_s` seconds at most."""
+    def hasten(self, shard: int, request: int, max_s: float, now: float) -> None:
+        """Wait for the answer to message `request` for `max_s` seconds at most."""
         pending = self._pending[shard][request]
-        self._schedule(pending, min(most_s, pending.wait_s), now)
+        self._schedule(pending, min(max_s, pending.wait_s), now)
 
     def record_push_time(self, push_s: float) -> None:
         """A push was answered after `push_s`, which measures the link."""

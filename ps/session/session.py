@@ -108,7 +108,7 @@ class Session:
         self.map = shard_map
         self.seq = 0
         self.slowest_clock: int | None = None  # as reported with the last pull that had to wait
-        self.cargo = PayloadEncoder(
+        self.encoder = PayloadEncoder(
             layout, shard_map, by_table(compression, layout), max_norms or {}
         )
         self._shards = range(shard_map.shards)
@@ -124,7 +124,7 @@ class Session:
         self._acknowledged = self._registration.acknowledged
         self._boots = self._registration.boots
         self._requests = InflightRequests(
-            self._outstanding, self._registration, self.cargo, shard_map.shards
+            self._outstanding, self._registration, self.encoder, shard_map.shards
         )
         self._resent: dict[int, tuple[int, float]] = {}
         self._leaving = False
@@ -177,7 +177,7 @@ class Session:
         `Pushed`, unless the push is compressed; `plain` sends it uncompressed. Raises BadInput when
         the gradient does not fit the tables, or a shard would refuse it.
         """
-        gradients = self.cargo.tables(gradient)
+        gradients = self.encoder.tables(gradient)
         if len(read_versions) != len(self._shards):
             raise BadInput(
                 f"push: expected {len(self._shards)} read versions, one per shard,"
@@ -185,7 +185,7 @@ class Session:
             )
         seq, acknowledged = self.seq + 1, self.seq - len(self._requests.pushes)
         try:
-            written = self.cargo.write(gradients, seq, plain=plain)
+            written = self.encoder.write(gradients, seq, plain=plain)
         except BadInput as error:
             error.worker = self.worker
             raise
@@ -239,7 +239,7 @@ class Session:
         # These shards may have a push of a former incarnation that only some of the previous shards
         # had. The driver is about to repeat it, under the same number, so that it is recognised.
         self.seq = min(self.seq, former.seq)
-        self.cargo.feedback = former.cargo.feedback
+        self.encoder.feedback = former.encoder.feedback
         self._outstanding.expect(former.rtt_s)
         return sends
 
@@ -307,7 +307,7 @@ class Session:
                 if reply.boot != self._boots[shard]:
                     return [], []
                 asks = pending.message.parts if isinstance(pending.message, Pull) else ()
-                read = self.cargo.read(reply, asks, frames)
+                read = self.encoder.read(reply, asks, frames)
                 sends: list[Send] = []
                 events: list[Event] = []
                 if read is None:
@@ -524,7 +524,7 @@ class Session:
                 own.boots[shard],
                 self.map.epoch,
                 clock + own.ahead,
-                self.cargo.asks(shard, tables),
+                self.encoder.asks(shard, tables),
             )
             send = self._outstanding.add(shard, asked, message, (), now)
             if shard in own.joined:

@@ -82,7 +82,7 @@ def referring(segment: ShmSegment, messages: Together) -> Together | None:
 
 
 def enclosed(messages: Together) -> Parts:
-    """The parts of an envelope whose frames are references: the headers, and all references."""
+    """The parts of an envelope with references for frames: the headers, and all references."""
     headers, *references = wire_format.enclose(messages)
     return [headers, b"".join(references)]  # one part, because each costs a call of the socket
 

@@ -49,7 +49,7 @@ REFERENCE_BYTES = _REFERENCE.size
 MAX_SLOTS = 256
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # on every Linux
-_MOST = 64  # cached combinations; each takes addresses for the whole table, but no memory
+_MAX_CACHED = 64  # cached combinations; each takes addresses for the whole table, but no memory
 
 
 class Reference(NamedTuple):
@@ -308,7 +308,7 @@ class ContiguousMapping:
             mapped = _mapped_together(tiles)
             if mapped is None:
                 return None
-            if len(self._known) == _MOST:
+            if len(self._known) == _MAX_CACHED:
                 self._known.clear()  # arrays in a mapping keep it alive
             self._known[key] = mapped
         return self._known[key]

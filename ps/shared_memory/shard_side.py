@@ -1,8 +1,8 @@
 """A shard's side of shared memory (references.py): lends versions, and reads workers' pushes.
 
-A worker that has quoted the random numbers of both segments, and so sees the same memory, is a
-tenant: the shard lends it versions, a few at a time. Offers wait until the shard has welcomed the
-worker. What a tenant holds is taken back when the tenant returns it or has died.
+The shard lends versions, a few at a time, to a worker that has quoted the random numbers of both
+segments, and so sees the same memory. Offers wait until the shard has welcomed the worker. What a
+worker holds is taken back when the worker returns it or has died.
 """
 
 import hmac
@@ -43,7 +43,7 @@ class ShardSide:
         self._segment: ShmSegment | None = None
         self._reason = "the shard does not share memory"
         self._offers: dict[bytes, str] = {}
-        self._tenants: dict[str, _SharingWorker] = {}
+        self._workers: dict[str, _SharingWorker] = {}
         self._by_address: dict[bytes, _SharingWorker] = {}
 
     def buffers(self, floats: int) -> Buffers:
@@ -58,9 +58,9 @@ class ShardSide:
         return SharedBuffers(floats, self._segment)
 
     @property
-    def tenants(self) -> int:
+    def sharing_workers(self) -> int:
         """How many workers share memory with this shard."""
-        return len(self._tenants)
+        return len(self._workers)
 
     def open(self, sender: bytes, parts: Parts) -> Parts | None:
         """The parts without their note, with references resolved; None if outdated.
@@ -78,26 +78,26 @@ class ShardSide:
                 del self._offers[next(iter(self._offers))]
             self._offers[sender] = note.segment
             return parts[1:]
-        tenant = self._identify(sender, note)
-        if tenant is None:
+        worker = self._identify(sender, note)
+        if worker is None:
             # The message was for an earlier process of this shard, as its header will show. Its
             # shared frames cannot be read; empty ones replace them.
             if not note.referred:
                 return parts[1:]
             return [parts[1], *(b"" for _ in references.separated(parts[1:])[1:])]
-        tenant.loans.settle(note.seen, note.held)
-        return references.looked_up(tenant.window, parts[1:]) if note.referred else parts[1:]
+        worker.loans.settle(note.seen, note.held)
+        return references.looked_up(worker.window, parts[1:]) if note.referred else parts[1:]
 
     def seal(self, to: bytes, messages: Together) -> tuple[Parts, int | None]:
         """The parts that carry `messages` to `to`, and the number of the loan made, if any."""
         if to in self._offers and references.has(messages, Welcome):
             answer = self._answer_offer(self._offers.pop(to))
             return [handshake.encode(answer), *wire_format.enclose(messages)], None
-        tenant = self._by_address.get(to)
-        if tenant is None or self._segment is None:
+        worker = self._by_address.get(to)
+        if worker is None or self._segment is None:
             return wire_format.enclose(messages), None
         referring = references.referring(self._segment, messages)
-        loan = tenant.loans.lend(messages) if referring is not None else None
+        loan = worker.loans.lend(messages) if referring is not None else None
         if referring is None or loan is None:
             return wire_format.enclose(messages), None
         return [handshake.encode(Lent(loan)), *references.enclosed(referring)], loan
@@ -109,13 +109,13 @@ class ShardSide:
 
     def tick(self) -> None:
         """Take back loans of dead workers, and remove their files; call it periodically."""
-        for nonce, tenant in list(self._tenants.items()):
-            if tenant.window.owner_is_gone():
-                tenant.window.path.unlink(missing_ok=True)
+        for nonce, worker in list(self._workers.items()):
+            if worker.window.owner_is_gone():
+                worker.window.path.unlink(missing_ok=True)
                 self._forget(nonce)
 
     def close(self) -> None:
-        for nonce in list(self._tenants):
+        for nonce in list(self._workers):
             self._forget(nonce)
         if self._segment is not None:
             self._segment.close()
@@ -123,31 +123,31 @@ class ShardSide:
     def _answer_offer(self, name: str) -> Accept | Decline:
         if self._segment is None:
             return Decline(self._reason)
-        known = [t.window for t in self._tenants.values() if t.window.name == name]
+        known = [t.window for t in self._workers.values() if t.window.name == name]
         try:
             window = known[0] if known else Window(self._job, name)
         except BadMessage as error:
             return Decline(str(error)[:256])
         if not known:
-            self._tenants[window.nonce] = _SharingWorker(window)
+            self._workers[window.nonce] = _SharingWorker(window)
         return Accept(window.nonce, self._segment.name)
 
     def _identify(self, sender: bytes, note: SharedFrames) -> _SharingWorker | None:
-        """The tenant that knows both numbers, if any; records its address."""
-        tenant = self._tenants.get(note.mine)
+        """The worker that knows both numbers, if any; records its address."""
+        worker = self._workers.get(note.mine)
         ours = self._segment.nonce if self._segment is not None else ""
-        if tenant is None or not hmac.compare_digest(ours.encode(), note.yours.encode()):
+        if worker is None or not hmac.compare_digest(ours.encode(), note.yours.encode()):
             return None
-        if self._by_address.get(sender) is not tenant:
-            self._by_address[sender] = tenant
-            tenant.addresses.append(sender)
-            for old in tenant.addresses[:-_ADDRESSES]:  # of earlier connections
+        if self._by_address.get(sender) is not worker:
+            self._by_address[sender] = worker
+            worker.addresses.append(sender)
+            for old in worker.addresses[:-_ADDRESSES]:  # of earlier connections
                 self._by_address.pop(old, None)
-            del tenant.addresses[:-_ADDRESSES]
-        return tenant
+            del worker.addresses[:-_ADDRESSES]
+        return worker
 
     def _forget(self, nonce: str) -> None:
-        tenant = self._tenants.pop(nonce)
-        tenant.window.close()
-        for address in tenant.addresses:
+        worker = self._workers.pop(nonce)
+        worker.window.close()
+        for address in worker.addresses:
             self._by_address.pop(address, None)

@@ -109,7 +109,7 @@ def is_memory(job: str, name: str) -> bool:
     return name.startswith(f"{job_prefix(job)}memory-") and bool(_OURS.fullmatch(name))
 
 
-def door_path(job: str, shard: int, port: str) -> Path:
+def unix_socket_path(job: str, shard: int, port: str) -> Path:
     """The path of the folder for the Unix socket of the server of `shard` at `port`."""
     return ROOT / f"{job_prefix(job)}door-{shard}-{port}"
 
@@ -123,7 +123,7 @@ def owner_is_gone(fd: int) -> bool:
 
 
 def sweep(root: Path = ROOT) -> list[str]:
-    """Remove this user's names whose owners are gone; returns them."""
+    """Remove this user's names that no living process owns; returns them."""
     removed = []
     for path in root.glob(f"{_PREFIX}*"):
         if not _OURS.fullmatch(path.name):

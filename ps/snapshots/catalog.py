@@ -25,7 +25,7 @@ from ps.snapshots.manifest import (
 )
 from ps.snapshots.worker_state import SavedWorkerState
 from ps.storage import LocalStore, Place, Store, open_store
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
@@ -45,13 +45,13 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            count = arguments.whole("retention: count", self.count, 1)
+            count = argument_checks.whole("retention: count", self.count, 1)
             structs.force_setattr(self, "count", count)
         if self.seconds is not None:
             what, expected = "retention: seconds", "more than 0 s, and finite"
-            seconds = arguments.number(what, self.seconds, expected=expected)
+            seconds = argument_checks.number(what, self.seconds, expected=expected)
             if not seconds > 0:
-                raise arguments.wrong(what, expected, seconds)
+                raise argument_checks.wrong(what, expected, seconds)
             structs.force_setattr(self, "seconds", seconds)
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from ps.snapshots import checked_json
 from ps.snapshots.shard_file import StateFile, read_state, write_state
-from ps.snapshots.worker_state import SavedWorkerState, read_kept
+from ps.snapshots.worker_state import SavedWorkerState, read_worker_state
 from ps.storage import PARTIAL, Place, Store, content_of, open_store
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
 from shards.live_settings import newest_settings
@@ -181,7 +181,7 @@ def damage(place: Place | Store) -> Iterator[str]:
         partial(read_state, store, part, manifest.layout, keys)
         for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True)
     ]
-    reads += [partial(read_kept, store, kept) for kept in manifest.residuals]
+    reads += [partial(read_worker_state, store, kept) for kept in manifest.residuals]
     for read in reads:
         try:
             read()

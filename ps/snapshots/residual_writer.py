@@ -36,7 +36,13 @@ import msgspec
 from ps.logs import logger
 from ps.snapshots import checked_json
 from ps.snapshots.manifest import load_manifest
-from ps.snapshots.worker_state import Arrays, SavedWorkerState, WorkerState, read_kept, write_kept
+from ps.snapshots.worker_state import (
+    Arrays,
+    SavedWorkerState,
+    WorkerState,
+    read_worker_state,
+    write_worker_state,
+)
 from ps.storage import Place, Store, content_of, open_store
 from shards.errors import UNDECODABLE, BadInput
 from shards.shard_state import ShardState
@@ -44,8 +50,8 @@ from shards.shard_state import ShardState
 FOLDER = "workers"
 _NOTE, _ARRAYS, _WANTED = ".json", ".safetensors", "wanted"
 _MAX_NOTE_BYTES = 1 << 20
-_LOOK_S = 0.1  # between two looks of a snapshot's writer that waits
-_WORKER_LOOK_S = 2.0  # between two looks of a worker, for as long as it runs
+_POLL_S = 0.1  # between two checks of a snapshot's writer that waits
+_WORKER_POLL_S = 2.0  # between two checks of a worker, for as long as it runs
 
 
 class _ResidualRequest(msgspec.Struct, frozen=True):
@@ -57,13 +63,13 @@ class _ResidualRequest(msgspec.Struct, frozen=True):
 class ResidualWriter:
     """Writes one worker's states next to the snapshots at `place`, in a thread of its own.
 
-    `wanted` says whether a snapshot waits for the present state: call `keep` then.
+    `requested` says whether a snapshot waits for the present state: call `write` then.
     """
 
     def __init__(self, place: Place, job: str, worker: str, incarnation: int) -> None:
         """Raises BadInput if `place` is not a path or URI of a store."""
         self.failure = ""
-        self.wanted = False
+        self.requested = False
         self._store = open_store(place).below(FOLDER)
         self._worker, self._incarnation = worker, incarnation
         self._logger = logger(__name__, job=job, worker=worker)
@@ -73,9 +79,9 @@ class ResidualWriter:
         self._thread = Thread(target=self._run, name=f"residual-{worker}", daemon=True)
         self._thread.start()
 
-    def keep(self, state: WorkerState, arrays: Arrays) -> None:
+    def write(self, state: WorkerState, arrays: Arrays) -> None:
         """Start writing a state; the caller must not change the arrays afterwards."""
-        self.wanted, self._seq = False, state.seq
+        self.requested, self._seq = False, state.seq
         self._states.put((state, arrays))
 
     def close(self) -> None:
@@ -86,9 +92,9 @@ class ResidualWriter:
     def _run(self) -> None:
         while True:
             try:
-                kept = self._states.get(timeout=_WORKER_LOOK_S)
+                kept = self._states.get(timeout=_WORKER_POLL_S)
             except Empty:
-                self.wanted = self._is_wanted()
+                self.requested = self._is_requested()
                 continue
             if kept is None:
                 return
@@ -97,7 +103,7 @@ class ResidualWriter:
             except OSError as error:
                 self._fail(error)
 
-    def _is_wanted(self) -> bool:
+    def _is_requested(self) -> bool:
         try:
             content = content_of(self._store, _WANTED, _MAX_NOTE_BYTES)
             wanted = checked_json.decode(content, _ResidualRequest, required=True).workers
@@ -119,7 +125,7 @@ class ResidualWriter:
 
     def _write(self, state: WorkerState, arrays: Arrays) -> None:
         name = _name(state)
-        kept = write_kept(self._store, name + _ARRAYS, state, arrays)
+        kept = write_worker_state(self._store, name + _ARRAYS, state, arrays)
         self._store.put(name + _NOTE, [checked_json.encode(kept)])
         self._written = [*(old for old in self._written if old != name), name]
         with suppress(OSError):
@@ -145,14 +151,14 @@ def awaited(states: Sequence[ShardState]) -> dict[str, tuple[int, int]]:
 
 
 def gathered(
-    shelf: Store, wanted: Mapping[str, tuple[int, int]], patience_s: float
+    snapshots: Store, wanted: Mapping[str, tuple[int, int]], patience_s: float
 ) -> tuple[list[tuple[str, SavedWorkerState]], list[str]]:
     """Collect the residuals that `awaited` names; asks for them and waits at most `patience_s` s.
 
-    Returns file and note of each in the order of worker names, and the workers whose residual is
+    Returns file and note of each in the order of worker names, and the workers without a
     missing. Raises OSError.
     """
-    store = shelf.below(FOLDER)
+    store = snapshots.below(FOLDER)
     if patience_s > 0:
         store.put(_WANTED, [checked_json.encode(_ResidualRequest(dict(wanted)))])
     until = time.monotonic() + patience_s
@@ -165,12 +171,12 @@ def gathered(
         missing = [worker for worker in wanted if worker not in found]
         if not missing or time.monotonic() >= until:
             return [found[worker] for worker in sorted(found)], missing
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
-def sweep_kept(shelf: Store) -> None:
+def sweep_residuals(snapshots: Store) -> None:
     """Remove the files of this job's workers, none of which may be running. Raises OSError."""
-    store = shelf.below(FOLDER)
+    store = snapshots.below(FOLDER)
     for name in store.names():
         if name == _WANTED or name.endswith((_NOTE, _ARRAYS)):
             store.remove(name)
@@ -185,7 +191,7 @@ def saved_residual(snapshot: Place, worker: str) -> tuple[WorkerState, Arrays] |
     store = open_store(snapshot)
     for kept in load_manifest(store).residuals:
         if kept.worker == worker:
-            return read_kept(store, kept)
+            return read_worker_state(store, kept)
     return None
 
 

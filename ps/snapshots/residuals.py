@@ -16,14 +16,14 @@ from shards.errors import BadInput
 
 def feedback_of(session: Session, what: str) -> ErrorFeedback:
     """The session's error feedback; raises BadInput naming `what` if pushes are not compressed."""
-    if session.cargo.feedback is None:
+    if session.encoder.feedback is None:
         raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
-    return session.cargo.feedback
+    return session.encoder.feedback
 
 
 def state_of(session: Session, step: int, clock: int, own: OwnState = NO_STATE) -> WorkerState:
     """The worker state of this session, at its driver's `step` and `clock`, with its own state."""
-    pushes = {name: one.push for name, one in session.cargo.compression.items()}
+    pushes = {name: one.push for name, one in session.encoder.compression.items()}
     return WorkerState(
         worker=session.worker,
         incarnation=session.incarnation,
@@ -51,7 +51,7 @@ def check(state: WorkerState, session: Session, what: str) -> None:
 
 def copied(session: Session, step: int, clock: int, own: OwnState) -> tuple[WorkerState, Arrays]:
     """This worker's present state, with its driver's; the arrays of the residual are copies."""
-    feedback = session.cargo.feedback
+    feedback = session.encoder.feedback
     residual = feedback.state() if feedback is not None else {}
     arrays = {name: array.copy() for name, array in residual.items()}
     return state_of(session, step, clock, own), {**arrays, **own.named()}

@@ -94,7 +94,9 @@ class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
     part: StateFile
 
 
-def write_kept(store: Store, name: str, state: WorkerState, arrays: Arrays) -> SavedWorkerState:
+def write_worker_state(
+    store: Store, name: str, state: WorkerState, arrays: Arrays
+) -> SavedWorkerState:
     """Write a state as the file `name`. Raises OSError if the store fails."""
     metadata = msgspec.json.encode(state).decode()
     return SavedWorkerState(
@@ -105,7 +107,7 @@ def write_kept(store: Store, name: str, state: WorkerState, arrays: Arrays) -> S
     )
 
 
-def read_kept(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays]:
+def read_worker_state(store: Store, kept: SavedWorkerState) -> tuple[WorkerState, Arrays]:
     """Read and check a state; raises BadInput naming the file if damaged or another worker's."""
     metadata, arrays = read_arrays(store, kept.part)
     what = f"worker state {store.place}/{kept.part.file}"

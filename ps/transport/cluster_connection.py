@@ -29,7 +29,7 @@ from shards.refusals import error_of
 from shards.wire_format import Frames
 
 _RENEWALS_A_LEASE = 4
-_LOOK_S = 1.0  # the longest time for which a waiting owner does not check the lease renewals
+_POLL_S = 1.0  # the longest time for which a waiting owner does not check the lease renewals
 
 Note = Callable[[Event, float], None]
 """The client's handler for an event, with the time of the event."""
@@ -142,7 +142,7 @@ class ClusterConnection:
         deadline = self.session.next_deadline
         if timeout is None:
             timeout = 1.0 if deadline is None else deadline - time.monotonic()
-        timeout = min(timeout, _LOOK_S)
+        timeout = min(timeout, _POLL_S)
         for shard, reply, frames in self.links.receive(timeout, at_once=1):
             now = time.monotonic()
             self.torn = True
@@ -269,5 +269,5 @@ class LeaseKeepAlive:
 
     def _renew(self, boot: int, rtt_s: float) -> Renew:
         session = self._session
-        who = session.job, session.worker, session.incarnation
-        return Renew(0, *who, boot, HOST_NAME, rtt_s)
+        sender = session.job, session.worker, session.incarnation
+        return Renew(0, *sender, boot, HOST_NAME, rtt_s)

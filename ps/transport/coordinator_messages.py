@@ -60,8 +60,8 @@ class AssignmentNotice(msgspec.Struct, frozen=True, tag="word", forbid_unknown_f
 class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The holders of a shard by its last confirmed configuration, and the primary's address.
 
-    `promotable` are the copies with every acknowledged push, the primary first; `lonely` means that
-    the shard has no backup and could use a spare process as one.
+    `promotable` are the copies with every acknowledged push, the primary first. A shard that is
+    `under_replicated` has no backup and could use a spare process as one.
     """
 
     shard: Count
@@ -70,20 +70,20 @@ class PrimaryInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backup: Count | None
     promotable: list[int]
     endpoint: str
-    lonely: bool
+    under_replicated: bool = msgspec.field(name="lonely")
 
 
 class PrimaryList(msgspec.Struct, frozen=True, tag="seats", forbid_unknown_fields=True):
     """The answer to `LocatePrimaries`: every shard with a known primary that has reported."""
 
-    seats: list[PrimaryInfo]
+    primaries: list[PrimaryInfo] = msgspec.field(name="seats")
 
 
-Asked = Heartbeat | LocatePrimaries | AdmitCopies
+CoordinatorRequest = Heartbeat | LocatePrimaries | AdmitCopies
 
-_CARRIED = msgspec.msgpack.Decoder(PeerMessage)
-_ASKED: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
-_WORD = msgspec.msgpack.Decoder(AssignmentNotice)
+_PEER_MESSAGE = msgspec.msgpack.Decoder(PeerMessage)
+_REQUEST: msgspec.msgpack.Decoder[CoordinatorRequest] = msgspec.msgpack.Decoder(CoordinatorRequest)
+_NOTICE = msgspec.msgpack.Decoder(AssignmentNotice)
 
 
 def decode_peer_message(frames: Sequence[Buffer]) -> PeerMessage:
@@ -91,17 +91,17 @@ def decode_peer_message(frames: Sequence[Buffer]) -> PeerMessage:
     first = frames[0] if frames else b""
     if len(first) > wire_format.MAX_HEADER_BYTES:  # many leases ran out at once
         return wire_format.decode_state(first, PeerMessage)
-    return wire_format.decode(first, _CARRIED)
+    return wire_format.decode(first, _PEER_MESSAGE)
 
 
-def decode_coordinator_request(frame: Buffer) -> Asked:
+def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
     """A message to the coordinator; raises BadMessage."""
-    return wire_format.decode(frame, _ASKED)
+    return wire_format.decode(frame, _REQUEST)
 
 
 def decode_assignment(frame: Buffer) -> AssignmentNotice:
     """A notice from the coordinator to a copy; raises BadMessage."""
-    return wire_format.decode(frame, _WORD)
+    return wire_format.decode(frame, _NOTICE)
 
 
 def decode_primaries(frame: Buffer) -> PrimaryList:

@@ -19,7 +19,7 @@ from random import Random
 
 import msgspec
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 _PACKET_BYTES = 1448  # what a TCP segment carries on Ethernet
@@ -77,7 +77,7 @@ def parse_link(text: str) -> LinkModel:
     Also `shape=normal|uniform|pareto`, `window=4MB` and `seed=7`; an omitted part has no effect.
     `outage=2s/60s` is two seconds about every minute. Raises BadInput naming the invalid part.
     """
-    text = arguments.text("link", text, "a text such as rtt=100ms,rate=100Mbit")
+    text = argument_checks.text("link", text, "a text such as rtt=100ms,rate=100Mbit")
     fields: dict[str, float | int | str] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
@@ -115,7 +115,9 @@ def link_of(value: object) -> LinkModel | None:
     """The LinkModel for `value`: itself, None, or a text to parse; raises BadInput."""
     if value is None or isinstance(value, LinkModel):
         return value
-    return parse_link(arguments.text("link", value, "a text such as rtt=100ms, or a LinkModel"))
+    return parse_link(
+        argument_checks.text("link", value, "a text such as rtt=100ms, or a LinkModel")
+    )
 
 
 def _quantity(part: str, text: str, units: dict[str, float]) -> float:

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ps.session.link_failure import AWAY_S, LinkAction, LinkFailureDetector, TcpInfo
 
-LOOK_S = 0.1
+POLL_S = 0.1
 _LINUX = sys.platform == "linux"
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _DIALS = 8  # in progress at once: the oldest is dropped for a new one
@@ -44,7 +44,7 @@ class LinkMonitor:
     """Monitors one ZeroMQ socket at a time. Not for use by two threads."""
 
     def __init__(self, watched: "zmq.Socket[bytes]") -> None:
-        self._doubt = LinkFailureDetector()
+        self._detector = LinkFailureDetector()
         self._dials: list[socket.socket] = []
         self._peer: _Peer | None = None
         self._looked_at = 0.0
@@ -71,10 +71,10 @@ class LinkMonitor:
         if now - self._looked_at > AWAY_S:
             self._hang_up()
         self._looked_at = now
-        move = self._doubt.look(self._line(self._peer), self._through(), now)
+        move = self._detector.decide(self._info(self._peer), self._through(), now)
         if move is LinkAction.DIAL:
             self._dial(self._peer)
-        if not self._doubt.lasts:
+        if not self._detector.in_doubt:
             self._hang_up()
         if move is LinkAction.RENEW:
             self._cut_short()
@@ -84,8 +84,8 @@ class LinkMonitor:
     def rtt_s(self) -> float:
         """The round trip that the system has measured, in seconds; 0 if it is not known."""
         self._read_events()
-        line = None if self._peer is None else self._line(self._peer)
-        return 0.0 if line is None else line.rtt_s
+        info = None if self._peer is None else self._info(self._peer)
+        return 0.0 if info is None else info.rtt_s
 
     def unwatch(self) -> None:
         """Release the socket, before it is closed."""
@@ -109,13 +109,13 @@ class LinkMonitor:
                 case _:
                     self._descriptor, self._connected = None, False
 
-    def _line(self, peer: "_Peer") -> TcpInfo | None:
+    def _info(self, peer: "_Peer") -> TcpInfo | None:
         """What the system reports about the connection; None where it has ended."""
         if self._descriptor is None:
             return None
         with contextlib.suppress(OSError), _borrowed(self._descriptor) as connection:
             if connection.getpeername() == peer.address:  # the descriptor may have been reused
-                return _line_of(connection)
+                return _info_of(connection)
         return None
 
     def _cut_short(self) -> None:
@@ -142,11 +142,11 @@ class LinkMonitor:
         """The round trip of a dial that is through by now, in seconds; failed dials are dropped."""
         for dial in list(self._dials):
             if _done(dial):
-                line = _line_of(dial)
+                info = _info_of(dial)
                 self._dials.remove(dial)
                 dial.close()
-                if line is not None:
-                    return line.rtt_s
+                if info is not None:
+                    return info.rtt_s
         return None
 
     def _hang_up(self) -> None:
@@ -175,12 +175,12 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
         yield borrowed
 
 
-def _line_of(connection: socket.socket) -> TcpInfo | None:
+def _info_of(connection: socket.socket) -> TcpInfo | None:
     raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    state, again, probes, rtt_us, taken, heard = _TCP_INFO.unpack(raw)
+    state, again, probes, rtt_us, bytes_acked, bytes_received = _TCP_INFO.unpack(raw)
     if state != _ESTABLISHED:
         return None
-    return TcpInfo(max(again, probes), heard, taken, rtt_us / 1e6)
+    return TcpInfo(max(again, probes), bytes_received, bytes_acked, rtt_us / 1e6)
 
 
 def _peer_of(descriptor: int) -> _Peer | None:

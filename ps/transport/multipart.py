@@ -18,7 +18,7 @@ import zmq
 
 from shards.wire_format import Buffer
 
-MOST_FRAMES = 1024  # per message; ours have up to 8 headers, with arrays of 32 key ranges each
+MAX_FRAMES = 1024  # per message; ours have up to 8 headers, with arrays of 32 key ranges each
 _DROPPED_A_TURN = 4096
 _RCVMORE = int(zmq.RCVMORE)
 _LAST = int(zmq.NOBLOCK)
@@ -61,11 +61,11 @@ class Inbox:
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
-        most_frames: int = MOST_FRAMES,
+        max_frames: int = MAX_FRAMES,
         refused: Callable[[zmq.Frame], None] = lambda _: None,
     ) -> None:
-        """A message of more than `most_frames` is dropped, and `refused` gets one of its frames."""
-        self._socket, self._most_frames, self._refused = socket, most_frames, refused
+        """A message of more than `max_frames` is dropped, and `refused` gets one of its frames."""
+        self._socket, self._max_frames, self._refused = socket, max_frames, refused
         self._receive: Any = socket.recv
         # Whether the next frame begins a message; False after Ctrl-C in the middle of one.
         self._whole = True
@@ -87,7 +87,7 @@ class Inbox:
                 self._whole = True
                 return came
             frames = [frame]
-            while frame.more and len(frames) < self._most_frames:
+            while frame.more and len(frames) < self._max_frames:
                 frame = self._receive(_LAST, False)
                 frames.append(frame)
             if not frame.more:

@@ -41,7 +41,7 @@ class PrimaryResolver:
         self._job, self._own, self._coordinator = cluster.job, own, cluster.coordinator
         self._question = msgspec.msgpack.encode(LocatePrimaries(cluster.job))
         self._asked_at = -ASK_S
-        self.seats: dict[int, PrimaryInfo] = {}
+        self.primaries: dict[int, PrimaryInfo] = {}
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IMMEDIATE, 1),
@@ -93,10 +93,10 @@ class PrimaryResolver:
         heard = False
         while self.socket.poll(0 if heard else int(timeout_s * 1000)):
             with contextlib.suppress(BadMessage):
-                for seat in coordinator_messages.decode_primaries(self.socket.recv()).seats:
-                    known = self.seats.get(seat.shard)
-                    if known is None or seat.epoch >= known.epoch:
-                        self.seats[seat.shard] = seat
+                for info in coordinator_messages.decode_primaries(self.socket.recv()).primaries:
+                    known = self.primaries.get(info.shard)
+                    if known is None or info.epoch >= known.epoch:
+                        self.primaries[info.shard] = info
                 heard = True
         return heard
 
@@ -109,8 +109,8 @@ class PrimaryResolver:
     def replace_endpoints(self, endpoints: Sequence[str]) -> list[str]:
         """`endpoints`, replaced by the primaries' addresses as far as they are known."""
         present = list(endpoints)
-        for shard, seat in self.seats.items():
-            present[shard] = seat.endpoint
+        for shard, info in self.primaries.items():
+            present[shard] = info.endpoint
         return present
 
 

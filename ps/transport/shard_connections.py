@@ -61,18 +61,18 @@ class ShardConnections:
             for shard, endpoint in enumerate(reached_at)
         ]
         try:
-            badge = self._badge(worker, incarnation)
-            if badge is not None:
-                self._own: KeyPair | None = badge.own
+            credentials = self._credentials(worker, incarnation)
+            if credentials is not None:
+                self._own: KeyPair | None = credentials.own
             else:
                 self._own = join(cluster, worker, self.endpoints, patience_s, incarnation)
             self.sharing = self._share(gradients)
         except BaseException:
             self.close_slow()
             raise
-        self.links = Links(self.endpoints, self.sharing, self._own, cluster, badge)
+        self.links = Links(self.endpoints, self.sharing, self._own, cluster, credentials)
 
-    def _badge(self, worker: str, incarnation: int) -> WorkerCredentials | None:
+    def _credentials(self, worker: str, incarnation: int) -> WorkerCredentials | None:
         """The credentials with which links enrol at replicated shards; None where none are
         required.
         """

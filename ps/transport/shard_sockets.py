@@ -21,7 +21,7 @@ from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect
 from ps.shared_memory.worker_side import WorkerSide
 from ps.transport import multipart
-from ps.transport.link_monitor import LOOK_S, LinkMonitor, link_monitor_for
+from ps.transport.link_monitor import POLL_S, LinkMonitor, link_monitor_for
 from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
 from ps.transport.primary_resolver import ASK_S, PrimaryResolver
 from ps.transport.send_tracker import SendTracker
@@ -36,7 +36,7 @@ _LOOK_AFTER_S = 1.0
 _AT_ONCE = 256  # messages of one connection that are taken in a turn, at most
 _FIRST_WORD_S = 0.5  # wait for a coordinator; afterwards the cluster's own endpoints are used
 _NEW_LINK_S = 0.5
-_JOINING_LOOK_S = 0.1
+_JOINING_POLL_S = 0.1
 _UNFINISHED_BYTES = 1 << 30  # the most that partly arrived answers may take,
 _ANSWERS = 4  # or the size of this number of the largest answers, if that is more
 
@@ -49,15 +49,15 @@ class Links:
         endpoints: Sequence[str],
         sharing: WorkerSide | None = None,
         own: KeyPair | None = None,
-        guided: Cluster | None = None,
-        badge: WorkerCredentials | None = None,
+        cluster: Cluster | None = None,
+        credentials: WorkerCredentials | None = None,
     ) -> None:
         """Open one link to each of `endpoints`, without waiting for the connections.
 
         `sharing` lets arrays in shared memory travel as references; its owner closes it. `own` is
-        the key pair for shards with endpoints that pin a key. `guided` is a cluster: its
-        coordinator, if it has one, reports where its shards are now; `badge` has the credentials
-        with which a worker enrols there. Raises GiveUp if the coordinator rejects this process or
+        the key pair for shards with endpoints that pin a key. The coordinator of
+        `cluster`, if it has one, reports where its shards are now; a worker enrols there with its
+        `credentials`. Raises GiveUp if the coordinator rejects this process or
         fails its own authentication.
         """
         tune_malloc()
@@ -77,10 +77,10 @@ class Links:
         self._look_at = 0.0
         self._renewing: set[int] = set()  # links that are being renewed
         self._renewed: set[int] = set()
-        self._badge = badge
+        self._credentials = credentials
         self._joining: dict[int, EnrolmentRequest] = {}
         self._wanted: dict[int, int] = {}  # connections to open after an enrolment
-        self._resolver = self._resolver_for(guided)
+        self._resolver = self._resolver_for(cluster)
         self.endpoints = tuple(self._first_endpoints(endpoints))
         self._stripes: list[list[zmq.Socket[bytes]]] = [[] for _ in self.endpoints]
         for shard, endpoint in enumerate(self.endpoints):
@@ -144,7 +144,7 @@ class Links:
         if cluster is None or cluster.coordinator is None:
             return None
         resolver = PrimaryResolver(
-            cluster, self._context, self._badge.token if self._badge else self._own
+            cluster, self._context, self._credentials.token if self._credentials else self._own
         )
         self._poller.register(resolver.socket, zmq.POLLIN)
         return resolver
@@ -180,8 +180,10 @@ class Links:
         former = self._joining.pop(shard, None)
         if former is not None:
             former.close()
-        if self._badge is not None and address_of(endpoint).key:
-            self._joining[shard] = EnrolmentRequest(shard, endpoint, self._badge, self._poller)
+        if self._credentials is not None and address_of(endpoint).key:
+            self._joining[shard] = EnrolmentRequest(
+                shard, endpoint, self._credentials, self._poller
+            )
             self._joining[shard].ask(time.monotonic())
             self._wanted[shard] = stripes
             return []
@@ -292,9 +294,9 @@ class Links:
         """
         until = time.monotonic() + timeout_s
         while self._joining and (left_s := until - time.monotonic()) > 0:
-            list(self.receive(min(_JOINING_LOOK_S, left_s)))
+            list(self.receive(min(_JOINING_POLL_S, left_s)))
             for shard, one in self._joining.items():
-                if self._resolver is None or shard not in self._resolver.seats:
+                if self._resolver is None or shard not in self._resolver.primaries:
                     one.check()
 
     def _take_greetings(self) -> None:
@@ -407,7 +409,7 @@ class Links:
         until = time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
-            ready, noted = zmq.zmq_poll(polled, _ms(min(left_s, LOOK_S))), 0
+            ready, noted = zmq.zmq_poll(polled, _ms(min(left_s, POLL_S))), 0
             for socket, _ in ready:
                 noted += socket in self._monitors
             now = time.monotonic()
@@ -417,7 +419,7 @@ class Links:
 
     def _look(self, now: float) -> bool:
         """Replace links that were cut; returns whether all connections of one are open again."""
-        self._look_at = now + LOOK_S
+        self._look_at = now + POLL_S
         for shard, watch in self._watches.items():
             if watch.is_dead(now):
                 self._renew(shard)

@@ -39,8 +39,8 @@ from shards.wire_format import Buffer
 Parts = list[Buffer]
 
 TOKEN_BYTES = 16
-LEAST_BYTES = 256 << 10  # smaller messages are not cut
-MOST = 16
+MIN_BYTES = 256 << 10  # smaller messages are not cut
+MAX_STRIPES = 16
 _FAR_S = 0.02  # up to this round trip one connection is enough
 _WINDOW_S = 0.0125  # at 1 Gbit/s 1.6 MB, which a buffer of 4 MB surely keeps in flight
 _HEADER = struct.Struct(f"<2s{TOKEN_BYTES}sQBB")
@@ -52,14 +52,14 @@ assert int.from_bytes(_MARK, "little") > wire_format.MAX_HEADER_BYTES
 
 
 def stripes_for(rtt_s: float, message_bytes: int) -> int:
-    """The number of connections that fill 1 Gbit/s with windows of 4 MB, at most MOST.
+    """The number of connections that fill 1 Gbit/s with windows of 4 MB, at most MAX_STRIPES.
 
     `rtt_s` is the round trip in seconds. One connection where that is short, or where messages are
     too small to be cut.
     """
-    if rtt_s <= _FAR_S or message_bytes < LEAST_BYTES:
+    if rtt_s <= _FAR_S or message_bytes < MIN_BYTES:
         return 1
-    return math.ceil(min(MOST, rtt_s / _WINDOW_S))
+    return math.ceil(min(MAX_STRIPES, rtt_s / _WINDOW_S))
 
 
 class Cutter:
@@ -137,15 +137,15 @@ class _Stream:
 class Gatherer:
     """Reassembles the messages of one receiver, from any number of senders."""
 
-    def __init__(self, most_bytes: int, most_senders: int = _SENDERS) -> None:
-        """Hold up to `most_bytes` of a sender's unfinished messages, four times that in all."""
-        self._most_bytes = most_bytes
-        self._most_senders = most_senders
+    def __init__(self, max_bytes: int, max_senders: int = _SENDERS) -> None:
+        """Hold up to `max_bytes` of a sender's unfinished messages, four times that in all."""
+        self._max_bytes = max_bytes
+        self._max_senders = max_senders
         self._streams: dict[bytes, _Stream] = {}  # the most recent sender is last
 
-    def allow(self, most_bytes: int) -> None:
-        """Raise the limit for each sender to at least `most_bytes`."""
-        self._most_bytes = max(self._most_bytes, most_bytes)
+    def allow(self, max_bytes: int) -> None:
+        """Raise the limit for each sender to at least `max_bytes`."""
+        self._max_bytes = max(self._max_bytes, max_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -194,15 +194,15 @@ class Gatherer:
         if stream.stripes != part.stripes:
             raise BadMessage(f"part: expected one of {stream.stripes}, got one of {part.stripes}")
         self._streams.pop(part.token, None)
-        if len(self._streams) == self._most_senders:
+        if len(self._streams) == self._max_senders:
             del self._streams[next(iter(self._streams))]
         self._streams[part.token] = stream
         return stream
 
     def _keep_within(self, stream: _Stream) -> None:
-        while stream.held > self._most_bytes:
+        while stream.held > self._max_bytes:
             stream.drop(min(stream.begun))
-        if stream.held and self.held_bytes > 4 * self._most_bytes:
+        if stream.held and self.held_bytes > 4 * self._max_bytes:
             next(stream for stream in self._streams.values() if stream.held).drop_all()
 
 
@@ -214,7 +214,7 @@ def _flat(part: Buffer) -> memoryview:
 def _shared_out(frames: Sequence[memoryview], stripes: int) -> list[list[memoryview]]:
     """Views of the frames' bytes, in order: equal shares if large, else all in the first."""
     total = sum(map(len, frames))
-    share = math.ceil(total / stripes) if total >= LEAST_BYTES else total
+    share = math.ceil(total / stripes) if total >= MIN_BYTES else total
     shares: list[list[memoryview]] = [[] for _ in range(stripes)]
     position = 0
     for frame in frames:
@@ -236,9 +236,9 @@ def _parsed(parts: Parts) -> _Part:
             f" got {len(header)} bytes"
         )
     _, token, number, index, stripes = _HEADER.unpack_from(header)
-    if not (1 < stripes <= MOST and index < stripes and number > 0):
+    if not (1 < stripes <= MAX_STRIPES and index < stripes and number > 0):
         raise BadMessage(
-            f"part: expected a number and one of 2 to {MOST} parts,"
+            f"part: expected a number and one of 2 to {MAX_STRIPES} parts,"
             f" got number {number}, part {index} of {stripes}"
         )
     if (index == 0) != (rest > 0):

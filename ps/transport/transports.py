@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ps.security.keys import address_of
 from ps.shared_memory import shm_files
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 
 _SOCKET = "socket"
@@ -38,7 +38,7 @@ class Transport(StrEnum):
 
 def transport_named(name: str) -> Transport:
     """The transport of that name; raises BadInput."""
-    return arguments.choice("transport", name, Transport)
+    return argument_checks.choice("transport", name, Transport)
 
 
 class UnixSocketFolder:
@@ -73,7 +73,7 @@ def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
 
 
 def _folder(job: str, shard: int, endpoint: str) -> Path:
-    return shm_files.door_path(job, shard, endpoint.rpartition(":")[2])
+    return shm_files.unix_socket_path(job, shard, endpoint.rpartition(":")[2])
 
 
 def _is_ours(folder: Path) -> bool:

@@ -9,7 +9,7 @@ a connection, at a moment when no whole message waits, belong to an unfinished o
 with more of them than any legitimate message takes is reset, and its memory is freed; a legitimate
 peer connects again and repeats what was lost.
 
-An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been vouched
+An empty frame takes 2 bytes on the wire and 64 in ZeroMQ. So a connection that has not been trusted
 for (`vouch`) is also reset when this process grows by far more than the bytes of all unfinished
 messages. While the process does not grow, no connection is checked.
 
@@ -31,8 +31,8 @@ import zmq
 from ps.transport import multipart
 from ps.transport.malloc_tuning import resident_bytes
 
-LOOK_S = 0.02  # in which a link of 1 GB/s brings 20 MB
-_CALM_LOOK_S = 0.2  # between two looks while only peers that know the job are connected
+POLL_S = 0.02  # in which a link of 1 GB/s brings 20 MB
+_CALM_POLL_S = 0.2  # between two checks while only peers that know the job are connected
 _BUSY = 10  # after a look, pause for this multiple of its duration
 _SPARE_BYTES = 16 << 20  # besides a message's arrays: state that travels in a frame of its own
 _GROWN_BYTES = 4 << 20  # growth of the process after which its connections are checked
@@ -52,7 +52,7 @@ class _Connection:
     def __init__(self, fd: int, peer: object) -> None:
         self.fd, self.peer = fd, peer
         self.whole_at = self.received = 0
-        self.heard = self.vouched = False
+        self.heard = self.trusted = False
 
     @property
     def unfinished(self) -> int:
@@ -62,8 +62,8 @@ class _Connection:
 class Accepted:
     """The connections of one bound ROUTER.
 
-    Its loop calls `look` when nothing has come for LOOK_S, then after the time that `look` returns,
-    and when `events` can be read, so that a new connection wakes the loop.
+    Its loop calls `check_connections` when nothing has come for POLL_S, then after the time that it
+    returns, and when `events` can be read, so that a new connection wakes the loop.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Accepted:
         arrays_bytes: int,
         *,
         peers: int = 1,
-        most_frames: int = multipart.MOST_FRAMES,
+        max_frames: int = multipart.MAX_FRAMES,
     ) -> None:
         """Messages hold arrays of up to `arrays_bytes`; each of `peers` may send one at a time."""
         self._socket = socket
-        self._inbox = multipart.Inbox(socket, most_frames, self._drop_sender)
-        self._most_bytes = arrays_bytes + _SPARE_BYTES
+        self._inbox = multipart.Inbox(socket, max_frames, self._drop_sender)
+        self._max_bytes = arrays_bytes + _SPARE_BYTES
         self._most_together = arrays_bytes * peers + 2 * _SPARE_BYTES
         self._connections: dict[int, _Connection] = {}
         self._calm_bytes = 0
         self._look_at = 0.0
-        # Since the last look, by sender: its last whole message, and its last one that was vouched.
+        # Since the last look, by sender: its last whole message, and its last one that was trusted.
         self._heard: dict[bytes, zmq.Frame] = {}
-        self._vouched: dict[bytes, zmq.Frame] = {}
+        self._trusted: dict[bytes, zmq.Frame] = {}
         self.reset = 0
         where = f"inproc://accepted-{id(self)}"
         socket.monitor(where, int(zmq.EVENT_ACCEPTED) | _GONE)
@@ -99,18 +99,18 @@ class Accepted:
         for message in came:
             self._heard[message[0].bytes] = message[0]
         if len(came) < most and time.monotonic() >= self._look_at:
-            self.look()
+            self.check_connections()
         return came
 
-    def vouch(self, frame: zmq.Frame) -> None:
+    def trust(self, frame: zmq.Frame) -> None:
         """The sender of `frame`, a message's first, knows the job, so its messages may be large.
 
         This takes effect at the next look. An earlier look does no harm: `arrived` has just
         recorded a whole message of this sender, so it has no unfinished one.
         """
-        self._vouched[frame.bytes] = frame
+        self._trusted[frame.bytes] = frame
 
-    def look(self) -> float:
+    def check_connections(self) -> float:
         """Reset the connections with unfinished messages that cost too much.
 
         Call it when no whole message waits: the bytes of a waiting message are not unfinished.
@@ -119,7 +119,7 @@ class Accepted:
         now = time.monotonic()
         self._hear_events()  # or they would wake the loop again at once
         if now < self._look_at or int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return max(LOOK_S, self._look_at - now)
+            return max(POLL_S, self._look_at - now)
         self._settle()
         resident = resident_bytes()
         if resident > self._calm_bytes + _GROWN_BYTES:
@@ -128,10 +128,10 @@ class Accepted:
         # at which it connects. Peers that know the job are its members, and their messages have no
         # bound on the rate: they are watched closely once the process grows.
         calm = resident <= self._calm_bytes + _GROWN_BYTES and all(
-            connection.vouched for connection in self._connections.values()
+            connection.trusted for connection in self._connections.values()
         )
         after = time.monotonic()
-        period_s = _CALM_LOOK_S if calm else LOOK_S
+        period_s = _CALM_POLL_S if calm else POLL_S
         wait_s = max(period_s, _BUSY * (after - now))
         self._look_at = after + wait_s
         return wait_s
@@ -153,9 +153,9 @@ class Accepted:
     def _reset_worst(self, unfinished: list[_Connection], total: int, grown: int) -> int:
         """Reset connections from `unfinished`, which is sorted, largest last; returns how many."""
         before = self.reset
-        while unfinished and unfinished[-1].unfinished > self._most_bytes:
+        while unfinished and unfinished[-1].unfinished > self._max_bytes:
             total -= self._reset(unfinished.pop())
-        strangers = [one for one in unfinished if not one.vouched]
+        strangers = [one for one in unfinished if not one.trusted]
         while strangers and total > self._most_together:
             total -= self._reset(strangers.pop())
         if self.reset == before and grown > _UNEXPLAINED_BYTES + 2 * total:
@@ -179,14 +179,14 @@ class Accepted:
         """Record over which connections the messages since the last look came."""
         self._hear_events()
         heard, self._heard = self._heard, {}
-        vouched, self._vouched = self._vouched, {}
+        trusted, self._trusted = self._trusted, {}
         if self._connections:
             for frame in heard.values():
                 if (connection := self._connections.get(_fd(frame))) is not None:
                     connection.heard = True
-            for frame in vouched.values():
+            for frame in trusted.values():
                 if (connection := self._connections.get(_fd(frame))) is not None:
-                    connection.vouched = True
+                    connection.trusted = True
 
     def _hear_events(self) -> None:
         while zmq.zmq_poll([(self.events, _READABLE)], 0):
@@ -195,10 +195,10 @@ class Accepted:
             if self._connections.pop(fd, None) is not None:
                 # By the next look this descriptor may belong to another connection.
                 self._heard = _not_over(fd, self._heard)
-                self._vouched = _not_over(fd, self._vouched)
+                self._trusted = _not_over(fd, self._trusted)
             if event == zmq.EVENT_ACCEPTED and (peer := _peer(fd)) is not None:
                 self._connections[fd] = _Connection(fd, peer)
-                self._look_at = min(self._look_at, time.monotonic() + LOOK_S)
+                self._look_at = min(self._look_at, time.monotonic() + POLL_S)
 
     def _drop_sender(self, frame: zmq.Frame) -> None:
         """Reset the connection that `frame` came over, if it is a TCP connection and still open."""

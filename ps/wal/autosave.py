@@ -60,10 +60,10 @@ class Autosaves:
         self,
         folder: Path | LogStorage,
         every_s: float,
-        aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
+        background: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Save every `every_s` seconds; `aside` runs the writing in the background.
+        """Save every `every_s` seconds; `background` runs the writing in the background.
 
         `clock` counts the CPU seconds of the calling thread, which is the one that writes a save.
 
@@ -73,7 +73,7 @@ class Autosaves:
         self._folder = LogFolder(folder, "saves") if isinstance(folder, Path) else None
         self._disk: LogStorage = self._folder or folder  # type: ignore[assignment]  # one of them is it
         self._every_s = every_s
-        self._aside = aside
+        self._run_in_background = background
         self._clock = clock
         self._version: int | None = None  # of the last autosave
         self._due = inf  # when the next may begin; infinite while one is being written
@@ -120,9 +120,9 @@ class Autosaves:
             self._disk.remove(name)
         self._version, self._due = None, -inf
 
-    def look(self, shard: Shard, now: float) -> None:
+    def save_if_due(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
-        shard.journal.trouble = self._trouble
+        shard.metrics.trouble = self._trouble
         if now < self._due or shard.version == self._version:
             return
         if shard.moving(now):  # the state does not include the resharding, which must not be lost
@@ -131,10 +131,12 @@ class Autosaves:
         first = wal_format.opening(shard, _NUMBER, begins=False, now=now)
         self._version, self._due = shard.version, inf
         state, frames = wal_format.state_of(shard, _NUMBER)
-        self._writing = self._aside(lambda: self._save(shard.spec, first, state, frames, now))
+        self._writing = self._run_in_background(
+            lambda: self._save(shard.spec, first, state, frames, now)
+        )
 
-    def next_look(self, shard: Shard) -> float:
-        """When to call `look` next even if no message arrives; infinite if not yet known."""
+    def next_due(self, shard: Shard) -> float:
+        """When to call `save_if_due` next even if no message arrives; infinite if not yet known."""
         return inf if shard.version == self._version else self._due
 
     def close(self, *, forget: bool = False) -> None:
@@ -143,7 +145,7 @@ class Autosaves:
             self._writing.join()
         self._disk.close()
         if forget and self._folder is not None:
-            forget_saves(self._folder.where)
+            delete_autosaves(self._folder.where)
 
     def _save(
         self,
@@ -219,7 +221,7 @@ class AutosavingShard:
         return self._shard.tick(now)
 
 
-def forget_saves(folder: Path) -> None:
+def delete_autosaves(folder: Path) -> None:
     """Remove a shard's autosaves; with the last shard's, also the folder of the job."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # it holds another shard's autosaves, or is gone

@@ -21,7 +21,7 @@ from shards.wire_format import Buffer
 
 _LOCK = "lock"
 _LOCK_S = 10.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _PIECES = 512  # most pieces in one call; systems accept 1024
 _SLICE = 4 << 20  # bytes after which the disk is asked to start writing
 
@@ -133,7 +133,7 @@ class LogFolder:
                 if time.monotonic() > until:
                     os.close(descriptor)
                     raise GiveUp(f"{self._what} {self.where}: another process writes it") from None
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             else:
                 self._lock = descriptor
                 return

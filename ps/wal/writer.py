@@ -47,7 +47,7 @@ from shards.transition_io import Arrival, Outgoing
 from shards.wal_format import Entry, LoggedState, Mark, Replay
 
 _TIMES = 4  # the WAL may grow to this many times the size of the state,
-_LEAST_BYTES = 64 << 20  # but at least to this,
+_MIN_BYTES = 64 << 20  # but at least to this,
 _FILES = 4  # divided into this many files
 _SPARES = {LogFileKind.LOG: _FILES + 1, LogFileKind.BASE: 1}
 _PARTIAL = ".partial"
@@ -75,18 +75,18 @@ class WriteAheadLog:
         self,
         folder: Path | LogStorage,
         durability: Durability,
-        least_bytes: int = _LEAST_BYTES,
-        aside: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
+        min_bytes: int = _MIN_BYTES,
+        background: Callable[[Callable[[], None]], BackgroundTask] = in_a_thread,
     ) -> None:
-        """`aside` runs the writing of a base in the background.
+        """`background` runs the writing of a base in the background.
 
         Raises BadInput if the folder cannot be created or locked, GiveUp if another process has
         locked it.
         """
         self._disk = _owned(folder) if isinstance(folder, Path) else folder
         self._synced = durability is Durability.LOGGED
-        self._least_bytes = least_bytes
-        self._aside = aside
+        self._min_bytes = min_bytes
+        self._run_in_background = background
         self._file: LogFileWriter | None = None
         self._mark: LogFileWriter | None = None
         self._name = ""
@@ -156,9 +156,9 @@ class WriteAheadLog:
 
     def shorten(self, shard: Shard, now: float) -> None:
         """Begin the next file if this one is long enough, with a base if all files together are."""
-        if shard.moving(now) or shard.held.empty:
+        if shard.moving(now) or shard.parameters.empty:
             return  # a base would not include the resharding, or there is no state to write
-        limit = max(self._least_bytes, _TIMES * shard.spec.arrays_bytes)
+        limit = max(self._min_bytes, _TIMES * shard.spec.arrays_bytes)
         idle = self._base is None or not self._base.is_alive()
         if idle and self._grown >= limit:
             self._begin(shard, self._number + 1, begins=False, now=now)
@@ -166,7 +166,7 @@ class WriteAheadLog:
                 self.append(entry, frames)
             self._grown = 0
             state, held = wal_format.state_of(shard, self._number)
-            self._base = self._aside(lambda: self._save(state, held))
+            self._base = self._run_in_background(lambda: self._save(state, held))
         elif self._filled >= limit // _FILES:
             self._begin(shard, self._number + 1, begins=False, now=now)
 

@@ -87,7 +87,7 @@ def predict(case: Trial, fit: ClusterFit, seed: int) -> Prediction:
     return Prediction(
         agreement(real.records, course.records),
         [(one.updates, one.error) for one in looks],
-        [(one.updates, one.error) for one in course.looks],
+        [(one.updates, one.error) for one in course.curve],
         workload.measure(real.weights).error,
         real.overruns,
     )

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from deploy import ray_cluster
 from deploy.java import java_environment
 from ps import Cluster
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from tests.bench.report import Goal, goals, save
 from tests.support import lenet_job
 from worker import spark

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from ps import DenseTable, TensorSpec
 from tests.support.pure_cluster import PureCluster
 from worker.data.idx import open_idx
-from worker.data.wanted import Wanted
+from worker.data.read_options import ReadOptions
 from worker.strategies import STRATEGIES, strategy_of
 
 mpl.use("agg")
@@ -238,7 +238,7 @@ def main() -> None:
 
 
 def _split(split: str) -> tuple[Floats, NDArray[np.int64]]:
-    found = open_idx(_DATA, Wanted(split=split, classes=10))  # type: ignore[arg-type]  # one of two
+    found = open_idx(_DATA, ReadOptions(split=split, classes=10))  # type: ignore[arg-type]  # one of two
     pixels = found.images.reshape(len(found.labels), -1).astype(np.float32) / np.float32(255)
     return pixels, found.labels.astype(np.int64)
 

@@ -36,7 +36,7 @@ from worker.job import Job
 WORKERS, SHARDS, BOUND = 4, 2, 4
 PATIENCE_S = 120.0
 TESTED = 500
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _POLL_S = 0.1
 _FORK = multiprocessing.get_context("forkserver")
 
@@ -172,7 +172,7 @@ def _watch(
             deaths.append(Death(judge.now, _kill_one(level, hosts, crew, busy, dice)))
             next_at = judge.now + every_s
         time.sleep(_POLL_S)
-        if judge.now > moments[-1].at_s + _LOOK_S:
+        if judge.now > moments[-1].at_s + _POLL_S:
             moments.append(judge.look())
     return [*moments, judge.look()], deaths
 

@@ -24,7 +24,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.data import image_decoding
-from worker.sources import Wanted
+from worker.sources import ReadOptions
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_on_spark(
 ) -> None:
     """The figures and the rows are those of this process, whether tasks read the data or are sent
     it; a place that exists is refused."""
-    convert(trained / "data", trained / "lmdb/test_lmdb", "lmdb", Wanted("test"))
+    convert(trained / "data", trained / "lmdb/test_lmdb", "lmdb", ReadOptions("test"))
     monkeypatch.setattr("worker.spark.start_session", lambda *_, **__: nullcontext(spark))
     where = f"--data {data} --spark local[2] --workers 3"
     with monkeypatch.context() as unrounded:

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from deploy.data_tools import WRITERS, arrays, convert, inspect, mean_of
 from shards.errors import BadInput
 from worker.caffe.blobs import read_blob
-from worker.data.wanted import Wanted
-from worker.sources import open_wanted
+from worker.data.read_options import ReadOptions
+from worker.sources import open_with
 
 MNIST = Path(__file__).parents[1] / "data" / "caffe" / "databases" / "mnist500_lmdb"
-WANTED = Wanted()
+WANTED = ReadOptions()
 
 
-def everything(data: Path, wanted: Wanted = WANTED) -> tuple[np.ndarray, np.ndarray]:
+def everything(data: Path, options: ReadOptions = WANTED) -> tuple[np.ndarray, np.ndarray]:
     """All images and labels, sorted: a folder of classes is read in a random order."""
-    parts = list(arrays(open_wanted(data, wanted), wanted))
+    parts = list(arrays(open_with(data, options), options))
     images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.lexsort((*images.reshape(len(images), -1).T, labels))
     return images[order], labels[order]

@@ -29,10 +29,10 @@ class Time:
 def readings(workers: int = 3, bound: int | None = 4) -> Readings:
     """Two looks, ten seconds apart, at two shards and two workers, one of which waits."""
     meter = Meter(steps=100, workers=workers, bound=bound, started=0.0)
-    meter.look([status(0), status(1)], [records(0), records(0)], 10.0)
+    meter.update([status(0), status(1)], [records(0), records(0)], 10.0)
     both = [worker("w0", clock=8, step=8), WAITING]
     counters = {"version": 20, "steps": 20, "samples": 12800, "bytes_in": 50_000_000}
-    return meter.look(
+    return meter.update(
         [status(0, both, **counters, max_clock_gap=4), status(1, both, **counters)],
         [records(20, staleness=3, loss=0.5), records(20, staleness=4)],
         20.0,
@@ -78,7 +78,7 @@ def test_a_picture_shows_everything() -> None:
 def test_a_picture_shows_how_far_it_has_come() -> None:
     """The learning rate, passes over the data, and the last test of the weights."""
     meter = Meter(steps=100, workers=1, bound=4, started=0.0, rows=256)
-    got = meter.look([status(rate=0.0375, samples=640)], [records(1)], 10.0)
+    got = meter.update([status(rate=0.0375, samples=640)], [records(1)], 10.0)
     result = Evaluation(400, 25600, 9.0, {"accuracy": 0.9731, "loss": 0.0841})
     text = rendered(lambda console: console.print(picture(got, result)), width=80)
     row = "learning rate 0.0375   epoch 2.5   test at 400: accuracy 97.31%, loss 0.0841"
@@ -95,7 +95,7 @@ def test_of_many_workers_the_slowest_are_shown() -> None:
     """The table stays small: it shows the workers that hold others back, and counts the rest."""
     meter = Meter(steps=100, workers=50, bound=4, started=0.0)
     everyone = [worker(f"w{number}", clock=90 - number) for number in range(40)]
-    got = meter.look([status(workers=everyone)], [records(0)], 0.0)
+    got = meter.update([status(workers=everyone)], [records(0)], 0.0)
     text = rendered(lambda console: console.print(picture(got)))
     names = [row.split()[0] for row in text.splitlines() if row.startswith("w") and "runs" in row]
     assert names == [f"w{number}" for number in range(39, 23, -1)]

@@ -200,6 +200,6 @@ def test_a_place_is_written_in_several_ways(folder: RunFolder, tmp_path: Path) -
         ("s3://bucket/run@40", ("s3://bucket/run", "40", None)),
     ):
         origin = origin_of(text)
-        assert (origin.shelf, origin.name, origin.run) == wanted
+        assert (origin.catalog, origin.name, origin.run) == wanted
     with pytest.raises(BadInput, match="expected a run folder or a place with snapshots"):
         origin_of(str(tmp_path / "nowhere"))

@@ -136,7 +136,7 @@ def _try(kind: Kind, flips: int, dice: random.Random, seed: int) -> Tally:
 def _snapshots(place: Path) -> list[Kind]:
     state, arrays = _worker_state(), {"residual": _floats(500, 3)}
     keeper = ResidualWriter(place, "job", "w0", 0)
-    keeper.keep(state, arrays)
+    keeper.write(state, arrays)
     keeper.close()
     shelf = SnapshotCatalog(place)
     wanted = {"w0": (0, 1)}
@@ -227,7 +227,7 @@ def _logs(folder: Path) -> list[Kind]:
     shard.handle_together([_installed()], 0.0)
     kept = Autosaves(saves, 1.0, DeferredTask)
     kept.replaced()
-    kept.look(shard, 0.0)
+    kept.save_if_due(shard, 0.0)
     kept.close()
 
     def read_log() -> object:
@@ -271,7 +271,7 @@ def _live(folder: Path, boot: int) -> None:
     log, shard = WriteAheadLog(folder, Durability.PROCESS, 1 << 15, DeferredTask), _shard(boot)
     log.recover(shard, 0.0)
     acts = LoggedShard(shard, log)
-    if shard.held.empty:
+    if shard.parameters.empty:
         acts.handle_together([_installed()], 0.0)
     joins = replace(shard_dsl.join("w", incarnation=boot), boot=boot)
     for message in (shard_dsl.hello("w", boot), joins):

@@ -68,7 +68,7 @@ def valid(shard: Shard) -> list[Frames]:
     job, boot = shard.spec.job, shard.boot
     floats = shard.size
     who = (job, "w", 0)
-    (table,) = shard.held.parts
+    (table,) = shard.parameters.parts
     keys = shard.spec.keys
     part = Part(table, Kind.F4, keys.start, keys.stop)
     push = Push(

@@ -22,9 +22,9 @@ from schemathesis.specs.openapi.checks import (
 
 from deploy.service.access import Exposure
 from deploy.service.app import ServeOptions, Service, application
-from deploy.service.credentials import TokenRole
 from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.submissions import Submitted
+from deploy.service.tokens import TokenRole
 
 CHECKS = (
     not_a_server_error, status_code_conformance, content_type_conformance,

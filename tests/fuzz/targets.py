@@ -13,10 +13,11 @@ from ps.shared_memory.shard_side import ShardSide
 from ps.transport.striping import Gatherer
 from shards import wire_format
 from shards.errors import DownpourError
-from shards.messages import PROTOCOL, Hello, Join, Message, Probe, ShardStatus
+from shards.messages import PROTOCOL, Hello, Join, Message, Probe
 from shards.schema_digest import SCHEMA
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
+from shards.shard_status import ShardStatus
 from tests.fuzz.mutate import Frames, spoiled, valid
 from tests.support.shard_dsl import blank
 
@@ -48,7 +49,7 @@ def decoders(frames: Frames) -> None:
     """Each decoder that a peer's bytes can reach; raises what is not an error of ours."""
     for frame in frames[:2]:
         for decode in (
-            wire_format.decode_asked,
+            wire_format.decode_client_message,
             wire_format.decode_reply,
             handshake.decode_from_worker,
             handshake.decode_from_shard,
@@ -79,7 +80,7 @@ class Reception:
             if not parts:
                 return 0
             heard = [
-                (wire_format.decode_asked(header), own)
+                (wire_format.decode_client_message(header), own)
                 for header, own in wire_format.disclose(parts[0], parts[1:])
             ]
         except DownpourError:
@@ -96,7 +97,7 @@ class Reception:
             answers = self.shard.handle(b"peer", message, frames, now)  # type: ignore[arg-type]
         for answer in answers:
             wire_format.enclose([(answer.message, answer.frames)])
-        weights = self.shard.held.weights()
+        weights = self.shard.parameters.weights()
         assert math.isfinite(float(weights.sum())), f"{message} spoiled the weights"
         assert self.shard.version - before <= 1 or type(message).__name__ == "Install"
 

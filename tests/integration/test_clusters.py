@@ -23,7 +23,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import read_weights
 from worker.inference import evaluate, features
-from worker.sources import Wanted, open_source
+from worker.sources import ReadOptions, open_source
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
@@ -65,7 +65,7 @@ def test_features_by_url(spark_master: str, tmp_path: Path) -> None:
     model = CaffeModel(read_solver(tmp_path / "solver.prototxt").tests[0].net)
     arena = model.initial(1)
     write_weights(tmp_path / "w.caffemodel", model.net, arena)
-    convert(tmp_path / "data", tmp_path / "lmdb", "lmdb", Wanted("test"))
+    convert(tmp_path / "data", tmp_path / "lmdb", "lmdb", ReadOptions("test"))
     options = "--net", "net.prototxt", "--weights", "w.caffemodel", "--data", "lmdb"
     where = "--spark", spark_master, "--workers", 3, "--output", "o"
     command = "features", *options, "--blobs", "ip2", *where

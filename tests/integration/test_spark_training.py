@@ -9,7 +9,7 @@ import pytest
 
 from ps.launch.launcher import Placement
 from shards.errors import GiveUp
-from shards.messages import Standing
+from shards.shard_status import Standing
 from tests.support.ones_job import Broken, DiesOnce, counted, ones_job, rows
 from worker import spark
 from worker.job_runner import run_job

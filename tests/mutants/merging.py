@@ -21,9 +21,9 @@ MUTANTS = Mutants()
 def a_dropped_push_is_applied(patch: Patch) -> None:
     def drop(self: Updates, one: Arrived, now: float) -> Applied:
         applied = original(self, one, now)
-        version = self._held.version
-        self._held.apply([one.gradients], dict.fromkeys(self._held.parts, 1.0))
-        self._held.version = version
+        version = self._parameters.version
+        self._parameters.apply([one.gradients], dict.fromkeys(self._parameters.parts, 1.0))
+        self._parameters.version = version
         return applied
 
     original = Updates._drop
@@ -72,7 +72,7 @@ def a_push_at_the_limit_is_dropped(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)
 def a_dropped_push_is_not_recorded(patch: Patch) -> None:
     def drop(self: Updates, one: Arrived, now: float) -> Applied:
-        before = self._held.version
+        before = self._parameters.version
         return Applied(one, before, before - one.message.read_version, 0.0, True)
 
     patch.setattr(Updates, "_drop", drop)

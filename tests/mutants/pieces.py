@@ -67,7 +67,7 @@ def a_backup_receives_pieces_of_two_versions(patch: Patch) -> None:
     """Pushes that come while a state travels are part of its later pieces, and entries too."""
 
     def send_pieces(self: ShardReplica, sending: Any, now: float) -> list[Post]:
-        if sending.arrived and not self.shard.held.empty:
+        if sending.arrived and not self.shard.parameters.empty:
             arrays = shard_state.encode(self.shard.copy())[1:]
             for place, array in enumerate(arrays, 2):
                 sending.cut._frames[place] = np.asarray(array).view(np.uint8)

@@ -58,9 +58,9 @@ def a_hand_over_skips_the_last_check(patch: Patch) -> None:
 
     def hand_over(side: Side, successors: bytes, cuts: Any, _: Any) -> Plan[None]:
         for shard in side.shards:
-            yield admin_plans.hold(side, admin_plans.TELLING_S, cuts[shard], (shard,))
+            yield admin_plans.hold(side, admin_plans.HAND_OVER_S, cuts[shard], (shard,))
         for shard in side.shards:
-            yield admin_plans.sending_on(side, shard, successors)
+            yield admin_plans.hand_over_request(side, shard, successors)
 
     patch.setattr(admin_plans, "hand_over", hand_over)
 
@@ -137,7 +137,7 @@ def a_retired_shard_closes_its_round(patch: Patch) -> None:
 def _forget_the_quiesce(patch: Patch) -> None:
     def take_over(self: Shard, now: float) -> None:
         original(self, now)
-        self.move.standstill = QuiesceTracker()
+        self.reshard.quiesce = QuiesceTracker()
 
     original = Shard.take_over
     patch.setattr(Shard, "take_over", take_over)

@@ -21,14 +21,14 @@ def a_repeated_push_advances_the_slots(patch: Patch) -> None:
     """The weights stay the same, as if its update had been undone."""
 
     def examine(self: WorkerRequests, sender: bytes, message: Any, frames: Any, *rest: Any) -> Any:
-        entry, held = self._ledger.entries.get(message.worker), self._held
+        entry, parameters = self._ledger.entries.get(message.worker), self._parameters
         again = entry is not None and message.seq <= entry.seq and not self._updates.round
         answers = real(self, sender, message, frames, *rest)
-        if again and frames and not held.empty:
-            weights, version = held.weights(), held.version
-            arrived = push_checks.examine(sender, message, frames, held, 0)
-            held.apply([arrived.gradients], dict.fromkeys(held.parts, 1.0))
-            held._become(version, weights)
+        if again and frames and not parameters.empty:
+            weights, version = parameters.weights(), parameters.version
+            arrived = push_checks.examine(sender, message, frames, parameters, 0)
+            parameters.apply([arrived.gradients], dict.fromkeys(parameters.parts, 1.0))
+            parameters._become(version, weights)
         return answers
 
     real = WorkerRequests.examine

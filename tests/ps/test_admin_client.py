@@ -18,10 +18,10 @@ from ps.session.admin_plans import Answers, Ask, SettingsChange
 from ps.session.events import ClockTimeout
 from shards.errors import BadInput, BadMessage, GiveUp, Retry
 from shards.ledger import Ledger
-from shards.messages import Standing
 from shards.rules import Momentum
 from shards.schedules import Fixed
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from shards.tables import Layout
 from tests.support.eventually import eventually
 from tests.support.ports import free_port

@@ -15,9 +15,9 @@ from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
 from shards.aggregation import ROUND
 from shards.errors import BadInput
-from shards.messages import Standing
 from shards.rules import SGD, Momentum, Rule
 from shards.schedules import Fixed
+from shards.shard_status import Standing
 from tests.support.eventually import eventually
 from tests.support.two_shards import TABLE, UNIT, everywhere, shards_for
 

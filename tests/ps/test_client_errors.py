@@ -19,8 +19,8 @@ from ps.launch.threads import local_shards
 from ps.server.server import ShardServer
 from ps.transport.cluster_connection import LeaseKeepAlive
 from shards.errors import BadInput, BadMessage, Fenced, GiveUp, Retry
-from shards.messages import Standing
 from shards.schedules import Fixed
+from shards.shard_status import Standing
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.shard_dsl import blank

@@ -54,7 +54,7 @@ def test_weights_and_residual_are_the_gradients(push: str) -> None:
             for gradient in gradients:
                 client.push(gradient)
             client.flush()
-            feedback = client._current.session.cargo.feedback
+            feedback = client._current.session.encoder.feedback
             left = 0 if feedback is None else feedback.state()[f"{TABLE.name}/error"].copy()
         arrived = -console.read()
         sent = sum(status.bytes_in for status in console.status())
@@ -225,7 +225,7 @@ def test_what_a_shard_would_refuse_changes_no_residual(push: str) -> None:
                     else:
                         client.push(gradient)
                 client.flush()
-                feedback = client._current.session.cargo.feedback
+                feedback = client._current.session.encoder.feedback
                 assert feedback is not None
                 left = {what: array.copy() for what, array in feedback.state().items()}
             ends.append((console.read(), left))

@@ -13,9 +13,10 @@ from ps.client import Client
 from ps.job_spec import make_cluster, shard_specs
 from ps.server.server import ShardServer
 from shards import wire_format
-from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave, Standing
+from shards.messages import PROTOCOL, FromWorker, Hello, Join, Leave
 from shards.schedules import Fixed
 from shards.schema_digest import SCHEMA
+from shards.shard_status import Standing
 from tests.support.eventually import eventually
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (512,)),))

@@ -18,9 +18,9 @@ from ps.resharding import reshard
 from ps.session import admin_plans
 from shards.errors import GiveUp
 from shards.live_settings import newest_settings
-from shards.messages import Standing
 from shards.rules import SGD, Adam, Momentum, Rule
 from shards.schedules import Fixed
+from shards.shard_status import Standing
 from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.session_replies import Array
@@ -162,7 +162,7 @@ def test_a_residual_goes_along(push: str) -> None:
         for gradient in gradients[4:]:
             client.push(gradient)
         client.flush()
-        feedback = client._current.session.cargo.feedback
+        feedback = client._current.session.encoder.feedback
         assert feedback is not None
         views = TABLE.views(gradients.sum(0) - feedback.state()["net/error"])
         sent = np.concatenate([view.ravel() for view in views.values()])

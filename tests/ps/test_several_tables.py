@@ -108,7 +108,7 @@ def test_each_table_is_compressed_as_configured(compression: Any) -> None:
         client.push({"head": BOTH["head"]})
         client.flush()
         pulled = client.pull(copy=True)
-        feedback = client._current.session.cargo.feedback
+        feedback = client._current.session.encoder.feedback
         assert feedback is not None
         compressed = set(compression) if isinstance(compression, dict) else set(BOTH)
         assert set(feedback.tables) == compressed

@@ -55,7 +55,7 @@ def test_every_so_many_iterations(cluster: Cluster, tmp_path: Path) -> None:
             push(cluster, pushes)
             status = ps.AdminClient(cluster)
             with status:
-                taker.look(status.status()[0].steps)
+                taker.snapshot_if_due(status.status()[0].steps)
             taker._finish()
             assert names(tmp_path) == seen
     found = SnapshotCatalog(tmp_path).newest_good()
@@ -67,7 +67,7 @@ def test_a_resumed_job_has_the_one_that_it_goes_on_from(cluster: Cluster, tmp_pa
     """The first look does not write it again; the next is due at the usual iteration."""
     with snapshotter(cluster, tmp_path, every=4, begins_at=10) as taker:
         for iteration, seen in ((10, []), (11, []), (12, ["0"])):
-            taker.look(iteration)
+            taker.snapshot_if_due(iteration)
             taker._finish()
             assert names(tmp_path) == seen
 
@@ -77,7 +77,7 @@ def test_every_so_many_seconds(cluster: Cluster, tmp_path: Path) -> None:
     with snapshotter(cluster, tmp_path, every_s=0.01) as taker:
 
         def looked() -> list[str]:
-            taker.look(0)
+            taker.snapshot_if_due(0)
             return names(tmp_path)
 
         eventually(looked, because="a snapshot is written")
@@ -88,13 +88,13 @@ def test_when_somebody_asks(cluster: Cluster, tmp_path: Path) -> None:
     """A request during a snapshot is served next; the answer reports its path."""
     told: list[str] = []
     with snapshotter(cluster, tmp_path, report=told.append) as taker:
-        taker.look(0)
+        taker.snapshot_if_due(0)
         assert names(tmp_path) == []
-        taker.look(0, requested=True)
-        taker.look(0, requested=True)
+        taker.snapshot_if_due(0, requested=True)
+        taker.snapshot_if_due(0, requested=True)
 
         def looked() -> list[str]:
-            taker.look(0)
+            taker.snapshot_if_due(0)
             return told
 
         eventually(looked, because="the requested snapshot is reported")
@@ -108,11 +108,11 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
     told: list[str] = []
     with snapshotter(cluster, tmp_path, every=1, report=told.append) as taker:
         push(cluster, 1)
-        taker.look(1)
+        taker.snapshot_if_due(1)
         taker._finish()
         with full_disk():
             push(cluster, 1)
-            taker.look(2)
+            taker.snapshot_if_due(2)
             taker._finish()
         assert told == [
             (
@@ -122,7 +122,7 @@ def test_a_failure_is_told_and_changes_nothing(cluster: Cluster, tmp_path: Path)
         ]
         assert names(tmp_path) == ["1"]
         push(cluster, 1)
-        taker.look(3)
+        taker.snapshot_if_due(3)
         taker._finish()
         with full_disk(), ps.AdminClient(cluster) as console:
             push(cluster, 1)
@@ -139,7 +139,7 @@ def test_old_snapshots_that_cannot_be_removed(
     with SnapshotScheduler(cluster, shelf, rules=("momentum",), workers=1, every=1) as taker:
         for iteration in (1, 2):
             push(cluster, 1)
-            taker.look(iteration)
+            taker.snapshot_if_due(iteration)
             taker._finish()
             if iteration == 1:
                 (tmp_path / "1" / "shard-0.safetensors").unlink()
@@ -153,7 +153,7 @@ def test_the_last_is_written_behind_the_one_under_way(cluster: Cluster, tmp_path
     """At the end the newest snapshot holds the job's final states."""
     with snapshotter(cluster, tmp_path, every=1) as taker, ps.AdminClient(cluster) as console:
         push(cluster, 1)
-        taker.look(1)
+        taker.snapshot_if_due(1)
         push(cluster, 2)
         taker.save(console.export())
     assert names(tmp_path)[-1] == "3"
@@ -177,7 +177,7 @@ def test_aligned_while_workers_push(cluster: Cluster, tmp_path: Path) -> None:
     try:
         with snapshotter(cluster, tmp_path, aligned=True) as taker:
             for _ in range(20):
-                taker.look(0, requested=True)
+                taker.snapshot_if_due(0, requested=True)
                 taker._finish()
     finally:
         done.set()

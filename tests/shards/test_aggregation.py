@@ -43,7 +43,7 @@ from tests.support.shard_dsl import (
 
 def value(talk: Talk) -> float:
     """The weight that all tensors have."""
-    (found,) = set(np.asarray(talk.shard.held.host_weights())[REAL].tolist())
+    (found,) = set(np.asarray(talk.shard.parameters.host_weights())[REAL].tolist())
     return float(found)
 
 
@@ -71,7 +71,7 @@ def test_a_push_counts_by_its_staleness(name: str, factors: list[float]) -> None
     assert [ack.scale for ack in (first, second, third)] == [factor / 2 for factor in factors]
     assert [ack.staleness for ack in (first, second, third)] == [0, 1, 3]
     assert value(talk) == pytest.approx(-4 * sum(factors))
-    assert talk.shard.journal.since(0)[1]["scale"].tolist() == [
+    assert talk.shard.metrics.since(0)[1]["scale"].tolist() == [
         *(factors[0] / 2, factors[1] / 2, 0.5, factors[2] / 2)
     ]
 
@@ -154,7 +154,7 @@ def test_a_round_does_not_wait_for_the_slowest() -> None:
     assert (talk.shard.version, value(talk)) == (1, -3)
     status = talk.shard.status()
     assert (status.dropped, status.duplicates, status.samples, status.steps) == (1, 1, 128, 3)
-    rows = talk.shard.journal.since(0)[1]
+    rows = talk.shard.metrics.since(0)[1]
     assert rows["dropped"].tolist() == [0, 0, 1]
     assert rows["apply_version"].tolist() == [1, 1, 1]
 
@@ -195,13 +195,13 @@ def test_a_full_buffer_is_one_update() -> None:
     talk.enter("a", "b")
     assert talk.say(push("a", 1), gradient(3)) == [("a", Ack(101, 0, 1, 1, 1, 0, False))]
     assert talk.say(push("b", 1), gradient(6)) == [("b", Ack(101, 0, 1, 1, 1, 0, False))]
-    assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (0, 2, 0)
+    assert (talk.shard.version, talk.shard.parameters.buffered, value(talk)) == (0, 2, 0)
     talk.say(push("a", 2), gradient(9))
-    assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -6)
+    assert (talk.shard.version, talk.shard.parameters.buffered, value(talk)) == (1, 0, -6)
     for seq in (3, 4, 5):
         talk.say(push("a", seq, read_version=1), gradient(3))
     assert value(talk) == -6 - (3 + 3)
-    assert talk.shard.journal.since(0)[1]["apply_version"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert talk.shard.metrics.since(0)[1]["apply_version"].tolist() == [1, 1, 1, 2, 2, 2]
 
 
 def test_a_repetition_is_not_added_again() -> None:
@@ -212,7 +212,7 @@ def test_a_repetition_is_not_added_again() -> None:
     assert talk.say(push("a", 1), gradient(2)) == [("a", Ack(101, 0, 1, 1, 0, 0, True))]
     talk.say(push("a", 2), gradient(4))
     assert value(talk) == -3
-    assert talk.shard.journal.since(0)[1]["deduplicated"].tolist() == [0, 1]
+    assert talk.shard.metrics.since(0)[1]["deduplicated"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("how", ["leave", "expire"])
@@ -228,7 +228,7 @@ def test_the_last_worker_empties_the_buffer(how: str) -> None:
         talk.say(leave("b"))
     else:
         talk.tick(100.0)
-    assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -3)
+    assert (talk.shard.version, talk.shard.parameters.buffered, value(talk)) == (1, 0, -3)
 
 
 def test_uneven_buffers_are_applied_before_another_number_of_shards_resumes() -> None:
@@ -260,7 +260,7 @@ def test_a_refused_gradient_does_not_reach_the_buffer() -> None:
     talk = Talk(merge=Buffer(2), bound=None)
     talk.enter("a")
     talk.say(push("a", 1), gradient(float("nan")))
-    assert talk.shard.held.buffered == 0
+    assert talk.shard.parameters.buffered == 0
     talk.say(push("a", 1), gradient(2))
     talk.say(push("a", 2), gradient(2))
     assert value(talk) == -2
@@ -275,7 +275,7 @@ def test_an_export_holds_the_buffer_and_does_not_change() -> None:
     talk.say(push("a", 2), gradient(3))
     assert (state.saved.buffered, state.saved.collected) == (1, {"net": 1})
     assert set(state.arrays["net/buffer"][REAL].tolist()) == {3}
-    assert talk.shard.held.buffered == 2
+    assert talk.shard.parameters.buffered == 2
 
 
 def test_a_buffer_is_cut_with_the_weights() -> None:
@@ -305,11 +305,11 @@ def test_a_quiesced_buffer_is_applied_on_request() -> None:
     cut = wire_format.encode_state(Cut({"a": 2}))
     hold = Quiesce(7, "job", 60.0, 1, apply_buffer=True)
     talk.say(hold, [cut])
-    assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (0, 1, 0)
+    assert (talk.shard.version, talk.shard.parameters.buffered, value(talk)) == (0, 1, 0)
     talk.say(push("a", 2), gradient(6))
     for _ in range(2):
         talk.say(hold, [cut])
-        assert (talk.shard.version, talk.shard.held.buffered, value(talk)) == (1, 0, -3)
+        assert (talk.shard.version, talk.shard.parameters.buffered, value(talk)) == (1, 0, -3)
 
 
 # --- versions by number ---------------------------------------------------------------------------

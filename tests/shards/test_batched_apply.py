@@ -47,15 +47,15 @@ def test_every_push_of_a_run_counts_by_itself() -> None:
         served("b", 3),
     ]
     assert set(talk.weights()[REAL]) == {-7}
-    assert len(talk.shard.held._buffers) == 2, "no version in between was ever written"
-    _, rows = talk.shard.journal.since(0)
+    assert len(talk.shard.parameters._buffers) == 2, "no version in between was ever written"
+    _, rows = talk.shard.metrics.since(0)
     assert rows.dtype == RECORD
     assert rows["apply_version"].tolist() == [1, 2, 3]
     assert rows["pass_pushes"].tolist() == [3, 3, 3]
     talk.say(push("d", 1), gradient(1))
-    assert talk.shard.journal.since(3)[1]["pass_pushes"].tolist() == [1]
+    assert talk.shard.metrics.since(3)[1]["pass_pushes"].tolist() == [1]
     np.testing.assert_allclose(rows["gradient_norm"], np.array([1, 2, 4]) * REAL.size**0.5)
-    assert (talk.shard.updates.steps, talk.shard.journal.bytes_in) == (4, 16 * SIZE)
+    assert (talk.shard.updates.steps, talk.shard.metrics.bytes_in) == (4, 16 * SIZE)
 
 
 @pytest.mark.parametrize(

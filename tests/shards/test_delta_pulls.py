@@ -124,7 +124,7 @@ def changes(talk: Talk, worker: str, base: int) -> PulledPart:
 
 def views(talk: Talk) -> int:
     """The number of workers whose view the shard keeps."""
-    part = talk.shard.held.parts["net"]
+    part = talk.shard.parameters.parts["net"]
     assert isinstance(part, DensePart)
     return len(part._views)
 
@@ -143,7 +143,7 @@ def test_a_shard_serves_changes_and_keeps_the_views_of_active_workers() -> None:
         first.number,
     )
     assert talk.shard.version == 1
-    assert talk.shard.journal.bytes_out == 4 * talk.shard.size + 260 * talk.shard.size // 256
+    assert talk.shard.metrics.bytes_out == 4 * talk.shard.size + 260 * talk.shard.size // 256
     changes(talk, "b", 0)
     assert views(talk) == 2
     talk.say(leave("b"))

@@ -3,7 +3,7 @@
 import pytest
 
 from shards.errors import BadMessage
-from shards.gate import MOST_PARKED, Gate
+from shards.gate import MAX_PARKED, Gate
 from shards.messages import Join, Pull
 
 INF = None
@@ -81,10 +81,10 @@ def test_a_worker_that_is_gone_waits_no_more() -> None:
 def test_a_worker_waits_a_bounded_number_of_times() -> None:
     """A worker that parks too many requests is refused; the others are not affected."""
     gate = Gate(0)
-    for request in range(MOST_PARKED):
+    for request in range(MAX_PARKED):
         assert gate.park(b"a", pull("greedy", 3, request), 1.0)
     with pytest.raises(BadMessage, match="greedy: expected at most 256 requests that wait"):
-        gate.park(b"a", pull("greedy", 3, MOST_PARKED), 1.0)
+        gate.park(b"a", pull("greedy", 3, MAX_PARKED), 1.0)
     assert not gate.park(b"a", pull("greedy", 3, 0), 1.0)
     assert gate.park(b"b", pull("modest", 3), 1.0)
-    assert len(gate.waiting) == MOST_PARKED + 1
+    assert len(gate.waiting) == MAX_PARKED + 1

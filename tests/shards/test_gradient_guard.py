@@ -63,7 +63,7 @@ def test_what_is_not_finite_is_refused_alone(value: float) -> None:
     assert answers[b"b"].startswith(
         "push 1 of worker b: table net holds NaN or infinity: expected finite"
     )
-    np.testing.assert_allclose(shard.held.weights(), -0.01)
+    np.testing.assert_allclose(shard.parameters.weights(), -0.01)
 
 
 @pytest.mark.filterwarnings("error")

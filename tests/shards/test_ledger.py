@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shards.errors import Fenced, Gap, Resynchronise
 from shards.ledger import Ledger, LedgerEntry, Verdict
-from shards.messages import FromWorker, Join, Leave, Pull, Push, Renew, Standing
+from shards.messages import FromWorker, Join, Leave, Pull, Push, Renew
+from shards.shard_status import Standing
 
 
 def ledger_of(**clocks: int) -> Ledger:

@@ -79,8 +79,8 @@ def test_a_factor_keeps_the_shape_of_a_schedule() -> None:
     assert talk.shard.status().rate == 2.0
     talk.say(push("a", 2, read_version=1), gradient(1))
     talk.say(push("a", 3, read_version=2), gradient(1))
-    assert talk.shard.journal.since(0)[1]["rate"].tolist() == [1.0, 2.0, 1.0]
-    assert talk.shard.held.weights()[0] == -(1.0 + 2.0 + 1.0)
+    assert talk.shard.metrics.since(0)[1]["rate"].tolist() == [1.0, 2.0, 1.0]
+    assert talk.shard.parameters.weights()[0] == -(1.0 + 2.0 + 1.0)
 
 
 def test_a_buffer_is_applied_at_the_rate_of_that_moment() -> None:
@@ -90,7 +90,7 @@ def test_a_buffer_is_applied_at_the_rate_of_that_moment() -> None:
     talk.say(push("a", 1), gradient(1))
     talk.say(change(bound=None, rate_factor=0.5))
     talk.say(push("a", 2), gradient(1))
-    assert talk.shard.held.weights()[0] == -0.5
+    assert talk.shard.parameters.weights()[0] == -0.5
 
 
 def test_a_late_or_repeated_change_changes_nothing() -> None:
@@ -170,7 +170,7 @@ def test_workers_that_push_differences_have_applied_the_factor() -> None:
     talk = Talk(deltas=True, local_rate=True, rate_factor=0.5, bound=None)
     talk.enter("a")
     talk.say(push("a", 1), gradient(1))
-    assert talk.shard.held.weights()[0] == -1.0
+    assert talk.shard.parameters.weights()[0] == -1.0
 
 
 def test_a_copy_has_the_changed_settings() -> None:

@@ -5,19 +5,10 @@ import numpy as np
 import pytest
 
 from shards import wire_format
-from shards.messages import (
-    AskRecords,
-    AskStatus,
-    Histogram,
-    LiveSettings,
-    Records,
-    ShardStatus,
-    Standing,
-    Status,
-    WorkerStatus,
-)
+from shards.messages import AskRecords, AskStatus, LiveSettings, Records, Status
 from shards.metrics import MAX_RECORDS, Metrics
 from shards.schedules import Exp, Step
+from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
 from shards.update_records import RECORD
 from tests.support.shard_dsl import REAL, SIZE, Talk, as_bytes, gradient, pull, push
 
@@ -80,7 +71,7 @@ def test_records_that_nobody_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_RECORDS >= 100_000
     talk = Talk(bound=None)
     monkeypatch.setattr("shards.metrics.MAX_RECORDS", 3)
-    talk.shard.journal._records = type(talk.shard.journal._records)(maxlen=3)
+    talk.shard.metrics._records = type(talk.shard.metrics._records)(maxlen=3)
     talk.enter("w")
     for seq in range(1, 6):
         talk.say(push("w", seq), gradient(1))

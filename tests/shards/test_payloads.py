@@ -35,9 +35,9 @@ def written(kind: Kind, part: Any) -> Any:
         return part.view(np.uint8)
     if kind is Kind.SPARSE:
         left = part.copy()
-        most = payloads.most_pairs(part.size)
+        most = payloads.max_pairs(part.size)
         return payloads.sparse(*codecs.take_above(None, left, np.float32(1), most))
-    payload = np.empty(PAYLOADS[kind].most_bytes(part.size), np.uint8)
+    payload = np.empty(PAYLOADS[kind].max_bytes(part.size), np.uint8)
     codecs.encode(ROUNDED[kind], part, np.zeros_like(part), payload)
     return payload
 
@@ -83,7 +83,7 @@ def test_a_payload_is_decoded_at_any_address(kind: Kind, zstd: bool, keys: KeyRa
 @pytest.mark.parametrize("excess", [-1, 1, 8])
 def test_a_length_that_the_kind_does_not_have(kind: Kind, excess: int) -> None:
     """Too short, too long: refused by the number alone, naming keys, kind and bytes."""
-    frame = bytes(PAYLOADS[kind].most_bytes(len(WIDE[1])) + excess)
+    frame = bytes(PAYLOADS[kind].max_bytes(len(WIDE[1])) + excess)
     with pytest.raises(BadMessage, match=r"push 1: keys \[2048, 2305\) as"):
         read(kind, frame, keys=WIDE[1])
 
@@ -92,7 +92,7 @@ def test_a_length_that_the_kind_does_not_have(kind: Kind, excess: int) -> None:
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.SIGN])
 def test_an_invalid_scale_is_refused(kind: Kind, scale: float) -> None:
     """Every scale must be finite and not negative."""
-    frame = bytearray(PAYLOADS[kind].most_bytes(len(WIDE[0])))
+    frame = bytearray(PAYLOADS[kind].max_bytes(len(WIDE[0])))
     read(kind, frame)
     frame[-8:-4] = np.float32(scale).tobytes()
     with pytest.raises(BadMessage, match="expected scales that are finite and at least 0"):

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from shards.errors import BadInput
 from shards.ledger import Ledger, LedgerEntry
-from shards.messages import Standing
 from shards.repartition import repartition
 from shards.shard_state import SavedProgress, ShardState
+from shards.shard_status import Standing
 from shards.tables import DenseTable, KeyRange, Layout, ShardMap, TensorSpec, cut_evenly
 
 NET = DenseTable("net", (TensorSpec("w", (2000,)),))

@@ -19,10 +19,10 @@ from shards.messages import (
     Quiesced,
     Refusal,
     Remedy,
-    Standing,
     Welcome,
 )
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from tests.support.shard_copies import GRADIENT, Copies
 from tests.support.shard_dsl import SIZE, as_bytes, blank, hello, push
 

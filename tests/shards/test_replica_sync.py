@@ -113,7 +113,7 @@ def in_sync(pair: Pair) -> bool:
 
 
 def same(pair: Pair) -> bool:
-    weights = [copy.shard.held.weights().tobytes() for copy in (pair.primary, pair.backup)]
+    weights = [copy.shard.parameters.weights().tobytes() for copy in (pair.primary, pair.backup)]
     return weights[0] == weights[1]
 
 

@@ -2,18 +2,8 @@
 
 import pytest
 
-from shards.messages import (
-    Ack,
-    Joined,
-    Left,
-    Parked,
-    Read,
-    Refusal,
-    Remedy,
-    Renewed,
-    Standing,
-    Welcome,
-)
+from shards.messages import Ack, Joined, Left, Parked, Read, Refusal, Remedy, Renewed, Welcome
+from shards.shard_status import Standing
 from shards.tables import Layout, cut_evenly
 from tests.support.shard_dsl import (
     REAL,

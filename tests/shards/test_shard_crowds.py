@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shards.messages import Standing, Weights
+from shards.messages import Weights
+from shards.shard_status import Standing
 from tests.support.shard_dsl import Talk, pull, renew
 
 

@@ -39,7 +39,7 @@ def test_a_device_and_the_host_answer_alike(rule: type[Rule], decay: Decay, merg
     on_host, host = converse(HOST, rule(), decay, merge)
     on_device, shard = converse(EMULATOR, rule(), decay, merge)
     assert on_device == on_host
-    (_, ours), (_, theirs) = shard.journal.since(0), host.journal.since(0)
+    (_, ours), (_, theirs) = shard.metrics.since(0), host.metrics.since(0)
     np.testing.assert_allclose(ours["gradient_norm"], theirs["gradient_norm"], rtol=1e-6)
     for name in set(RECORD.names or ()) - {"gradient_norm"}:
         np.testing.assert_array_equal(ours[name], theirs[name], name)
@@ -59,7 +59,7 @@ def test_a_gpu_and_the_host_answer_alike(cupy: Any) -> None:
     """
     on_gpu, shard = converse(GPU, Adam(), Decay(0.02), EACH)
     assert on_gpu == converse(HOST, Adam(), Decay(0.02), EACH)[0]
-    assert isinstance(shard.held._weights, cupy.ndarray)
+    assert isinstance(shard.parameters._weights, cupy.ndarray)
     assert all(goal.met for goal in shards_on_gpu.run())
     assert set(cupy.pinned_bytes) == {4 * shard.size}
 
@@ -117,8 +117,8 @@ def test_sent_weights_are_in_the_memory_of_the_given_buffers() -> None:
     assert made == []
     talk.say(pull("w", 4))
     assert made == [SIZE]
-    assert isinstance(talk.shard.held._weights, Emulated)
-    assert len(talk.shard.held._buffers) == 2, "one that is read, one that is written"
+    assert isinstance(talk.shard.parameters._weights, Emulated)
+    assert len(talk.shard.parameters._buffers) == 2, "one that is read, one that is written"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])

@@ -163,7 +163,7 @@ def test_a_collector_of_records_misses_none() -> None:
     assert isinstance(answer, Records)
     (content,) = talk.frames
     assert isinstance(content, bytes)
-    rows = talk.shard.journal.since(0)[1]
+    rows = talk.shard.metrics.since(0)[1]
     assert content == rows.tobytes()
     assert rows["seq"].tolist() == [9]
     assert rows["apply_version"].tolist() == [1]

@@ -21,13 +21,13 @@ from shards.messages import (
     Quiesce,
     Read,
     Remedy,
-    Standing,
     State,
     Welcome,
 )
 from shards.rules import Adam, Momentum
 from shards.schema_digest import SCHEMA
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from tests.support.shard_dsl import (
     SIZE,
     Talk,

@@ -29,7 +29,7 @@ def compiled():
 def frame_of(kind, keys):
     if kind is Kind.SPARSE:
         return payloads.sparse(np.arange(3, dtype=np.uint32), np.ones(3, np.float32)).tobytes()
-    return bytes(payloads.PAYLOADS[kind].most_bytes(keys))
+    return bytes(payloads.PAYLOADS[kind].max_bytes(keys))
 
 spec().prepare()
 assert "cupy_kernels.cpu.codecs" not in sys.modules, "plain floats need no codec"

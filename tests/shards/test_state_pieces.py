@@ -17,7 +17,7 @@ from shards.errors import BadMessage, Resynchronise, Retry
 from shards.messages import AskPiece, Export, Install, Installed, Piece, Quiesce, Refusal, State
 from shards.refusals import error_of
 from shards.shard import Shard
-from shards.state_pieces import AHEAD, EXPORT_S, MOST_EXPORTS, CutState, GatheredState
+from shards.state_pieces import AHEAD, EXPORT_S, MAX_EXPORTS, CutState, GatheredState
 from tests.support.shard_dsl import SIZE, blank, hello, join, push, spec
 
 PIECE = 256
@@ -120,7 +120,7 @@ def train(shard: Shard, first: int, last: int) -> None:
 
 
 def weights(shard: Shard) -> bytes:
-    return shard.held.weights().tobytes()
+    return shard.parameters.weights().tobytes()
 
 
 def test_an_export_is_one_version_while_workers_push() -> None:
@@ -160,7 +160,7 @@ def test_an_operator_waits_for_another_one() -> None:
     with pytest.raises(Retry, match=r"quiesced by another operator, .* for at most 59 s more$"):
         carry_out(plan)
     assert times == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
-    assert shard.move.standstill.is_owned(2, times[-1])
+    assert shard.reshard.quiesce.is_owned(2, times[-1])
 
 
 def test_an_export_begins_again_at_a_shard_that_has_restarted() -> None:
@@ -195,8 +195,8 @@ def test_exports_are_few_and_expire() -> None:
         (answer,) = shard.handle(b"", AskPiece(9, "job", 1, state.piece.of, 1), (), now)
         return type(answer.message)
 
-    states = [opened(b"%d" % number, 1, float(number)) for number in range(MOST_EXPORTS + 1)]
-    assert [asks(one, 5.0) for one in states] == [Refusal, *[State] * MOST_EXPORTS]
+    states = [opened(b"%d" % number, 1, float(number)) for number in range(MAX_EXPORTS + 1)]
+    assert [asks(one, 5.0) for one in states] == [Refusal, *[State] * MAX_EXPORTS]
     again, other = opened(b"4", 1, 6.0), opened(b"4", 2, 6.0)
     assert again == states[4], "a repeated request opens no other export"
     assert [asks(states[4], 6.0), asks(other, 6.0)] == [Refusal, State]
@@ -213,7 +213,7 @@ def test_a_state_is_installed_once_all_pieces_are_there() -> None:
     seen = []
     answering.carry_out(
         admin_plans.restore(answering.side, 0, state, keep_workers=True),
-        lambda _: seen.append(fresh.held.empty),
+        lambda _: seen.append(fresh.parameters.empty),
     )
     assert len(seen) > 1
     assert all(seen)
@@ -264,4 +264,4 @@ def test_a_refused_install_leaves_the_other_pieces() -> None:
         else:
             assert isinstance(answer.message, Refusal)
     assert len(shard.waiting()) == len(pieces) - 1
-    assert shard.held.empty
+    assert shard.parameters.empty

@@ -90,7 +90,7 @@ def test_a_push_of_both_tables_is_one_version() -> None:
     assert talk.say(push("w", 2), both) == ack(2, 2)
     assert held(talk) == (-2, -2.5, 1.5)
     assert talk.shard.copy().saved.updates == {"a": 2, "b": 2}
-    _, rows = talk.shard.journal.since(0)
+    _, rows = talk.shard.metrics.since(0)
     assert rows["rate"].tolist() == [1.0, 1.0], "that of the first table"
     whole = (256 * 1.0 + 3 * 4.0) ** 0.5
     np.testing.assert_allclose(rows["gradient_norm"], whole, rtol=1e-6)

@@ -148,7 +148,7 @@ def held(shard: Shard) -> tuple[Any, ...]:
     joins = [key for key in waiting if key[1] == 11]
     arrays = {name: array.tobytes() for name, array in state.arrays.items()}
     counted = saved.version, saved.steps, saved.samples, saved.ledger.floor, saved.updates
-    pushes = shard.journal.pushes
+    pushes = shard.metrics.pushes
     return (
         (*counted, saved.settings),
         workers,
@@ -219,7 +219,7 @@ def test_pushes_in_one_pass_are_replayed_in_one() -> None:
             take(shard, [Arrival(name.encode(), join(name))], 1.0, written)
         take(shard, turn, 2.0, written)
         assert held(replayed("sums", written)) == held(shard)
-        seen.add(shard.held.weights()[0])
+        seen.add(shard.parameters.weights()[0])
     assert seen == {np.float32(-1.0), np.float32(0.0)}, "the order of the passes matters"
 
 
@@ -246,7 +246,7 @@ def test_a_quarantine_outlives_the_shard() -> None:
         again.handle(b"x", hello("x", 1), (), 4.0)
         again.handle(b"x", msgspec.structs.replace(join("x", incarnation=1), boot=2), (), 4.0)
         last = msgspec.structs.replace(turn[1].message, incarnation=1, boot=2, seq=3 - refusals)
-        seen.append((shard.held.weights()[0], again.handle(b"x", last, turn[1].frames, 4.0)))
+        seen.append((shard.parameters.weights()[0], again.handle(b"x", last, turn[1].frames, 4.0)))
     (_, heard), (passed, refused) = seen
     assert isinstance(heard[0].message, Ack)
     assert isinstance(refused[0].message, Refusal)

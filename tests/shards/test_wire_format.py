@@ -62,12 +62,12 @@ from shards.messages import (
     Welcome,
 )
 from shards.shard_state import SavedProgress
-from shards.tables import MOST_TABLES
+from shards.tables import MAX_TABLES
 
 TOP = 2**62
 LONG = "\N{DUCK}" * 128
 NAMES = (LONG, LONG, TOP)
-TABLES = MOST_TABLES
+TABLES = MAX_TABLES
 PARTS = [Part(LONG, Kind.SPARSE, TOP, TOP, True)] * TABLES
 
 # Every kind of message, as large as its fields allow.
@@ -138,7 +138,7 @@ def test_requests_come_back(message: Request) -> None:
     """The largest header of every kind fits in the limit and is read as it was written."""
     header = wire_format.encode(message)
     assert len(header) <= wire_format.MAX_HEADER_BYTES
-    assert wire_format.decode_asked(memoryview(header)) == message
+    assert wire_format.decode_client_message(memoryview(header)) == message
 
 
 @pytest.mark.parametrize("message", REPLIES, ids=name_of)
@@ -176,9 +176,9 @@ def test_replies_come_back(message: Reply) -> None:
 )
 def test_a_header_with_a_flaw(change: dict[str, Any], complaint: str) -> None:
     """A header with one field of a wrong type or size, or one too many, is refused for it."""
-    assert wire_format.decode_asked(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
+    assert wire_format.decode_client_message(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
     with pytest.raises(BadMessage, match=complaint):
-        wire_format.decode_asked(msgpack.packb(LEAVE | change))
+        wire_format.decode_client_message(msgpack.packb(LEAVE | change))
 
 
 @pytest.mark.parametrize("kind", ["hello", "describe"])
@@ -186,16 +186,18 @@ def test_a_greeting_of_another_protocol(kind: str) -> None:
     """It may have other fields, so the refusal names the protocols and not the first odd field."""
     text = f"{kind}: expected protocol {PROTOCOL}, got protocol 2"
     with pytest.raises(BadMessage, match=text):
-        wire_format.decode_asked(msgpack.packb({"t": kind, "protocol": 2, "build": "b"}))
+        wire_format.decode_client_message(msgpack.packb({"t": kind, "protocol": 2, "build": "b"}))
     with pytest.raises(BadMessage, match="header: Object missing required field"):
-        wire_format.decode_asked(msgpack.packb({"t": kind, "protocol": PROTOCOL}))
+        wire_format.decode_client_message(msgpack.packb({"t": kind, "protocol": PROTOCOL}))
 
 
 @pytest.mark.parametrize("key", sorted(LEAVE))
 def test_a_header_with_a_hole(key: str) -> None:
     """A key that is missing is named."""
     with pytest.raises(BadMessage, match=f"header: Object missing required field `{key}`"):
-        wire_format.decode_asked(msgpack.packb({k: v for k, v in LEAVE.items() if k != key}))
+        wire_format.decode_client_message(
+            msgpack.packb({k: v for k, v in LEAVE.items() if k != key})
+        )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_headers_that_are_none(header: bytes) -> None:
 
     Whatever lengths it claims, it makes the parser allocate no more than a few times its own size.
     """
-    for decode in (wire_format.decode_asked, wire_format.decode_reply):
+    for decode in (wire_format.decode_client_message, wire_format.decode_reply):
         tracemalloc.start()
         with pytest.raises(BadMessage, match="header: ") as caught:
             decode(header)
@@ -252,7 +254,7 @@ def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Mess
     header = wire_format.encode(message)
     for mangled in (noise, header[:at] + noise + header[at + len(noise) :], header[:at]):
         try:
-            assert isinstance(wire_format.decode_asked(mangled), Message)
+            assert isinstance(wire_format.decode_client_message(mangled), Message)
         except BadMessage:
             pass
         try:
@@ -264,7 +266,7 @@ def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int, message: Mess
 def test_a_loss_may_be_anything() -> None:
     """Losses and times are only for the records, so infinity and NaN are accepted."""
     push = msgspec.structs.replace(REQUESTS[2], loss=float("inf"), rtt_s=float("nan"))
-    came = wire_format.decode_asked(wire_format.encode(push))
+    came = wire_format.decode_client_message(wire_format.encode(push))
     assert isinstance(came, Push)
     assert came.loss == np.inf
     assert np.isnan(came.rtt_s)
@@ -303,7 +305,7 @@ def test_envelopes_come_back(count: int) -> None:
     first, *frames = wire_format.enclose(said)
     assert len(first) <= wire_format.MAX_TOGETHER * (wire_format.MAX_HEADER_BYTES + 4)
     found = list(wire_format.disclose(first, frames))
-    assert [wire_format.decode_asked(header) for header, _ in found] == REQUESTS[:count]
+    assert [wire_format.decode_client_message(header) for header, _ in found] == REQUESTS[:count]
     assert [len(own) for _, own in found] == list(range(count))
     assert all(np.shares_memory(np.frombuffer(f, "<f4"), weights) for _, own in found for f in own)
 

@@ -225,7 +225,7 @@ class PureCluster:
         """The shards' weights."""
         arena = self.table.empty()
         for shard in self.shards:
-            shard.spec.map.cut(arena, shard.spec.shard)[:] = shard.held.weights()
+            shard.spec.map.cut(arena, shard.spec.shard)[:] = shard.parameters.weights()
         return arena
 
     def local(self, number: int) -> Local:
@@ -236,4 +236,4 @@ class PureCluster:
 
     def records(self) -> NDArray[np.void]:
         """The update records of shard 0."""
-        return self.shards[0].journal.since(0)[1]
+        return self.shards[0].metrics.since(0)[1]

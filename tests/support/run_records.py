@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from deploy.summary import Rows, RunTally, summarise
-from shards.messages import ShardStatus, Standing, WorkerStatus
+from shards.shard_status import ShardStatus, Standing, WorkerStatus
 from shards.update_records import RECORD
 from worker.training_loop import WorkerReport
 

@@ -10,11 +10,11 @@ import msgspec
 from deploy.runner.readings import Reading
 from deploy.service.access_store import AuditEntry, ProjectLimits, TokenRow
 from deploy.service.artefacts import Artefact
-from deploy.service.credentials import TokenRole
 from deploy.service.experiments import Experiment
 from deploy.service.job_store import JobDetails, JobShown
 from deploy.service.retention import Removal, ServiceLimits
 from deploy.service.states import JobState
+from deploy.service.tokens import TokenRole
 from deploy.service.uploads import FileProgress, UploadStatus
 from deploy.snapshots import Difference
 from worker.evaluation import Evaluation

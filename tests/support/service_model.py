@@ -256,7 +256,7 @@ class ServiceModel(RuleBasedStateMachine):
     def look(self, seconds: float, killed: tuple[int, bool] | None) -> None:
         self.machine.now += seconds
         self.seen = [*self.seen[-3:], *self._rows().values()][-4:]
-        self._act(killed, self.supervisor.look)
+        self._act(killed, self.supervisor.reconcile)
         if killed is None:
             self._check_reports()
 
@@ -265,7 +265,7 @@ class ServiceModel(RuleBasedStateMachine):
         """The service and all runners do what is due."""
         for _ in range(rounds):
             self.machine.now += seconds
-            self._act(None, self.supervisor.look)
+            self._act(None, self.supervisor.reconcile)
             self._check_reports()
             for runner in self.runners:
                 runner.step()
@@ -425,7 +425,7 @@ class ServiceModel(RuleBasedStateMachine):
 
     def _settle(self, states: set[JobState], what: str) -> None:
         for _ in range(_PATIENCE):
-            self.supervisor.look()
+            self.supervisor.reconcile()
             self._meet_runners()
             self.no_promise_is_broken()
             found = {row.state for row in self._rows().values()}

@@ -26,9 +26,9 @@ class Life:
         self,
         folder: Path | SimulatedDisk,
         durability: Durability = Durability.PROCESS,
-        least_bytes: int = 1 << 20,
+        min_bytes: int = 1 << 20,
     ) -> None:
-        self.log = WriteAheadLog(folder, durability, least_bytes)
+        self.log = WriteAheadLog(folder, durability, min_bytes)
         self.shard = Shard(spec(rule=Momentum(0.5), bound=None), boot=int(os.urandom(6).hex(), 16))
         try:
             self.log.recover(self.shard, 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ps import AdminClient
-from shards.messages import Standing
+from shards.shard_status import Standing
 from shards.updates import Updates
 
 

@@ -17,8 +17,8 @@ from ps import ShardState
 from ps.snapshots.manifest import save_snapshot
 from ps.storage import ArrowStore, open_store
 from shards.ledger import Ledger, LedgerEntry
-from shards.messages import Standing
 from shards.shard_state import SavedProgress
+from shards.shard_status import Standing
 from shards.tables import Layout, cut_evenly
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (700,)),))
@@ -97,10 +97,10 @@ class Keyed:
 
 
 @contextmanager
-def full_disk(most_bytes: int = 2000) -> Iterator[None]:
-    """No file of this process may grow beyond `most_bytes`."""
+def full_disk(max_bytes: int = 2000) -> Iterator[None]:
+    """No file of this process may grow beyond `max_bytes`."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         yield
     finally:

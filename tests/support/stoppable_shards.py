@@ -49,7 +49,7 @@ class Servers:
 
     def trouble(self, shard: int, text: str) -> None:
         """Have a shard report that something fails in its background."""
-        self._servers[shard].shard.journal.trouble = text
+        self._servers[shard].shard.metrics.trouble = text
 
     def lose_settings(self, shard: int) -> None:
         """Have a shard train with the settings of its start, as after a rollback."""

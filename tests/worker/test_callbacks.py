@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import ps
 import worker
 from shards.errors import BadInput, GiveUp
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 from worker.callbacks import Watch, watching
 from worker.evaluation import Evaluation
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
 
 def test_a_figure_that_no_test_has() -> None:
     stop = worker.EarlyStop("accuracy", mode="max")
-    with pytest.raises(BadInput, match="expected a run whose weights are tested"):
+    with pytest.raises(BadInput, match="expected a run that tests its weights"):
         stop.started(run(tests=False))
     stop.started(run())
     with pytest.raises(BadInput, match="expected one of the figures loss, top5, got accuracy"):

@@ -60,7 +60,7 @@ def evaluator(
 
 def look(evaluator: BackgroundEvaluator, iteration: int, heard: Heard) -> None:
     """Call `look`, and wait for the test that it has begun, if any."""
-    evaluator.look(iteration, 64 * iteration)
+    evaluator.evaluate_if_due(iteration, 64 * iteration)
     evaluator.finish(lambda: False)
 
 
@@ -120,7 +120,7 @@ def test_one_runs_at_a_time(cluster: Cluster) -> None:
 
     with evaluator(cluster, EvaluationPlan(slow, every=10), heard) as tests:
         for iteration in (10, 20, 30):
-            tests.look(iteration, 0)
+            tests.evaluate_if_due(iteration, 0)
         assert heard.iterations == []
         free.set()
         tests.finish(lambda: False)
@@ -156,7 +156,7 @@ def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
         return {}
 
     with evaluator(cluster, EvaluationPlan(endless, every=10), heard) as tests:
-        tests.look(10, 0)
+        tests.evaluate_if_due(10, 0)
         assert began.wait(60), "a test that is still reading the weights ends without computing"
         tests.finish(lambda: True)
     assert saw.is_set()

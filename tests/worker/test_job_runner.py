@@ -23,7 +23,8 @@ from ps.snapshots.manifest import load_manifest
 from ps.storage import open_store
 from ps.wal.job_logs import load_logs, newest_logs
 from shards.errors import BadInput, DownpourError, GiveUp
-from shards.messages import LiveSettings, ShardStatus
+from shards.messages import LiveSettings
+from shards.shard_status import ShardStatus
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job, rows
 from tests.support.snapshot_stores import Keyed

@@ -327,8 +327,8 @@ def test_rounds_of_more_workers_than_slots_are_announced(lines: Any) -> None:
     (notice,) = trained.outcome.notices
     slots = task_slots(lines)
     assert notice.startswith(
-        "strategy bsp: expected a task slot of Spark for each of the 6 workers, whose pushes a"
-        f" round averages, got {slots}: a round is the mean of at most {slots}"
+        "strategy bsp: expected a task slot of Spark for each of the 6 workers of a round, got"
+        f" {slots}: a round is the mean of at most {slots}"
     )
     assert len(trained.outcome.reports) == 6
 

@@ -159,7 +159,7 @@ def test_a_stop_ends_a_stream_after_its_micro_batch(
     ("more", "message"),
     [
         ({"workers": 0}, "stream: workers: expected at least 1"),
-        ({"strategy": "eamsgd"}, "whose workers keep nothing between pushes"),
+        ({"strategy": "eamsgd"}, "without a state of its workers"),
         ({"compress": "int8"}, "stream: strategy downpour: expected one without compressed pushes"),
         ({"durability": "logged"}, "stream: durability: expected memory or replicated"),
     ],

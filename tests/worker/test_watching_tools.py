@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import worker
 from shards.errors import BadInput
-from shards.messages import ShardStatus
+from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
 from worker.callbacks import watching
 from worker.evaluation import Evaluation

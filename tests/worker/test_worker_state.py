@@ -36,7 +36,7 @@ EACH = pytest.mark.parametrize("strategy", KEEPERS, ids=lambda one: one.name)
 
 @pytest.fixture(autouse=True)
 def _workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual_writer, "_WORKER_LOOK_S", 0.02)
+    monkeypatch.setattr(residual_writer, "_WORKER_POLL_S", 0.02)
 
 
 class Bowl:
@@ -151,11 +151,11 @@ def test_a_window_under_way_is_continued(strategy: Strategy, tmp_path: Path) -> 
             for step in range(6):
                 yield {"step": np.array([step])}
             client.flush()
-            taker.look(0, requested=True)
+            taker.snapshot_if_due(0, requested=True)
 
             def saved() -> str | None:
-                client.keep_wanted_state()
-                taker.look(0)
+                client.write_requested_state()
+                taker.snapshot_if_due(0)
                 return taker.latest
 
             eventually(saved, because="a snapshot of a window's middle")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.logs import logger
-from shards import arguments
+from shards import argument_checks
 from shards.counted import counted
 from shards.errors import BadInput
 from shards.tables import DenseTable
@@ -17,7 +17,7 @@ from worker import spark
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
-from worker.caffe.net_data import data_of, wanted_of
+from worker.caffe.net_data import data_of, read_options_of
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import starting_weights
@@ -133,7 +133,7 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
 
 def fitted_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
     """The solver for the rows of `df`; a net with columns by name reads no images by default."""
-    wanted = wanted_of(solver.train)
+    wanted = read_options_of(solver.train)
     if not wanted.tops:
         check_columns(df)
     return solver.with_data_shape(*shapes_of(df, wanted))
@@ -151,7 +151,7 @@ def _evaluator(
             _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
-        raise arguments.wrong("Caffe: test_data", "a Spark DataFrame or a path", data)
+        raise argument_checks.wrong("Caffe: test_data", "a Spark DataFrame or a path", data)
     if not isinstance(data, spark.DataFrame):
         data = path_checks.path("Caffe: test_data", data)
     named = data if isinstance(data, Path) else "the DataFrame"
@@ -177,7 +177,7 @@ def _evaluator(
             [(test, lambda: batches) for test in solver.tests], model, skip_images
         )
         evaluator.check_names(data.columns, "Caffe: test_data")
-        batches += spark.first_rows(data, evaluator.most_rows)
+        batches += spark.first_rows(data, evaluator.max_rows)
     try:
         evaluator.check(start if start is not None else model.initial(1))
     except BadInput as error:

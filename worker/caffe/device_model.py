@@ -133,8 +133,8 @@ class _Step:
 
     def _compute(self) -> None:
         arena, net = self._arena, self._net
-        moment = StepKey(step=self.packet.fixed[_STEP], seed=self._seed)
-        net.forward(arena.weights, self._columns, moment)
+        step_key = StepKey(step=self.packet.fixed[_STEP], seed=self._seed)
+        net.forward(arena.weights, self._columns, step_key)
         for index, value in enumerate(net.losses()):
             backends.copy(value.reshape(1), arena.losses[index : index + 1])
         net.backward(arena.weights, arena.gradient)

@@ -16,7 +16,7 @@ from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
 from worker.caffe.weights import moved
 from worker.columns import ColumnKind
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 Rows = Callable[[], Iterable[pa.RecordBatch]]
 """Each call yields the rows of test data from the start."""
 
-Wanted = Callable[[pa.RecordBatch], bool]
+KeepBatch = Callable[[pa.RecordBatch], bool]
 """Called before each batch of a test; the test ends once it returns false."""
 
 
@@ -48,7 +48,7 @@ class Evaluator:
         self,
         tests: Sequence[tuple[TestNet, Rows]],
         trained: CaffeModel,
-        skip_images: int = MOST_SKIPPED,
+        skip_images: int = MAX_SKIPPED,
     ) -> None:
         self._nets = [_Tested(CaffeModel(test.net), test.iterations, rows) for test, rows in tests]
         self._trained = trained
@@ -62,7 +62,7 @@ class Evaluator:
                     column.find(names, where)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
         return max(model.net.batch_size * iterations for model, iterations, _ in self._nets)
 
@@ -94,7 +94,7 @@ class Evaluator:
 
         return self._all(weights, count, whole=True)
 
-    def _all(self, weights: Floats, wanted: Wanted, *, whole: bool) -> dict[str, float]:
+    def _all(self, weights: Floats, wanted: KeepBatch, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
         for number, tested in enumerate(self._nets):
@@ -104,7 +104,7 @@ class Evaluator:
         return figures
 
     def _outputs(
-        self, tested: _Tested, weights: Floats, most: int | None, wanted: Wanted
+        self, tested: _Tested, weights: Floats, most: int | None, wanted: KeepBatch
     ) -> dict[str, float]:
         model = tested.model
         laid = moved(weights, self._trained.table, model.net)

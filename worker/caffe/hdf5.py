@@ -20,7 +20,7 @@ from worker.caffe.blobs import write_whole
 
 Array = NDArray[Any]
 
-_MOST_OBJECTS = 100_000
+_MAX_OBJECTS = 100_000
 _DEEPEST = 32
 _LONGEST = 4096  # bytes of a text
 _FAULTS = (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError)
@@ -110,8 +110,8 @@ def _walk(
         if place in seen:
             raise BadInput(f"{path}: {quoted(full)}: has two names in the file; expected one")
         seen.add(place)
-        if len(seen) > _MOST_OBJECTS:
-            raise BadInput(f"{path}: expected at most {_MOST_OBJECTS} groups and datasets")
+        if len(seen) > _MAX_OBJECTS:
+            raise BadInput(f"{path}: expected at most {_MAX_OBJECTS} groups and datasets")
         if isinstance(item, h5py.Group):
             yield from _walk(item, path, f"{full}/", (), seen)
         elif isinstance(item, h5py.Dataset):

@@ -39,16 +39,16 @@ from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
 
 Shape = tuple[int, ...]
-Takes = Mapping[str, frozenset[str]]
+SupportedFields = Mapping[str, frozenset[str]]
 Arrays = Sequence[AnyArray]
 Gradients = Sequence[AnyArray | None]
-Wanted = Sequence[bool]
+NeedsGrad = Sequence[bool]
 
 # The fields that any layer may set, in addition to its own `*_param` message.
 COMMON_FIELDS = {"name", "type", "bottom", "top", "param", "include", "exclude", "phase"}
 COMMON_FIELDS |= {"propagate_down", "loss_weight", "blobs"}
-_MOST_LISTED = 8
-_MOST_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
+_MAX_LISTED = 8
+_MAX_NUMBERS = 2**31 - 1  # of one blob or tensor; Caffe's own limit
 
 
 class LayerContext(msgspec.Struct, frozen=True):
@@ -111,13 +111,13 @@ class Layer(ABC):
 
     `SUPPORTED_FIELDS` lists, for each message that the type reads, the fields that it honours.
     `BOTTOMS` and `TOPS` are how many blobs it may have. `LOSS` is whether its first top is a loss
-    by default. `work` is its memory, and `works` is more of it, for operations whose results must
-    outlive those of others. `key` is unique in a net, for random draws. `LABELS` are the bottoms
+    by default. `work` is its memory, and `works` is more of it, for results that must outlive those
+    of other operations. `key` is unique in a net, for random draws. `LABELS` are the bottoms
     that never have a gradient. `OVERWRITABLE` is whether a layer in place behind may write into its
     top: no bottom shares its memory, and `backward` does not read it.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {}
     BOTTOMS: ClassVar[range] = range(1, 2)
     TOPS: ClassVar[range] = range(1, 2)
     LOSS: ClassVar[bool] = False
@@ -126,18 +126,18 @@ class Layer(ABC):
     captures = True  # whether a captured step may contain it: it needs nothing from the host
 
     def __init__(
-        self, spec: LayerParameter, bottoms: Sequence[Shape], setting: LayerContext
+        self, spec: LayerParameter, bottoms: Sequence[Shape], context: LayerContext
     ) -> None:
         self.spec = spec
         self.name = spec.name
-        self.key = f"{spec.name}#{setting.namesakes}" if setting.namesakes else spec.name
-        self.setting = setting
-        self.where = f"{setting.file}: layer {spec.name} ({spec.type})"
+        self.key = f"{spec.name}#{context.namesakes}" if context.namesakes else spec.name
+        self.context = context
+        self.where = f"{context.file}: layer {spec.name} ({spec.type})"
         phase = Phase.TRAIN if spec.phase == TRAIN else Phase.TEST
-        self.training = (phase if spec.HasField("phase") else setting.phase) is Phase.TRAIN
+        self.training = (phase if spec.HasField("phase") else context.phase) is Phase.TRAIN
         self.owned: list[LayerTensor] = []
-        self.work = Workspace(setting.pool)
-        self.works = defaultdict[object, Workspace](lambda: Workspace(setting.pool))
+        self.work = Workspace(context.pool)
+        self.works = defaultdict[object, Workspace](lambda: Workspace(context.pool))
         self.bottoms = tuple(bottoms)
         self._check_fields()
         self._check_blobs()
@@ -150,20 +150,20 @@ class Layer(ABC):
         """Read the entry, declare the tensors with `add_parameter`, return the tops' shapes."""
 
     @abstractmethod
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         """The tops' arrays for the bottoms' and this layer's own tensors."""
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         """The bottoms' gradients, given the tops'; writes the tensors' gradients into `out`.
 
-        A gradient that is not `wanted`, or does not exist, may be None. A tensor whose place in
-        `out` is None does not learn.
+        `needs_grad` says which of the bottoms' gradients are needed; the others, and those that do
+        not exist, may be None. A tensor with None as its place in `out` does not learn.
         """
         assert gradients is not None
         assert len(weights) == len(out)
-        return [None] * len(wanted)
+        return [None] * len(needs_grad)
 
     def buffer_changes(self) -> Mapping[int, AnyArray]:
         """What the latest forward pass subtracts from each buffer, by the tensor's index."""
@@ -207,14 +207,14 @@ class Layer(ABC):
     def read_blob(self, name: str) -> Array:
         """The array in a file of one blob that the entry names; BadInput names the layer, too."""
         try:
-            return self.setting.read_blob(name)
+            return self.context.read_blob(name)
         except BadInput as error:
             raise self.bad(str(error)) from None
 
     def described(self, bottom: int) -> str:
         """A bottom's shape, its name and the layer that makes it, for errors."""
         name = self.spec.bottom[bottom]
-        maker = self.setting.makers[bottom] if self.setting.makers else name
+        maker = self.context.makers[bottom] if self.context.makers else name
         return f"{self.bottoms[bottom]} ({name} of layer {maker})"
 
     def bad(self, what: str) -> BadInput:
@@ -303,7 +303,7 @@ class Layer(ABC):
             if len(names) not in allowed:
                 expected = (
                     f"at least {allowed[0]}"
-                    if len(allowed) > _MOST_LISTED
+                    if len(allowed) > _MAX_LISTED
                     else " or ".join(str(count) for count in allowed)
                 )
                 raise self.bad(f"expected {expected} {what}, got {len(names)}")
@@ -313,9 +313,9 @@ class Layer(ABC):
         tensors = [owned.spec.shape for owned in self.owned]
         for what, shapes in (("top", self.tops), ("tensor", tensors)):
             for shape in shapes:
-                if prod(shape) > _MOST_NUMBERS:
+                if prod(shape) > _MAX_NUMBERS:
                     raise self.bad(
-                        f"expected at most {_MOST_NUMBERS} numbers in a {what}, got shape {shape}"
+                        f"expected at most {_MAX_NUMBERS} numbers in a {what}, got shape {shape}"
                     )
 
     def _check_params(self) -> None:
@@ -332,21 +332,21 @@ class Unary(Layer):
         return (self.bottoms[0],)
 
     @abstractmethod
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         """The top."""
 
     @abstractmethod
     def differentiate(self, dy: Array) -> AnyArray | None:
         """The bottom's gradient, given the top's; None if there is none."""
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
-        return (self.apply(bottoms[0], moment),)
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
+        return (self.apply(bottoms[0], step_key),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
-        return [self.differentiate(gradients[0]) if wanted[0] else None]
+        return [self.differentiate(gradients[0]) if needs_grad[0] else None]
 
 
 class HostLayer(Layer):
@@ -359,7 +359,7 @@ class HostLayer(Layer):
     captures = False
 
     @abstractmethod
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def compute(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         """The tops' arrays, in Caffe's order, for the bottoms in that order."""
 
     def gradients(self, dtops: Gradients, weights: Arrays, out: Gradients) -> Gradients:
@@ -368,13 +368,13 @@ class HostLayer(Layer):
         assert dtops is not None
         return [None] * len(self.bottoms)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._like = bottoms[0]
-        tops = self.compute([_ordered(x) for x in bottoms], [*map(as_host, weights)], moment)
+        tops = self.compute([_ordered(x) for x in bottoms], [*map(as_host, weights)], step_key)
         return tuple(self._there(top, f"top{number}") for number, top in enumerate(tops))
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         into = [None if o is None else np.zeros(o.shape, np.float32) for o in out]
         given = [None if dy is None else _ordered(dy) for dy in gradients]
@@ -384,7 +384,7 @@ class HostLayer(Layer):
                 backends.copy(source, target)
         return [
             None if dx is None or not want else self._there(dx, f"d{number}")
-            for number, (dx, want) in enumerate(zip(found, wanted, strict=True))
+            for number, (dx, want) in enumerate(zip(found, needs_grad, strict=True))
         ]
 
     def _there(self, array: AnyArray, role: str) -> AnyArray:
@@ -405,10 +405,10 @@ class SourceLayer(Layer):
     COLUMNS: ClassVar[bool] = True  # whether the tops are columns of the batch
 
     @abstractmethod
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         """Top number `top` from its prepared column, on the device of `like`; raises BadInput."""
 
-    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+    def prepare(self, top: int, column: AnyArray, step_key: StepKey) -> AnyArray:
         """What the host computes of a column before `read` gets it; by default nothing."""
         return column
 
@@ -425,7 +425,7 @@ class SourceLayer(Layer):
         return ColumnSpec(name, shape, ColumnKind.LABEL if label else ColumnKind.NUMBERS)
 
     def fitting(self, top: int, column: AnyArray, shape: Shape) -> AnyArray:
-        """The column, whose rows must have this shape; raises BadInput."""
+        """The column; its rows must have this shape. Raises BadInput."""
         if column.shape[1:] != shape:
             sizes = "".join(f", {size}" for size in shape)
             raise self.bad(
@@ -433,7 +433,7 @@ class SourceLayer(Layer):
             )
         return column
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         raise AssertionError("a source is read, not run")
 
     def column(self, top: int, batch: Batch) -> AnyArray:

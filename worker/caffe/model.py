@@ -44,8 +44,8 @@ class CaffeModel:
     ) -> float:
         """See `worker.Model`. The batch may be of any size, not only the prototxt's."""
         self.net.check(batch)
-        moment = StepKey(step, seed)
-        self.net.forward(weights, self.net.prepare(batch, moment), moment, release=True)
+        step_key = StepKey(step, seed)
+        self.net.forward(weights, self.net.prepare(batch, step_key), step_key, release=True)
         self.net.backward(weights, out)
         return self.net.loss()
 

@@ -74,14 +74,14 @@ class Description(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, frozen=True):
     """A layer in the graph: the values that it reads and computes, and its own tensors.
 
-    `wanted` says for each bottom whether its gradient is needed.
+    `needs_grad` says for each bottom whether its gradient is needed.
     """
 
     layer: Layer
     bottoms: tuple[int, ...]
     tops: tuple[int, ...]
     tensors: tuple[int, ...]
-    wanted: tuple[bool, ...]
+    needs_grad: tuple[bool, ...]
 
 
 class Network:
@@ -101,7 +101,7 @@ class Network:
         self._tensors: list[LayerTensor] = []
         self._shared: dict[str, int] = {}
         pool = HostPool()
-        setting = LayerContext(
+        context = LayerContext(
             file,
             description.phase,
             description.data_shape,
@@ -111,7 +111,7 @@ class Network:
             pool=pool,
         )
         for spec in layers_kept(self.parsed, state, file):
-            self._add(spec, setting)
+            self._add(spec, context)
         self._fillers = {tensor.spec.name: tensor.filler for tensor in self._tensors}
         self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in self._tensors))
         self._places = [
@@ -201,7 +201,7 @@ class Network:
         self._check_values(found)
         return found
 
-    def prepare(self, batch: Batch, moment: StepKey) -> Batch:
+    def prepare(self, batch: Batch, step_key: StepKey) -> Batch:
         """The batch as `forward` takes it, after the steps of data layers that the host computes.
 
         They are a random crop, for example. Columns that are not there are left out.
@@ -210,7 +210,7 @@ class Network:
         for source in self._sources:
             for top, name in enumerate(source.spec.top):
                 if name in batch:
-                    prepared[name] = source.prepare(top, source.column(top, batch), moment)
+                    prepared[name] = source.prepare(top, source.column(top, batch), step_key)
         return prepared
 
     def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
@@ -247,7 +247,7 @@ class Network:
             if not reached.intersection(node.tops):
                 continue
             reached.update(
-                value for value, wanted in zip(node.bottoms, node.wanted, strict=True) if wanted
+                value for value, wanted in zip(node.bottoms, node.needs_grad, strict=True) if wanted
             )
             names.update(self._tensors[i].spec.name for i in node.tensors if self._trains(i))
         return frozenset(names)
@@ -273,7 +273,7 @@ class Network:
         self,
         weights: Array,
         batch: Batch,
-        moment: StepKey = START,
+        step_key: StepKey = START,
         wanted: Collection[str] | None = None,
         *,
         release: bool = False,
@@ -297,10 +297,10 @@ class Network:
             if isinstance(node.layer, SourceLayer):
                 for top, value in enumerate(node.tops):
                     if needed is None or value in needed:
-                        self._values[value] = node.layer.read(top, batch, weights, moment)
+                        self._values[value] = node.layer.read(top, batch, weights, step_key)
                 continue
             bottoms = [self._values[value] for value in node.bottoms]
-            tops = node.layer.forward(bottoms, _of(node, tensors), moment)
+            tops = node.layer.forward(bottoms, _of(node, tensors), step_key)
             self._values.update(zip(node.tops, tops, strict=True))
             if release:
                 for value in set(node.bottoms).difference(losses):
@@ -347,10 +347,10 @@ class Network:
             tops = [gradients.pop(value, None) for value in node.tops]
             if all(top is None for top in tops):
                 continue
-            if not any(node.wanted) and not node.tensors:
+            if not any(node.needs_grad) and not node.tensors:
                 continue
             places = self._places_of(node, into, written)
-            found = node.layer.backward(tops, _of(node, tensors), places, node.wanted)
+            found = node.layer.backward(tops, _of(node, tensors), places, node.needs_grad)
             self._merge(node, places, into, written)
             for value, gradient in zip(node.bottoms, found, strict=True):
                 if gradient is not None and value in gradients:
@@ -364,9 +364,9 @@ class Network:
             if self._names[name] in gradients
         }
 
-    def _add(self, spec: LayerParameter, setting: LayerContext) -> None:
+    def _add(self, spec: LayerParameter, context: LayerContext) -> None:
         """Build one layer on the values that earlier layers compute."""
-        where = f"{setting.file}: layer {spec.name} ({spec.type})"
+        where = f"{context.file}: layer {spec.name} ({spec.type})"
         if spec.type in UNSUPPORTED:
             instead = UNSUPPORTED[spec.type].replace("`", "")
             raise BadInput(f"{where}: type not supported: {instead}")
@@ -382,28 +382,30 @@ class Network:
                 raise BadInput(f"{where}: no layer before this one makes its bottom {name}")
         bottoms = tuple(self._names[name] for name in spec.bottom)
         makers = tuple(self._maker(value).name for value in bottoms)
-        setting = msgspec.structs.replace(setting, makers=makers, namesakes=len(namesakes))
+        context = msgspec.structs.replace(context, makers=makers, namesakes=len(namesakes))
         kind = LAYERS[spec.type]
         if kind.LOSS and not spec.top:  # as in Caffe, its top may be left out
             spec.top.append(spec.name if spec.name not in self._names else f"{spec.name} (loss)")
-        layer = kind(spec, [self._shapes[value] for value in bottoms], setting)
+        layer = kind(spec, [self._shapes[value] for value in bottoms], context)
         if layer.owned and any(node.tensors for node in namesakes):
             raise BadInput(f"{where}: expected a unique name, another layer with tensors has it")
-        wanted = [self._needs[value] for value in bottoms]
+        needs_grad = [self._needs[value] for value in bottoms]
         for index, propagates in enumerate(spec.propagate_down):
-            wanted[index] = propagates
-        for label in layer.LABELS.intersection(range(len(wanted))):
+            needs_grad[index] = propagates
+        for label in layer.LABELS.intersection(range(len(needs_grad))):
             # force_backward asks for every gradient that exists; labels have none.
-            if wanted[label] and not self.parsed.force_backward:
+            if needs_grad[label] and not self.parsed.force_backward:
                 raise layer.bad(f"{spec.bottom[label]}: labels have no gradient")
-            wanted[label] = False
+            needs_grad[label] = False
         if list(spec.top) == list(spec.bottom) and bottoms[0] not in self._read:
             layer.fuse_into(self._maker(bottoms[0]))
         self._read.update(bottoms)
         tensors = tuple(self._tensor(layer, tensor) for tensor in layer.owned)
         trains = any(self._trains(index) for index in tensors)
         needs = (
-            any(wanted) or trains or (isinstance(layer, SourceLayer) and self.parsed.force_backward)
+            any(needs_grad)
+            or trains
+            or (isinstance(layer, SourceLayer) and self.parsed.force_backward)
         )
         tops = tuple(
             self._make(layer, name, shape, needs)
@@ -411,7 +413,7 @@ class Network:
         )
         if isinstance(layer, SourceLayer) and layer.COLUMNS:
             self._columns.update(zip(tops, spec.top, strict=True))
-        self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(wanted)))
+        self.nodes.append(Node(layer, bottoms, tops, tensors, tuple(needs_grad)))
 
     def _make(self, layer: Layer, name: str, shape: Shape, needs: bool) -> int:
         if name in self._names and name not in layer.spec.bottom:

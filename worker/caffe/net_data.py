@@ -20,7 +20,7 @@ from worker.caffe.net import Description
 from worker.caffe.phases import NetState, layers_kept
 from worker.caffe.text import parse_net
 from worker.columns import Shape
-from worker.data.wanted import Wanted
+from worker.data.read_options import ReadOptions
 
 _NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}
 _DATA = "data"
@@ -42,7 +42,7 @@ class NetData(msgspec.Struct, frozen=True):
     `tops` are its tops. `others` are the sources of further layers, which are read in step.
     """
 
-    wanted: Wanted
+    options: ReadOptions
     source: Path | None = None
     kind: str = ""
     form: str = ""
@@ -65,7 +65,7 @@ def data_of(net: Description) -> NetData:
     stated = (shape for layer in layers if (shape := _stated(layer)) is not None)
     params = (layer.memory_data_param for layer in layers)
     encoded = (param.image_encoded for param in params if param.HasField("image_encoded"))
-    wanted = Wanted(
+    options = ReadOptions(
         shape=next(stated, None),
         image=any(layer.type in _NEED_IMAGES for layer in layers),
         image_encoded=next(encoded, None),
@@ -74,21 +74,21 @@ def data_of(net: Description) -> NetData:
     if not named:
         by_name = [layer for layer in layers if layer.type in {"CoSData", "HDF5Data"}]
         if len(by_name) == 1:  # the rows come from elsewhere, with columns of the tops' names
-            wanted = _OPTIONS[by_name[0].type](by_name[0], wanted)
-        return NetData(wanted)
+            options = _OPTIONS[by_name[0].type](by_name[0], options)
+        return NetData(options)
     if len(named) == 1:
-        return _source(net, named[0], wanted)
+        return _source(net, named[0], options)
     for layer in named[1:]:
         if _batch_size(layer) != _batch_size(named[0]):
             raise BadInput(
                 f"{net.file}: layers {named[0].name} and {layer.name}: expected one batch_size for"
                 f" both, got {_batch_size(named[0])} and {_batch_size(layer)}"
             )
-    first, *others = (_source(net, each, replace(wanted, shape=_stated(each))) for each in named)
+    first, *others = (_source(net, each, replace(options, shape=_stated(each))) for each in named)
     return replace(first, others=tuple(others))
 
 
-def wanted_of(net: Description) -> Wanted:
+def read_options_of(net: Description) -> ReadOptions:
     """What `net` wants of the rows of one table; raises BadInput for a net with two sources."""
     data = data_of(net)
     if data.others:
@@ -97,14 +97,14 @@ def wanted_of(net: Description) -> Wanted:
             f"expected one data layer that names a source, as the rows come from one table, got"
             f" {names}; use one HDF5Data or CoSData layer with the tops of all"
         )
-    return data.wanted
+    return data.options
 
 
-def _source(net: Description, layer: LayerParameter, wanted: Wanted) -> NetData:
+def _source(net: Description, layer: LayerParameter, options: ReadOptions) -> NetData:
     """The source that a layer names."""
     kind = layer.source_class
     return NetData(
-        wanted=_OPTIONS[layer.type](layer, wanted),
+        options=_OPTIONS[layer.type](layer, options),
         source=beside(_name(layer).removeprefix("file:"), net.file),
         kind="" if kind.startswith(_OF_YAHOO) else kind,
         form=layer.memory_data_param.dataframe_format or layer.cos_data_param.dataframe_format,
@@ -162,18 +162,18 @@ def _colour(layer: LayerParameter) -> bool | None:
     return True if param.force_color else False if param.force_gray else None
 
 
-def _database(layer: LayerParameter, wanted: Wanted) -> Wanted:
+def _database(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     forced = True if layer.data_param.force_encoded_color else None
-    return replace(wanted, colour=_colour(layer) if _colour(layer) is not None else forced)
+    return replace(options, colour=_colour(layer) if _colour(layer) is not None else forced)
 
 
-def _image_list(layer: LayerParameter, wanted: Wanted) -> Wanted:
+def _image_list(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     param = layer.image_data_param
     size = (param.new_height, param.new_width)
     if any(size) and not all(size):
         raise BadInput(f"layer {layer.name}: expected new_height and new_width, or neither")
     return replace(
-        wanted,
+        options,
         colour=param.is_color,
         resize=size if all(size) else None,
         shuffle=param.shuffle,
@@ -181,27 +181,27 @@ def _image_list(layer: LayerParameter, wanted: Wanted) -> Wanted:
     )
 
 
-def _memory(layer: LayerParameter, wanted: Wanted) -> Wanted:
+def _memory(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     channels = layer.memory_data_param.channels
-    return replace(wanted, colour={1: False, 3: True}.get(channels))
+    return replace(options, colour={1: False, 3: True}.get(channels))
 
 
-def _hdf5(layer: LayerParameter, wanted: Wanted) -> Wanted:
-    return replace(wanted, tops=tuple(layer.top), shuffle=layer.hdf5_data_param.shuffle)
+def _hdf5(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
+    return replace(options, tops=tuple(layer.top), shuffle=layer.hdf5_data_param.shuffle)
 
 
-def _typed(layer: LayerParameter, wanted: Wanted) -> Wanted:
+def _typed(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     param = layer.cos_data_param
     encoded = [top for top in param.top if top.type in ENCODED]
     return replace(
-        wanted,
+        options,
         tops=tuple(layer.top),
         encoded=tuple(top.name for top in encoded),
         colour={1: False, 3: True}.get(encoded[0].channels) if encoded else None,
     )
 
 
-_OPTIONS: dict[str, Callable[[LayerParameter, Wanted], Wanted]] = {
+_OPTIONS: dict[str, Callable[[LayerParameter, ReadOptions], ReadOptions]] = {
     "Data": _database,
     "ImageData": _image_list,
     "MemoryData": _memory,

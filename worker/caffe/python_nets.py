@@ -26,7 +26,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from msgspec.structs import replace
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput, quoted
 from worker.caffe.blobs import write_whole
 from worker.caffe.caffe_pb2 import TEST, TRAIN, LayerParameter, NetParameter, NetStateRule
@@ -55,12 +55,12 @@ class Net:
         self, name: str, layers: Iterable[LayerParameter], *, force_backward: bool = False
     ) -> None:
         """`force_backward` computes the gradients of all inputs, too."""
-        self._message = NetParameter(name=arguments.text("Net: name", name, "a text"))
-        if arguments.flag("Net: force_backward", force_backward):
+        self._message = NetParameter(name=argument_checks.text("Net: name", name, "a text"))
+        if argument_checks.flag("Net: force_backward", force_backward):
             self._message.force_backward = True
         for number, layer in enumerate(layers):
             if not isinstance(layer, LayerParameter):
-                raise arguments.wrong(f"Net {name}: layer {number}", "a layer", layer)
+                raise argument_checks.wrong(f"Net {name}: layer {number}", "a layer", layer)
             self._message.layer.append(layer)
 
     @property
@@ -101,7 +101,7 @@ class Net:
         """
         counts = (train_batch, test_batch, channels, height, width)
         for name, count in zip(_COUNTS, counts, strict=True):
-            arguments.whole(f"replace_data_layers: {name}", count, 1)
+            argument_checks.whole(f"replace_data_layers: {name}", count, 1)
         batches = {TRAIN: train_batch, TEST: test_batch}
         layers: list[LayerParameter] = []
         for layer in self._message.layer:
@@ -164,7 +164,7 @@ def make_layer(
     if kind not in LAYERS:
         raise BadInput(f"layer {name}: expected a type among {', '.join(LAYERS)}; got {kind}")
     where = f"layer {quoted(name)} ({kind})"
-    made = LayerParameter(name=arguments.text(f"{kind}: name", name, "a text"), type=kind)
+    made = LayerParameter(name=argument_checks.text(f"{kind}: name", name, "a text"), type=kind)
     if top is None:
         top = name if LAYERS[kind].TOPS.stop > 1 else ()
     for field, blobs in (("bottom", bottom), ("top", top)):
@@ -234,7 +234,9 @@ def _fill(message: Message, value: Any, where: str) -> None:
         case "BlobShape", list() | tuple():
             value = {"dim": value}
     if not isinstance(value, dict):
-        raise arguments.wrong(where, f"a dictionary of {', '.join(kind.fields_by_name)}", value)
+        raise argument_checks.wrong(
+            where, f"a dictionary of {', '.join(kind.fields_by_name)}", value
+        )
     for key, one in value.items():
         if key not in kind.fields_by_name:
             known = ", ".join(kind.fields_by_name)
@@ -263,14 +265,14 @@ def _wrong(field: _Field, value: Any, where: str) -> BadInput:
         expected = f"one of {', '.join(field.enum_type.values_by_name)}"
     else:
         expected = _EXPECTED.get(field.cpp_type, "a whole number")
-    return arguments.wrong(where, expected, value)
+    return argument_checks.wrong(where, expected, value)
 
 
 def _names(where: str, value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, tuple | list):
-        raise arguments.wrong(where, "names of blobs", value)
+        raise argument_checks.wrong(where, "names of blobs", value)
     return list(value)
 
 

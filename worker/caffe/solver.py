@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf import text_format
 from msgspec.structs import replace
 
-from shards import arguments, rules, schedules
+from shards import argument_checks, rules, schedules
 from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
@@ -227,7 +227,7 @@ def _decay(param: SolverParameter, file: str) -> rules.Decay:
     expected = "a number of at least 0"
     decay = _decimal(param.weight_decay)
     return rules.Decay(
-        arguments.number(f"{file}: weight_decay", decay, least=0, expected=expected), kind
+        argument_checks.number(f"{file}: weight_decay", decay, least=0, expected=expected), kind
     )
 
 

@@ -19,7 +19,7 @@ from worker.caffe.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 32
 MAX_LAYERS = 4096
-_MOST_QUOTED = 300
+_MAX_QUOTED = 300
 
 # A quoted string or a comment, in which brackets do not count, or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
@@ -76,7 +76,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         # The parser's messages begin with "line:column : ", and some span several lines.
         what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
         line = error.GetLine()
-        what = _unknown(what, text, error) or quoted(" ".join(what.split()), _MOST_QUOTED)
+        what = _unknown(what, text, error) or quoted(" ".join(what.split()), _MAX_QUOTED)
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None

@@ -63,7 +63,7 @@ class Transform:
         self._means = self._values()
         self._mean_image = self._from_file(read) if param.mean_file else None
 
-    def on_host(self, pixels: AnyArray, moment: StepKey) -> AnyArray:
+    def on_host(self, pixels: AnyArray, step_key: StepKey) -> AnyArray:
         """Crop and mirror the images (n, c, h, w), and subtract a mean image, in a new array.
 
         The images themselves are returned if nothing of this is wanted.
@@ -71,7 +71,7 @@ class Transform:
         if not self._param.crop_size and not self._param.mirror and self._mean_image is None:
             return pixels
         pixels = as_host(pixels)
-        tops, lefts, flips = self._places(len(pixels), moment)
+        tops, lefts, flips = self._places(len(pixels), step_key)
         _, height, width = self.shape
         kind = pixels.dtype if self._mean_image is None else np.dtype(np.float32)
         out = np.empty((len(pixels), *self.shape), kind)
@@ -89,14 +89,14 @@ class Transform:
             self._means = copied(self._means, backend_of(out))
         image_layout.images(pixels, self._means, self._param.scale, out)
 
-    def _places(self, rows: int, moment: StepKey) -> tuple[list[int], list[int], list[bool]]:
+    def _places(self, rows: int, step_key: StepKey) -> tuple[list[int], list[int], list[bool]]:
         """For each row where its crop begins, from the top and from the left; whether it flips."""
         spare = (self.image[1] - self.shape[1], self.image[2] - self.shape[2])
         starts = [[room // 2] * rows for room in spare]
         flips = [False] * rows
         random_crop = self._training and self._param.crop_size
         if random_crop or self._param.mirror:
-            dice = fillers.generator(moment.seed, f"{self._key}/{moment.number}")
+            dice = fillers.generator(step_key.seed, f"{self._key}/{step_key.number}")
             if random_crop:
                 starts = [dice.integers(0, room + 1, rows).tolist() for room in spare]
             if self._param.mirror:

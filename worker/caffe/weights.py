@@ -20,7 +20,7 @@ from worker.caffe.weight_files import Blobs, read_blobs
 
 Floats = NDArray[np.float32]
 
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -143,5 +143,5 @@ def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 def _listed(layers: tuple[str, ...]) -> str:
     if not layers:
         return "none"
-    more = len(layers) - _MOST_NAMED
-    return ", ".join(layers[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(layers) - _MAX_NAMED
+    return ", ".join(layers[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -11,20 +11,20 @@ from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import Datum
 from worker.data.leveldb_files import LevelDbReader, is_leveldb
 from worker.data.lmdb_file import LmdbReader, is_lmdb
+from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
-from worker.data.wanted import Wanted
 
 __all__ = ["DatabaseSource", "datum_bytes", "datum_row", "is_leveldb", "is_lmdb"]
 
 _CHEAP_BYTES = 1 << 27  # of a database of which every label is checked before training
-_MOST_VALUES = 1 << 30
+_MAX_VALUES = 1 << 30
 
 
 class DatabaseSource(Source):
     """The records of a database, in the order of their keys; each is a Datum."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
-        super().__init__(path, wanted)
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
         self._rows = self._open().rows
 
     @property
@@ -58,7 +58,7 @@ def datum_row(value: bytes, where: str) -> Sample:
     shape = (datum.channels, datum.height, datum.width)
     shown = "x".join(map(str, shape))
     size = datum.channels * datum.height * datum.width
-    if min(shape) < 1 or size > _MOST_VALUES:
+    if min(shape) < 1 or size > _MAX_VALUES:
         raise BadInput(
             f"{where}: fields channels, height, width: expected extents of at least 1, got {shown}"
         )

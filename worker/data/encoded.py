@@ -19,7 +19,7 @@ from worker.arrow_images import SHAPE_COLUMNS, is_spark_image, spark_image
 from worker.columns import ColumnKind, ColumnSpec
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
-from worker.data.wanted import MOST_SKIPPED
+from worker.data.read_options import MAX_SKIPPED
 
 _LOG = logger("worker.data")
 _COLOURS = {1: False, 3: True}  # by the number of channels that a net wants
@@ -32,7 +32,7 @@ def decoded(
     *,
     colour: bool | None = None,
     resize: tuple[int, int] | None = None,
-    most_skipped: int = MOST_SKIPPED,
+    max_skipped: int = MAX_SKIPPED,
 ) -> Iterator[Any]:
     """The batches with the images of `columns` as raw pixels; other batches are not changed.
 
@@ -49,9 +49,9 @@ def decoded(
                 batch = _decode(batch, column, reader, first_row)
         if batch is not before:  # Its readers may decode what is not: the column says that it is.
             batch = batch.append_column("encoded", pa.array([False] * batch.num_rows))
-        if len(skipped) > most_skipped:
+        if len(skipped) > max_skipped:
             raise BadInput(
-                f"{where}: expected at most {most_skipped} images that cannot be decoded, got"
+                f"{where}: expected at most {max_skipped} images that cannot be decoded, got"
                 f" {len(skipped)}, the last in row {skipped[-1]}"
             )
         first_row += rows
@@ -59,13 +59,13 @@ def decoded(
     if skipped:
         shown = ", ".join(map(str, skipped[:5])) + (" and more" if len(skipped) > 5 else "")
         _LOG.warning(
-            "%s: skipped %d of %d rows, whose images cannot be decoded: %s",
+            "%s: skipped %d of %d rows with images that cannot be decoded: %s",
             where, len(skipped), first_row, shown,
         )  # fmt: skip
 
 
 class _Reader(NamedTuple):
-    """How images are decoded, and the rows whose images could not be."""
+    """How images are decoded, and the rows with images that could not be."""
 
     where: str
     colour: bool | None

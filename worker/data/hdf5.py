@@ -15,10 +15,10 @@ from shards.errors import BadInput
 from worker.arrow_images import Extents
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS
+from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.data.wanted import Wanted
 
-_MOST_VALUES = 1 << 27  # of a row, and of a chunk
+_MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -26,8 +26,8 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 class Hdf5Source(ColumnSource):
     """Rows of several datasets, which every file has under the same names."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
-        super().__init__(path, wanted)
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
         self._files = [str(file) for file in _files(path)]
         self._counts: list[int] = []
         self._shapes: dict[str, Extents] = {}
@@ -87,7 +87,7 @@ class Hdf5Source(ColumnSource):
     def _look(self, file: str) -> None:
         """Check the datasets of a file, and count its rows."""
         with _opened(file) as opened:
-            names = self.wanted.tops or tuple(opened)
+            names = self.options.tops or tuple(opened)
             found = {name: _dataset(file, opened, name) for name in names}
         if not found:
             raise BadInput(f"{file}: expected datasets, got none")
@@ -154,8 +154,8 @@ def _dataset(file: str, opened: Any, name: str) -> tuple[int, ...]:
         raise BadInput(f"{where}: expected numbers with an axis of rows, got {kind} {shape}")
     if elsewhere:
         raise BadInput(f"{where}: expected values in this file, got a link to another")
-    if prod(shape[1:]) > _MOST_VALUES or prod(chunk or ()) > _MOST_VALUES:
-        raise BadInput(f"{where}: expected at most {_MOST_VALUES} values a row and a chunk")
+    if prod(shape[1:]) > _MAX_VALUES or prod(chunk or ()) > _MAX_VALUES:
+        raise BadInput(f"{where}: expected at most {_MAX_VALUES} values a row and a chunk")
     return tuple(int(size) for size in shape)
 
 

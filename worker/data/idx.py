@@ -24,7 +24,7 @@ from shards.errors import BadInput
 from worker.arrow_images import check_labels
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
-from worker.data.wanted import Wanted
+from worker.data.read_options import ReadOptions
 
 Bytes = NDArray[np.uint8]
 Readable = gzip.GzipFile | BufferedReader
@@ -69,9 +69,9 @@ def is_idx_folder(folder: Path) -> bool:
     return folder.is_dir() and any("-ubyte" in entry.name for entry in folder.iterdir())
 
 
-def open_idx(folder: Path, wanted: Wanted) -> IdxSource:
+def open_idx(folder: Path, options: ReadOptions) -> IdxSource:
     """The training or test images and labels of a folder, read and checked."""
-    split = wanted.split
+    split = options.split
     image_file = _find(folder, f"{_PREFIX[split]}-images-idx3-ubyte")
     label_file = _find(folder, f"{_PREFIX[split]}-labels-idx1-ubyte")
     images, labels = _read(image_file, _IMAGES, 3), _read(label_file, _LABELS, 1)
@@ -82,7 +82,7 @@ def open_idx(folder: Path, wanted: Wanted) -> IdxSource:
         )
     if not images.size:
         raise BadInput(f"{image_file}: expected images, got {'x'.join(map(str, images.shape))}")
-    check_labels(labels, str(label_file), wanted.classes)
+    check_labels(labels, str(label_file), options.classes)
     return IdxSource(images, labels)
 
 

@@ -16,7 +16,7 @@ Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
-MOST_PIXELS = 1 << 26
+MAX_PIXELS = 1 << 26
 """The largest image that is decoded: a small file may state a much larger one."""
 _GREY = {"1", "L", "I", "I;16", "F", "LA"}
 _ONE = 2048  # 1.0 in the arithmetic of a resize
@@ -38,10 +38,8 @@ def decode(data: bytes, colour: bool | None = None) -> Pixels:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
-                if width * height > MOST_PIXELS:
-                    raise Undecodable(
-                        f"expected at most {MOST_PIXELS} pixels, got {width}x{height}"
-                    )
+                if width * height > MAX_PIXELS:
+                    raise Undecodable(f"expected at most {MAX_PIXELS} pixels, got {width}x{height}")
                 grey = image.mode in _GREY if colour is None else not colour
                 array = np.asarray(image.convert("L" if grey else "RGB"))
     except Undecodable:
@@ -89,7 +87,7 @@ def looks_encoded(data: bytes) -> bool:
 
 
 def _neighbours(size: int, wanted: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """For each new place the two old ones that it lies between, and the weight of the second."""
+    """For each new place the two old ones around it, and the weight of the second."""
     places = (np.arange(wanted) + 0.5) * (size / wanted) - 0.5
     first = np.floor(places).astype(np.int64)
     share = places - first

@@ -8,21 +8,27 @@ import numpy as np
 from shards.errors import BadInput, quoted
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
+from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
-from worker.data.wanted import Wanted
 
-_MOST_BYTES = 1 << 28  # of one image file, and of a list
+_MAX_BYTES = 1 << 28  # of one image file, and of a list
 
 
 class ImageListSource(Source):
     """Image files with labels, in a given order, or in a random one."""
 
     def __init__(
-        self, path: Path, files: list[str], labels: list[int], wanted: Wanted, *, shuffle: bool
+        self,
+        path: Path,
+        files: list[str],
+        labels: list[int],
+        options: ReadOptions,
+        *,
+        shuffle: bool,
     ) -> None:
-        super().__init__(path, wanted)
+        super().__init__(path, options)
         places = range(len(files))
-        order = np.random.default_rng(wanted.seed).permutation(len(files)) if shuffle else places
+        order = np.random.default_rng(options.seed).permutation(len(files)) if shuffle else places
         self._files = [files[place] for place in order]
         self._labels = [labels[place] for place in order]
 
@@ -38,10 +44,10 @@ class ImageListSource(Source):
         return zip(self._files, self._labels, strict=True)
 
 
-def open_list(path: Path, wanted: Wanted) -> ImageListSource:
+def open_list(path: Path, options: ReadOptions) -> ImageListSource:
     """The images that the file at `path` lists: on each line a name, a space and a label."""
     try:
-        text = path.read_bytes()[: _MOST_BYTES + 1].decode()
+        text = path.read_bytes()[: _MAX_BYTES + 1].decode()
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -59,15 +65,15 @@ def open_list(path: Path, wanted: Wanted) -> ImageListSource:
                 f" {quoted(line)}"
             )
         # As in Caffe the root precedes the name, so it ends in a slash; or else it is a folder.
-        root = Path(wanted.root) if wanted.root else path.parent
-        files.append(str(root / name.strip()) if wanted.root or not _there(name) else name)
+        root = Path(options.root) if options.root else path.parent
+        files.append(str(root / name.strip()) if options.root or not _there(name) else name)
         labels.append(int(label))
     if not files:
         raise BadInput(f"{path}: expected lines with a file and a label, got none")
-    return ImageListSource(path, files, labels, wanted, shuffle=wanted.shuffle)
+    return ImageListSource(path, files, labels, options, shuffle=options.shuffle)
 
 
-def open_folder(path: Path, wanted: Wanted) -> ImageListSource:
+def open_folder(path: Path, options: ReadOptions) -> ImageListSource:
     """The images in the subfolders of `path`, one for each class, in a random order.
 
     Labels count the subfolders, sorted by name, from 0.
@@ -77,7 +83,7 @@ def open_folder(path: Path, wanted: Wanted) -> ImageListSource:
         found = sorted(str(file) for file in folder.rglob("*") if _is_image(file))
         files += found
         labels += [label] * len(found)
-    return ImageListSource(path, files, labels, wanted, shuffle=True)
+    return ImageListSource(path, files, labels, options, shuffle=True)
 
 
 def is_image_folder(path: Path) -> bool:
@@ -113,9 +119,9 @@ def _there(name: str) -> bool:
 def _contents(file: str) -> bytes | Undecodable:
     try:
         with Path(file).open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+            data = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         return Undecodable(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if len(data) > _MOST_BYTES:
-        return Undecodable(f"expected at most {_MOST_BYTES} bytes, got more")
+    if len(data) > _MAX_BYTES:
+        return Undecodable(f"expected at most {_MAX_BYTES} bytes, got more")
     return data

@@ -1,7 +1,7 @@
 """LevelDB databases, read only: the records in the order of their keys.
 
 LevelDB's own library locks a database for one process, and changes its files when it opens them.
-This reader does neither, so many processes read one database at once, which must not be open for
+This reader does neither: many processes read one database at once, which must not be open for
 writing meanwhile. Checksums are checked.
 
 The format: CURRENT names a manifest, a log of edits, which say which tables and which log are
@@ -31,7 +31,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _PUT = 1
 _FOOTER = 48
 _TABLE = 0xDB4775248B80FB57
-_MARK = 1024  # a key is remembered each so many records
+_MARK = 1024  # the interval in records between two remembered keys
 _LARGEST = 1 << 30  # of one unpacked block
 _DAMAGED = (struct_error, IndexError, OverflowError, ValueError, pa.ArrowException, OSError)
 _UNPACKER = pa.Codec("snappy")

@@ -18,7 +18,7 @@ from shards.errors import BadInput
 from worker import arrow_images
 from worker.columns import Shape, pixel_column
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
-from worker.data.wanted import Split, Wanted
+from worker.data.read_options import ReadOptions, Split
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ def is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def open_parquet(path: Path, wanted: Wanted) -> ParquetSource:
+def open_parquet(path: Path, options: ReadOptions) -> ParquetSource:
     """The training or test part of the Parquet data at `path`; footers and labels are checked."""
-    classes = wanted.classes
-    files = tuple(file for file in parquet_part(path, wanted.split) if _rows(file))
+    classes = options.classes
+    files = tuple(file for file in parquet_part(path, options.split) if _rows(file))
     if not files:
         raise BadInput(f"{path}: expected rows, got Parquet files without any")
-    found, pixels = _first_image(files[0], wanted.shape, wanted.image)
+    found, pixels = _first_image(files[0], options.shape, options.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)

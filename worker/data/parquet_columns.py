@@ -1,6 +1,6 @@
 """Parquet with columns that raw images and labels do not cover: encoded images, and typed columns.
 
-Rows are read in place, in ranges. A net's data layer may name the columns (`Wanted.tops`), as
+Rows are read in place, in ranges. A net's data layer may name the columns (`ReadOptions.tops`), as
 CoSData of CaffeOnSpark does; without names they are an image and its label.
 """
 
@@ -21,8 +21,8 @@ from worker.data import image_decoding
 from worker.data.encoded import decoded
 from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part
+from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.data.wanted import Wanted
 
 _OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
 
@@ -30,9 +30,9 @@ _OTHERS = ("id", "encoded", *arrow_images.SHAPE_COLUMNS)
 class TableSource(ColumnSource):
     """The rows of Parquet files, in order, with the columns that a net wants."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
-        super().__init__(path, wanted)
-        self._files = [str(file) for file in parquet_part(path, wanted.split)]
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
+        self._files = [str(file) for file in parquet_part(path, options.split)]
         self._counts: list[int] = []
         for file in self._files:
             with _opened(file) as opened:
@@ -69,9 +69,9 @@ class TableSource(ColumnSource):
                     self._raw(file, rows, first, last),
                     self._images,
                     f"{file}: rows {first} to {last}",
-                    colour=self.wanted.colour,
-                    resize=self.wanted.resize,
-                    most_skipped=self.wanted.most_skipped,
+                    colour=self.options.colour,
+                    resize=self.options.resize,
+                    max_skipped=self.options.max_skipped,
                 )
             before += count
 
@@ -95,28 +95,28 @@ class TableSource(ColumnSource):
 
     def _checked(self, file: str, batch: Any, first: int) -> Any:
         """The batch, if its labels fit."""
-        if "label" in batch.schema.names and self.wanted.classes is not None:
+        if "label" in batch.schema.names and self.options.classes is not None:
             where = f"{file}, column label"
             labels = batch.column("label")
             arrow_images.labels_as_int64(
-                labels, where, classes=self.wanted.classes, first_row=first
+                labels, where, classes=self.options.classes, first_row=first
             )
         return batch
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return self.wanted.tops or (*PIXEL_COLUMNS, LABEL.name)
+        return self.options.tops or (*PIXEL_COLUMNS, LABEL.name)
 
     @property
     def _images(self) -> list[ColumnSpec]:
         """The columns of encoded images."""
-        if self.wanted.tops:
-            return [ColumnSpec(name, None, ColumnKind.IMAGE) for name in self.wanted.encoded]
-        encoded = self.wanted.image_encoded
+        if self.options.tops:
+            return [ColumnSpec(name, None, ColumnKind.IMAGE) for name in self.options.encoded]
+        encoded = self.options.image_encoded
         return [ColumnSpec(PIXEL_COLUMNS[0], None, ColumnKind.IMAGE, encoded)]
 
     def _check_names(self, file: str, names: list[str]) -> None:
-        for name in self.wanted.tops or (LABEL.name,):
+        for name in self.options.tops or (LABEL.name,):
             if name not in names:
                 raise BadInput(f"{file}: expected a column {name}, got {', '.join(names)}")
 
@@ -129,28 +129,28 @@ class TableSource(ColumnSource):
                 f"{self.path}: expected rows, got none with an image that can be decoded"
             )
         shape = arrow_images.declared_shape(batch, str(self.path))
-        found = shape or self.wanted.shape or (1, 1, 1)
+        found = shape or self.options.shape or (1, 1, 1)
         return (found[0], found[1], found[2]), batch
 
 
-def open_table(path: Path, wanted: Wanted) -> ImageSource:
+def open_table(path: Path, options: ReadOptions) -> ImageSource:
     """The Parquet data at `path`: raw images with labels, or a `TableSource` of anything else."""
-    if wanted.tops:
-        return TableSource(path, wanted)
-    file = str(parquet_part(path, wanted.split)[0])
+    if options.tops:
+        return TableSource(path, options)
+    file = str(parquet_part(path, options.split)[0])
     with _opened(file) as opened:
         names = opened.schema_arrow.names
-        if "encoded" in names or wanted.image_encoded:
-            return TableSource(path, wanted)
-        if wanted.image_encoded is not None:
-            return open_parquet(path, wanted)
+        if "encoded" in names or options.image_encoded:
+            return TableSource(path, options)
+        if options.image_encoded is not None:
+            return open_parquet(path, options)
         name = next((name for name in PIXEL_COLUMNS if name in names), None)
         if name is not None and pa.types.is_binary(opened.schema_arrow.field(name).type):
             batch = next(opened.iter_batches(1, columns=[name]), None)
             value = batch.column(0)[0].as_py() if batch is not None and batch.num_rows else None
             if value is not None and image_decoding.looks_encoded(value[:16]):
-                return TableSource(path, wanted)
-    return open_parquet(path, wanted)
+                return TableSource(path, options)
+    return open_parquet(path, options)
 
 
 @contextmanager

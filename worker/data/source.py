@@ -24,7 +24,7 @@ from worker.columns import Shape
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
-from worker.data.wanted import Wanted
+from worker.data.read_options import ReadOptions
 
 _LOG = logger("worker.data")
 _NAMED = 5  # images that cannot be decoded, in a message
@@ -45,9 +45,9 @@ class Sample(msgspec.Struct, frozen=True):
 class Source(ABC):
     """Rows in files at `path`, as a net wants them. A subclass has `rows` and `read`."""
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
+    def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path = path
-        self.wanted = wanted
+        self.options = options
 
     @property
     @abstractmethod
@@ -135,16 +135,16 @@ class Source(ABC):
             if isinstance(data, Undecodable):
                 raise data
             if isinstance(data, bytes):
-                data = image_decoding.decode(data, self.wanted.colour)
+                data = image_decoding.decode(data, self.options.colour)
         except Undecodable as error:
             skipped.add(row.name, str(error))
             return None
-        if self.wanted.resize is not None and data.dtype == np.uint8:
-            data = image_decoding.resize(data, *self.wanted.resize)
+        if self.options.resize is not None and data.dtype == np.uint8:
+            data = image_decoding.resize(data, *self.options.resize)
         return data
 
     def _check_label(self, name: str, label: int) -> None:
-        classes = self.wanted.classes
+        classes = self.options.classes
         if classes is not None and not 0 <= label < classes:
             raise BadInput(f"{self.path}: {name}: expected a label in [0, {classes}), got {label}")
 
@@ -184,7 +184,7 @@ class _Skipped:
 
     def add(self, name: str, why: str) -> None:
         """Count an image; raises BadInput if there are too many."""
-        most = self._source.wanted.most_skipped
+        most = self._source.options.max_skipped
         self._names.append(name)
         if len(self._names) > most:
             raise BadInput(

@@ -40,7 +40,7 @@ class ZippedSource(ColumnSource):
     """
 
     def __init__(self, members: Sequence[LayerSource]) -> None:
-        super().__init__(members[0].source.path, members[0].source.wanted)
+        super().__init__(members[0].source.path, members[0].source.options)
         self._members = tuple(members)
         fields = [
             (top, member.source.schema.field(name).type)
@@ -75,7 +75,7 @@ class ZippedSource(ColumnSource):
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None
     ) -> Iterator[Any]:
         stop = self.rows if stop is None else min(stop, self.rows)
-        skipped, most = 0, self.wanted.most_skipped
+        skipped, most = 0, self.options.max_skipped
         for first in range(start, stop, rows):
             numbers = np.arange(first, min(first + rows, stop))
             table = self._block(numbers)

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from shards.errors import BadInput
 
 _WHERE = "the DataFrame"
-_MOST_CLASSES = 1_000_000
+_MAX_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
@@ -129,7 +129,7 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     _refuse(infinite, f"{where}: expected finite numbers, got others in {infinite} rows")
     if classifies:
         got = f"from {least:g} to {most:g}" if not fractions else f"fractions in {fractions} rows"
-        wrong_labels = fractions or least < 0 or most > _MOST_CLASSES
+        wrong_labels = fractions or least < 0 or most > _MAX_CLASSES
         _refuse(wrong_labels, f"{where}: expected classes, whole numbers from 0, got {got}")
     widths = dict(zip(columns, (row[2 + 4 * n] for n in range(len(columns))), strict=True))
     outputs = widths.pop(label) if is_list else 0

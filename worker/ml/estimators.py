@@ -13,7 +13,7 @@ import worker
 from shards.errors import BadInput
 from worker import spark
 from worker.caffe.caffe_kind import Caffe, fitted_solver
-from worker.caffe.net_data import wanted_of
+from worker.caffe.net_data import read_options_of
 from worker.caffe.solver import Solver
 from worker.callbacks import Callback, check_callbacks
 from worker.evaluation import Evaluation
@@ -156,7 +156,7 @@ class NetEstimator(
         kind = Caffe(path, weights=self._weights)
         solver = kind.solver
         assert isinstance(solver, Solver), "read when it was made"
-        wanted = wanted_of(solver.train)
+        wanted = read_options_of(solver.train)
         name = wanted.tops[0] if wanted.tops else "data"
 
         def read(df: DataFrame) -> DataFrame:

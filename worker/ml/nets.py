@@ -233,7 +233,7 @@ class FlaxNet:
         if others:
             kept = ".".join(map(str, next(iter(nnx.to_flat_state(others)))[0]))
             raise BadInput(
-                f"model {name}: expected a module whose state is parameters alone, got {kept}"
+                f"model {name}: expected a module with parameters as its only state, got {kept}"
             )
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:

@@ -16,7 +16,7 @@ from pyspark.ml.param.shared import (
     HasValidationIndicatorCol,
 )
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.schedules import schedule_of
 from worker.ml.nets import FEATURES
@@ -27,20 +27,20 @@ def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(
         isinstance(each, str) and each for pair in value.items() for each in pair
     ):
-        raise TypeError(f"expected a dict of names, got {arguments.shown(value)}")
+        raise TypeError(f"expected a dict of names, got {argument_checks.shown(value)}")
     return dict(value)
 
 
 def _settings(value: Any) -> dict[str, Any]:
     """A mapping of names to plain values."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"expected a dict of settings by name, got {arguments.shown(value)}")
+        raise TypeError(f"expected a dict of settings by name, got {argument_checks.shown(value)}")
     return dict(value)
 
 
 def _count(name: str) -> Callable[[Any], int]:
     """The converter of parameter `name`, a whole number of at least 1; it raises BadInput."""
-    return lambda value: arguments.whole(name, TypeConverters.toInt(value), 1)
+    return lambda value: argument_checks.whole(name, TypeConverters.toInt(value), 1)
 
 
 def _rate(value: Any) -> float:
@@ -76,7 +76,9 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
         Spark's own method, which constructors and setters call, would raise an AttributeError that
         names no parameter.
         """
-        arguments.known(type(self).__name__, kwargs, [param.name for param in self.params])
+        argument_checks.known_names(
+            type(self).__name__, kwargs, [param.name for param in self.params]
+        )
         return super()._set(**kwargs)
 
     def setFeaturesCol(self, value: str) -> Self:

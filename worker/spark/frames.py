@@ -15,7 +15,7 @@ from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, t
 from worker.spark.tasks import map_tasks, mapped
 from worker.tfrecord.source import TFRecord
 
-_MOST_ROWS = 2**31 - 1  # the largest int in Java
+_MAX_ROWS = 2**31 - 1  # the largest int in Java
 
 
 def partition_count(df: DataFrame) -> int:
@@ -125,7 +125,7 @@ def write_frame(df: DataFrame, place: str, form: str) -> int:
 def first_rows(df: DataFrame, most: int) -> list[Any]:
     """The first `most` rows as Arrow record batches in this process; raises GiveUp."""
     try:
-        batches: list[Any] = df.limit(min(most, _MOST_ROWS)).toArrow().to_batches()
+        batches: list[Any] = df.limit(min(most, _MAX_ROWS)).toArrow().to_batches()
     except SPARK_ERRORS as error:
         raise GiveUp(f"reading the first {most} rows failed: {reason(error)}") from None
     return batches

@@ -1,4 +1,4 @@
-"""Streams: queries of Structured Streaming, whose micro-batches come to this process."""
+"""Streams: queries of Structured Streaming that bring their micro-batches to this process."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +22,7 @@ def start_query(
     checkpoint: str,
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
-    """Start a stream whose micro-batches are given to `each`, with their numbers.
+    """Start a stream that passes its micro-batches to `each`, with their numbers.
 
     Raises BadInput for a trigger or a checkpoint that Spark refuses.
     """

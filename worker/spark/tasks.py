@@ -22,7 +22,7 @@ from worker.signals import end_at_hangup
 from worker.spark import settings as spark_settings
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
 
-_MOST_TASKS = 10_000  # to search for the one that failed
+_MAX_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting
 _DRIVER = "driver"  # Spark's id of it
 ANY_PYTHON = "python3"  # Spark's choice unless one is configured: the first on PATH
@@ -152,7 +152,7 @@ def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
             info = tracker.getStageInfo(stage)
             if not info.isDefined() or not info.get().numFailedTasks():
                 continue
-            tasks = store.taskList(stage, info.get().currentAttemptId(), _MOST_TASKS)
+            tasks = store.taskList(stage, info.get().currentAttemptId(), _MAX_TASKS)
             for text in (tasks.apply(n).errorMessage() for n in range(tasks.size())):
                 if text.isDefined() and task_reason(str(text.get())).startswith(BAD_INPUT):
                     return task_error(str(text.get()))

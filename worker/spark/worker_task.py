@@ -27,8 +27,8 @@ from worker.code_archive import PACKAGES
 from worker.columns import DATA, LABEL, ColumnSpec
 from worker.context import FunctionTask, TaskAttempt, run_function
 from worker.data.encoded import decoded
+from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
-from worker.data.wanted import MOST_SKIPPED
 from worker.device_selection import ANY, DeviceRequest, allocator, check_here, placed
 from worker.model import Model
 from worker.training_loop import Plan, WorkerReport, train_worker
@@ -62,7 +62,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: Source | None = None
     parts: int = 0
     shuffle: bool = True
-    skip_images: int = MOST_SKIPPED
+    skip_images: int = MAX_SKIPPED
     first_incarnation: int = 0
     patience_s: float = PATIENCE_S
     device: DeviceRequest = ANY
@@ -92,7 +92,7 @@ def run_task(
     elif spec.function is None:
         where = f"worker w{partition}'s rows"
         columns = spec.columns or (DATA, LABEL)
-        rows = decoded(rows, columns, where, most_skipped=spec.skip_images)
+        rows = decoded(rows, columns, where, max_skipped=spec.skip_images)
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from worker.strategies.adag import ADAG
@@ -75,7 +75,9 @@ def strategy_of(what: str, value: object) -> Strategy:
     if isinstance(value, Base):  # a strategy of this project or of the user
         return cast(Strategy, value)
     if not isinstance(value, str) or value.partition(":")[0].lower() not in STRATEGIES:
-        raise arguments.wrong(what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value)
+        raise argument_checks.wrong(
+            what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value
+        )
     name, _, options = value.partition(":")
     kind = strategy_named(name.lower())
     return strategy_with_options(what, kind, options)
@@ -92,7 +94,7 @@ def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
         field, equals, value = option.partition("=")
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
-            raise BadInput(f"{what} {name}: unknown option {arguments.shown(field)}; {takes}")
+            raise BadInput(f"{what} {name}: unknown option {argument_checks.shown(field)}; {takes}")
         if not equals or field in found:
             raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {option}")
         found[field] = _by_worker(value) if field == "speeds" else value

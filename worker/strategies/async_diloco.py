@@ -1,7 +1,7 @@
 """Asynchronous DiLoCo with delayed Nesterov (Liu et al. 2024, arXiv 2401.09135).
 
     at first:   pull w;  x = w
-    each step:  x by AdamW, whose moments stay with their worker
+    each step:  x by AdamW; its moments stay with their worker
     each h steps:  push D = w - x
 
 The shards apply each delta at once, at an N-th of the rate, and the momentum at every N-th:
@@ -21,7 +21,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import EACH, ServerHalf
 from shards.errors import BadInput
 from shards.rules import DelayedNesterov
@@ -50,7 +50,7 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
             )
         if self.n is not None:
             check_options(self, n=at_least(1))
-        speeds = arguments.instance("speeds", self.speeds, dict, "numbers by worker")
+        speeds = argument_checks.instance("speeds", self.speeds, dict, "numbers by worker")
         for worker, speed in speeds.items():
             positive(f"strategy {self.name}: speeds: {worker}", speed)
 

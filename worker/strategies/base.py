@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import Buffer, Each, ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
@@ -435,20 +435,20 @@ def check_options(strategy: Base, **checks: Callable[[str, object], object]) -> 
 
 def at_least(least: int) -> Callable[[str, object], int]:
     """A check for a whole number."""
-    return lambda what, value: arguments.whole(what, value, least)
+    return lambda what, value: argument_checks.whole(what, value, least)
 
 
 def positive(what: str, value: object) -> float:
     """A check for a finite number above 0."""
-    number = arguments.number(what, value, expected="more than 0")
+    number = argument_checks.number(what, value, expected="more than 0")
     if not number > 0:
-        raise arguments.wrong(what, "more than 0", value)
+        raise argument_checks.wrong(what, "more than 0", value)
     return number
 
 
 def share(what: str, value: object) -> float:
     """A check for a number in [0, 1)."""
-    number = arguments.number(what, value, expected="[0, 1)")
+    number = argument_checks.number(what, value, expected="[0, 1)")
     if not 0 <= number < 1:
-        raise arguments.wrong(what, "[0, 1)", value)
+        raise argument_checks.wrong(what, "[0, 1)", value)
     return number

@@ -10,7 +10,7 @@ v = mean * v + (1 - mean) * g * g. The shards keep the last versions of their we
 
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from shards.aggregation import ServerHalf
 from shards.rules import AdaptiveDelayCompensation, DelayCompensation
 from worker.strategies.base import Asynchronous, check_options, positive, share
@@ -28,7 +28,7 @@ class DCASGD(Asynchronous, frozen=True, tag="dc_asgd", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_options(self, adaptive=arguments.flag, mean=share)
+        check_options(self, adaptive=argument_checks.flag, mean=share)
         if self.strength is not None:
             check_options(self, strength=positive)
 

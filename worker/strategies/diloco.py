@@ -1,7 +1,7 @@
 """DiLoCo (Douillard et al. 2023, arXiv 2311.08105).
 
     at first:   pull w;  x = w
-    each step:  x by AdamW, whose moments stay with their worker
+    each step:  x by AdamW; its moments stay with their worker
     each h steps:  push w - x          the shards: Nesterov momentum with the mean of all w - x
 
 The outer rate and momentum are 0.7 and 0.9 unless given. They suit hundreds of local steps; after

@@ -16,7 +16,7 @@ push gradients of untrained weights.
 import numpy as np
 from msgspec import structs
 
-from shards import arguments
+from shards import argument_checks
 from worker.strategies.base import Asynchronous, Floats, Local
 
 
@@ -30,7 +30,9 @@ class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("n_push", 1), ("n_fetch", 1), ("warm_steps", 0)):
-            structs.force_setattr(self, name, arguments.whole(name, getattr(self, name), least))
+            structs.force_setattr(
+                self, name, argument_checks.whole(name, getattr(self, name), least)
+            )
 
     @property
     def push_period(self) -> int:

@@ -30,7 +30,7 @@ from worker.tfrecord.wire import (
 )
 
 _CONTENT = 0x0A  # the tag of field 1: a list's values, a map's entries and their keys
-_MOST_SHORT = (1 << 15) - 1
+_MAX_SHORT = (1 << 15) - 1
 _VALUE = 0x12  # the tag of field 2: a map's value, a SequenceExample's feature lists
 
 
@@ -62,7 +62,7 @@ class _Features(NamedTuple):
 
 
 def decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str) -> Any:
-    """The records of `block` as a record batch of `schema`, whose columns are `columns`.
+    """The records of `block` as a record batch of `schema`, which has the columns `columns`.
 
     A feature that is missing is null; features of other names are left out. Raises BadInput, which
     names the file `where` and the record, for a feature of another kind and for a record that is no
@@ -137,7 +137,7 @@ def _entries(data: bytes, parts: Any, tag: int, names: list[str]) -> _Entries:
         raise Unusual
     column = _match(data, key, key_end, names)
     # NumPy sorts numbers of 16 bits by their digits, which takes a tenth of the time.
-    short = column.astype(np.int16) if len(names) <= _MOST_SHORT else column
+    short = column.astype(np.int16) if len(names) <= _MAX_SHORT else column
     order = np.argsort(short, kind="stable")
     order = order[np.searchsorted(column[order], 0) :]  # without unknown names
     records = record.take(found.parent.take(order))

@@ -68,7 +68,7 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return ShapeVerdict.INCONCLUSIVE
 
     def lines(self) -> list[str]:
-        """The checks as a table, and last the verdict beside what was published."""
+        """The checks as a table, and last the verdict next to what was published."""
         kind = " (control: the cause is removed)" if self.control else ""
         out = [f"shape {self.number}: {self.title}{kind}", f"  {self.source}"]
         for check in self.checks:
@@ -198,11 +198,11 @@ def errors(results: Iterable[TrialResult]) -> list[float]:
 
 def times_to(results: Iterable[TrialResult], error: float, *, updates: bool = False) -> TargetTimes:
     """The virtual seconds, or the updates, to an error in percent."""
-    looks = [one.first_below(error) for one in results]
+    curve = [one.first_below(error) for one in results]
     return TargetTimes(
         tuple(
-            math.inf if look is None else float(look.updates if updates else look.seconds)
-            for look in looks
+            math.inf if point is None else float(point.updates if updates else point.seconds)
+            for point in curve
         )
     )
 

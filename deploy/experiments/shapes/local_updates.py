@@ -22,7 +22,7 @@ def judge(bench: Bench, control: bool) -> list[Check]:
     Inner rates are tuned for each level; the outer rate is .7 and the momentum .9, as published.
     The naive asynchronous form, Nesterov at each push, may also take a fourth of that rate. The
     control exchanges every 10 steps in rounds throughout. As published, each exchange is dropped at
-    random, and a worker whose exchange is dropped keeps its own weights: in the first run two
+    random, and a worker that loses its exchange keeps its own weights: in the first run two
     backup workers stood for that, so that the same late workers were dropped again and again, and
     took the new weights. Perplexities are of a character. Accept:
     the perplexity rises with H (the slope's interval in log10 H is above 0); at the largest H it is
@@ -112,7 +112,7 @@ def _perplexities(results: list[TrialResult]) -> NDArray[np.float64]:
     The first run had no such limit where a loss was finite: one diverging seed, at a perplexity
     beyond 10,000, hid the other four.
     """
-    losses = np.array([one.looks[-1].loss for one in results])
+    losses = np.array([one.curve[-1].loss for one in results])
     guess = np.log(SYMBOLS)
     return np.exp(np.minimum(np.where(np.isfinite(losses), losses, guess), guess))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from deploy.experiments.shapes.base import Bench, Preset, Shape
-from deploy.experiments.training_simulation import Look
+from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult, run_trial
 
 _USUAL_RATE = 0.016  # the middle of the rates that are chosen
@@ -53,9 +53,9 @@ class PlanningBench(Bench):
         kind = trial.workload, trial.batch, trial.tested
         if kind not in self._costs:
             self._costs[kind] = _measured_costs(trial)
-        gradient_s, look_s = self._costs[kind]
-        looks = trial.gradients // trial.look_every if trial.look_every else 1
-        return trial.gradients * gradient_s + looks * look_s
+        gradient_s, point_s = self._costs[kind]
+        curve = trial.gradients // trial.look_every if trial.look_every else 1
+        return trial.gradients * gradient_s + curve * point_s
 
 
 def _measured_costs(trial: Trial) -> tuple[float, float]:
@@ -71,5 +71,5 @@ def _measured_costs(trial: Trial) -> tuple[float, float]:
 def _made_result(trial: Trial) -> TrialResult:
     """A result that was not measured, with an error that is least at a usual rate."""
     error = 5.0 + abs(math.log2(trial.rate / _USUAL_RATE)) if trial.rate else 90.0
-    look = Look(updates=1, gradients=1, seconds=1.0, loss=error / 10, error=error)
-    return TrialResult(trial=trial, looks=[look], staleness=[1], wait_share=0.5)
+    point = CurvePoint(updates=1, gradients=1, seconds=1.0, loss=error / 10, error=error)
+    return TrialResult(trial=trial, curve=[point], staleness=[1], wait_share=0.5)

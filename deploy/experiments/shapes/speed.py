@@ -13,7 +13,7 @@ _EARLY = 0.05
 
 
 def harmonic(count: int) -> float:
-    """1 + 1/2 + ... + 1/count, the mean of the longest of so many exponential times of mean 1."""
+    """1 + 1/2 + ... + 1/count, the mean of the longest of `count` exponential times of mean 1."""
     return sum(1 / k for k in range(1, count + 1))
 
 

@@ -28,7 +28,7 @@ _FIXED = StepTimes(mean_s=1.0, law=Law.FIXED)
 
 
 def bounds(bench: Bench, control: bool) -> list[Check]:
-    """Eight workers, of whose steps one in 20 takes 6 times as long; bounds 0 to 16, rates tuned.
+    """Eight workers; one of 20 of their steps takes 6 times as long; bounds 0 to 16, rates tuned.
 
     The control has no slow steps. Accept: the share of time that workers wait falls as the bound
     rises; updates to an error of 10 % do not fall with it (the slope's interval is not below 0);
@@ -141,7 +141,7 @@ def _finite(values: tuple[float, ...], end: float) -> list[float]:
 
 
 def backups(bench: Bench, control: bool) -> list[Check]:
-    """Staleness 0 to 32; and 100 workers, of whose steps 2 % take 10 times as long, with backups.
+    """Staleness 0 to 32; and 100 workers with backups: 2 % of their steps take 10 times as long.
 
     The control has neither staleness nor slow steps. The target is 1.1 times the error that no
     backups end with on the seeds that choose rates: no seed of the first run reached the constant

@@ -70,9 +70,9 @@ def test_a_run_becomes_a_trial_with_its_record(run: Path, tmp_path: Path) -> Non
     assert (result.trial.workload, result.trial.strategy) == ("lenet_solver", "asp")
     assert (result.trial.seed, result.trial.cluster.workers) == (5, 3)
     assert (result.updates, result.gradients, sum(result.staleness)) == (60, 60, 60)
-    assert [look.error for look in result.looks] == pytest.approx([90.0, 25.0, 25.0])
-    assert [look.gradients for look in result.looks] == [0, 30, 60]
-    assert [look.updates for look in result.looks] == [0, 30, 60]
+    assert [point.error for point in result.curve] == pytest.approx([90.0, 25.0, 25.0])
+    assert [point.gradients for point in result.curve] == [0, 30, 60]
+    assert [point.updates for point in result.curve] == [0, 30, 60]
 
 
 def test_the_commands_take_it(

@@ -278,7 +278,7 @@ def test_a_worker_at_the_end_of_its_plan_leaves(text: str) -> None:
     course = simulation.run(6 * 20)
     assert course.gradients == 6 * 20
     simulation.clock.run(lambda: True, math.inf)
-    assert simulation.shards[0].journal.pushes == 6 * 20
+    assert simulation.shards[0].metrics.pushes == 6 * 20
     assert not simulation.shards[0].ledger.active
 
 
@@ -326,7 +326,7 @@ def test_the_simulator_is_part_of_a_trial_s_id(monkeypatch: pytest.MonkeyPatch) 
 def test_a_target_that_is_missed_is_none() -> None:
     course, _ = trained(job("asp"), 12)
     assert course.first_below(0.0) is None
-    assert course.first_below(100.0) == course.looks[0]
+    assert course.first_below(100.0) == course.curve[0]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_an_unknown_workload_is_named(name: str) -> None:
 def test_lenet_learns_in_the_simulator() -> None:
     """Through the Caffe layers: weights, test error and loss of the demo's network."""
     one = Trial(workload="lenet", batch=8, tested=200, gradients=20, rate=0.05, strategy="asp")
-    first, last = run_trial(structs.replace(one, cluster=ClusterModel(workers=2))).looks
+    first, last = run_trial(structs.replace(one, cluster=ClusterModel(workers=2))).curve
     assert 80 < first.error < 100
     assert last.error < 75
     assert last.loss < first.loss < 3

@@ -19,7 +19,7 @@ from deploy.experiments.spark_runs import (
     run_with_spark,
     write_run,
 )
-from deploy.experiments.training_simulation import Course, Look
+from deploy.experiments.training_simulation import Course, CurvePoint
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
 from ps.launch.launcher import Placement
@@ -68,7 +68,7 @@ def test_it_agrees_within_the_limits(
     """Distances of staleness of at most .05 and .25, errors within .5 points, the same weights."""
     rows = np.zeros(1, [("staleness", "<i8")])
     run = RealRun(TRIAL.job(), rows, np.zeros(1, np.float32), 1.0, 0.0)
-    course = Course([Look(1, 1, 1.0, 0.1, 10.0)], rows, 1.0, 1, None)
+    course = Course([CurvePoint(1, 1, 1.0, 0.1, 10.0)], rows, 1.0, 1, None)
     records = Agreement(distance, wasserstein, 0.0, 0.0)
     found = SparkComparison(run, replayed, course, records, error)
     assert found.agrees == agrees

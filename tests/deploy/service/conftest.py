@@ -113,7 +113,7 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
         launcher = LocalLauncher((sys.executable, str(STUB)))
         service = Service(choice, engine, launcher, clock)
         if not driven:
-            service.supervisor.look = lambda: None  # type: ignore[method-assign]
+            service.supervisor.reconcile = lambda: None  # type: ignore[method-assign]
             service.webhooks.send_due = lambda: None  # type: ignore[method-assign]
         with TestClient(application(service), base_url="http://127.0.0.1") as http:
             yield Running(service, http, solver)

@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from deploy.service import credentials
-from deploy.service.access import MOST_FAILURES, Exposure, FailedLogins, exposure_of
+from deploy.service import tokens
+from deploy.service.access import MAX_FAILURES, Exposure, FailedLogins, exposure_of
 from deploy.service.access_store import AccessStore, ProjectLimits
-from deploy.service.credentials import TokenRole
 from deploy.service.database_tables import DATABASE, DatabasePlace, open_database
 from deploy.service.problems import Problem
 from deploy.service.route_roles import API, RULES, route_of
 from deploy.service.server import backup, reindex
 from deploy.service.states import QueuedJob, Quota, schedule
+from deploy.service.tokens import TokenRole
 from shards.errors import BadInput
 from tests.support.postgres_server import PASSWORD as DATABASE_PASSWORD
 from tests.support.service_in_process import Running, Start
@@ -282,7 +282,7 @@ def test_too_many_wrong_tokens() -> None:
     """The address is refused for a while; another one is not, nor this one later."""
     now = [0.0]
     failures = FailedLogins(lambda: now[0])
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         failures.count("10.0.0.1")
     with pytest.raises(Problem) as caught:
         failures.count("10.0.0.1")
@@ -295,8 +295,8 @@ def test_too_many_wrong_tokens() -> None:
 def test_good_tokens_pass_while_wrong_ones_are_limited(guarded: Guarded) -> None:
     """A flood of wrong tokens locks nobody out."""
     wrong = "dps_" + "0" * 12 + "_" + "0" * 64
-    found = [guarded.call(wrong, "GET", "/jobs").status_code for _ in range(MOST_FAILURES + 2)]
-    assert found == [401] * MOST_FAILURES + [429] * 2
+    found = [guarded.call(wrong, "GET", "/jobs").status_code for _ in range(MAX_FAILURES + 2)]
+    assert found == [401] * MAX_FAILURES + [429] * 2
     assert guarded.call(guarded.admin, "GET", "/jobs").status_code == 200
 
 
@@ -345,7 +345,7 @@ def test_planted_secrets_are_nowhere(
     guarded.http.post("/sign-in", data={"token": wrong})
     guarded.http.post("/sign-in", data={"token": created["token"]})
     session = guarded.http.cookies["downpour"]
-    csrf = credentials.csrf_of(session)
+    csrf = tokens.csrf_of(session)
     guarded.http.post(f"{API}/jobs", json={"settings": {}}, headers={"X-CSRF-Token": csrf})
     guarded.make(guarded.admin, snapshots=f"s3://key:{PASSWORD}@bucket/run")
     guarded.make(guarded.admin, nonsense=PASSWORD)

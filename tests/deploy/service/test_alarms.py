@@ -14,7 +14,7 @@ from deploy.runner.readings import Reading, SeriesPoint
 from deploy.service.alerts import ALERTS, DiskWatch, JobWatch
 from deploy.service.job_store import JobRow
 from deploy.service.states import JobState
-from deploy.service.webhooks import MOST_TRIES, Hosts, Webhooks
+from deploy.service.webhooks import MAX_TRIES, Hosts, Webhooks
 from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 
@@ -51,7 +51,7 @@ def reading(waiting: int = 0, workers: int = 4, **more: Any) -> Reading:
 def names(
     watch: JobWatch, row: JobRow, found: Reading | None, now: float
 ) -> list[tuple[str, bool]]:
-    return [(change.alert, change.on) for change in watch.look(row, found, now)]
+    return [(change.alert, change.on) for change in watch.check(row, found, now)]
 
 
 def test_an_alert_begins_and_ends_once() -> None:
@@ -103,7 +103,7 @@ def test_a_disk_that_fills_up(start: Start) -> None:
         free = 150 << 20
         waiting = running.submit("succeed")
         running.await_state(job, "RUNNING")
-        supervisor.look()
+        supervisor.reconcile()
         assert "157.3 MB free" in running.http.get("/api/v1/service").json()["halted"]
         assert "No job is started" in running.http.get("/service").text
         assert running.get(waiting)["state"] == "QUEUED"
@@ -170,14 +170,14 @@ def test_a_webhook_is_signed_and_retried(start: Start) -> None:
 
 def test_an_event_is_given_up(start: Start) -> None:
     """After the last try the next event is sent."""
-    receiver, now = Receiver(*[503] * MOST_TRIES), [0.0]
+    receiver, now = Receiver(*[503] * MAX_TRIES), [0.0]
     with start(driven=False) as running:
         sender = webhooks(running, receiver, now)
         sender.add("http://127.0.0.1/hook")
         job = running.submit("train")
         running.ask(job, "pause")
         running.ask(job, "cancel")
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             sender.send_due()
             now[0] += 3600
         (kept,) = sender.all()

@@ -14,7 +14,7 @@ from deploy.progress_model import ShardReading
 from deploy.runner.readings import SeriesPoint
 from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
-from shards.messages import Histogram
+from shards.shard_status import Histogram
 from tests.support.job_readings import write_figures
 from tests.support.service_in_process import Running, Start
 

@@ -8,8 +8,8 @@ import pytest
 from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
-from deploy.service.credentials import TokenRole
 from deploy.service.page import _number
+from deploy.service.tokens import TokenRole
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
 from tests.support.service_in_process import CutLine, Running, Start
 
@@ -151,11 +151,11 @@ def test_an_alert_of_the_service_is_on_open_pages(service: Running, tab: Tab) ->
     """Why no job is started is shown without a reload, and goes away."""
     tab.open("/")
     halted = service.service.supervisor
-    service.service.supervisor.look = lambda: setattr(halted, "halted", "the disk is full")  # type: ignore[method-assign]
+    service.service.supervisor.reconcile = lambda: setattr(halted, "halted", "the disk is full")  # type: ignore[method-assign]
     tab.sees("#halted", "▲ No job is started: the disk is full")
-    service.service.supervisor.look = lambda: setattr(halted, "halted", "")  # type: ignore[method-assign]
+    service.service.supervisor.reconcile = lambda: setattr(halted, "halted", "")  # type: ignore[method-assign]
     sync_api.expect(tab.page.locator("#halted")).to_be_hidden()
-    del service.service.supervisor.look
+    del service.service.supervisor.reconcile
 
 
 def test_nothing_is_missing_after_a_break(service: Running, tab: Tab) -> None:

@@ -22,10 +22,10 @@ from deploy.service import postgres as driver
 from deploy.service.access import exposure_of
 from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions
-from deploy.service.credentials import TokenRole
 from deploy.service.database_tables import REVISION, DatabasePlace, open_database
 from deploy.service.launcher import LocalLauncher
 from deploy.service.server import Listen
+from deploy.service.tokens import TokenRole
 from shards.errors import BadInput
 from tests.support.eventually import eventually
 from tests.support.ports import free_port

@@ -24,13 +24,13 @@ from deploy.service import database, database_tables, server
 from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
 from deploy.service.clock import SteadyClock
-from deploy.service.credentials import TokenRole
 from deploy.service.database_tables import DATABASE, DatabasePlace, open_database
 from deploy.service.job_store import JobFilter, JobStore
 from deploy.service.launcher import Liveness, LocalLauncher, processes_with
 from deploy.service.retention import ServiceLimits
 from deploy.service.server import Listen
 from deploy.service.states import LONGEST_RETRY_S
+from deploy.service.tokens import TokenRole
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -248,7 +248,7 @@ def test_a_clock_that_is_set_back(
         assert access.of_token(token) is None
         assert store.answered("old") is not None
         assert access.create_token("long", TokenRole.VIEWER, None, 60.0)[0].expires > time.time()
-        running.service.supervisor.look()
+        running.service.supervisor.reconcile()
         found = running.get(job)
         assert (found["state"], found["attempt"], found["contact"]) == ("RUNNING", 1, "")
         os.kill(pid_of(running, job), signal.SIGKILL)

@@ -187,7 +187,7 @@ def finished(start: Start) -> Iterator[Running]:
         running.await_state(paused, "RUNNING")
         running.ask(paused, "pause")
         running.await_state(paused, "PAUSED")
-        running.service.supervisor.look()  # what it writes of the end is in the database now
+        running.service.supervisor.reconcile()  # what it writes of the end is in the database now
         yield running
 
 

@@ -67,16 +67,16 @@ def a_cancel_is_answered_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
         waiting.append((self, job, details))
         return "0" * 12, self._store.get(job)
 
-    def look(self: Supervisor) -> None:
+    def reconcile(self: Supervisor) -> None:
         while waiting:
             own, job, details = waiting.pop()
             if own is self:
                 real_ask(self, job, Verb.CANCEL, **details)
-        real_look(self)
+        real_reconcile(self)
 
-    real_ask, real_look = Supervisor.ask, Supervisor.look
+    real_ask, real_reconcile = Supervisor.ask, Supervisor.reconcile
     patch.setattr(Supervisor, "ask", ask)
-    patch.setattr(Supervisor, "look", look)
+    patch.setattr(Supervisor, "reconcile", reconcile)
 
 
 @defect

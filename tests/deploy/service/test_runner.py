@@ -15,7 +15,7 @@ from deploy.runner import job_folder
 from deploy.runner.attempt import _Attempt, run_attempt
 from deploy.runner.journal import Journal, JournalReader
 from deploy.runner.readings import (
-    MOST_POINTS,
+    MAX_POINTS,
     FigureTally,
     ReadingFiles,
     WorkerTimes,
@@ -108,11 +108,11 @@ def test_a_journal_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_series_stay_small_and_cover_the_whole_job(tmp_path: Path) -> None:
     """However long a job is, its series has at most 4,000 points, from the first to the last."""
     files, tally = ReadingFiles(tmp_path), FigureTally()
-    seconds = 3 * MOST_POINTS
+    seconds = 3 * MAX_POINTS
     for second in range(1, seconds + 1):
         files.write(tally.reading(1, float(second), readings(steps=second), second, None))
     points = read_series(tmp_path / "series.jsonl")
-    assert MOST_POINTS // 4 <= len(points) < MOST_POINTS
+    assert MAX_POINTS // 4 <= len(points) < MAX_POINTS
     assert points[0].time == 1.0
     assert seconds - points[-1].time < 8
     assert [point.time for point in points] == sorted(point.time for point in points)
@@ -146,13 +146,13 @@ def test_figures_of_update_records() -> None:
 def test_health() -> None:
     """Short of workers for 30 s is degraded, until they are back; a loss of NaN is said once."""
     health = Health()
-    assert health.look(readings(lost=True), 0.0) == []
-    assert health.look(readings(lost=True), DEGRADED_AFTER_S - 1) == []
-    assert health.look(readings(lost=True), DEGRADED_AFTER_S) == ["degraded"]
-    assert health.look(readings(lost=True), DEGRADED_AFTER_S + 1) == []
-    assert health.look(readings(), DEGRADED_AFTER_S + 2) == ["restored"]
-    assert health.look(readings(loss=float("nan")), 50.0) == ["diverged"]
-    assert health.look(readings(loss=float("nan")), 51.0) == []
+    assert health.update(readings(lost=True), 0.0) == []
+    assert health.update(readings(lost=True), DEGRADED_AFTER_S - 1) == []
+    assert health.update(readings(lost=True), DEGRADED_AFTER_S) == ["degraded"]
+    assert health.update(readings(lost=True), DEGRADED_AFTER_S + 1) == []
+    assert health.update(readings(), DEGRADED_AFTER_S + 2) == ["restored"]
+    assert health.update(readings(loss=float("nan")), 50.0) == ["diverged"]
+    assert health.update(readings(loss=float("nan")), 51.0) == []
 
 
 def test_events_wait_for_a_disk_that_can_be_written(

@@ -12,7 +12,7 @@ from deploy.service.states import (
     ATTEMPTED,
     HOLDING,
     LONGEST_RETRY_S,
-    MOST_FRUITLESS,
+    MAX_FRUITLESS,
     TERMINAL,
     TRANSITIONS,
     Ending,
@@ -105,11 +105,11 @@ def test_the_end_of_an_attempt(
 def test_a_job_that_makes_no_progress_fails() -> None:
     """Five attempts without a newer snapshot are enough; four are not, nor five of another end."""
     again = Ending(JobState.RECOVERING, "infrastructure", "lost")
-    assert next_state(again, MOST_FRUITLESS - 1) == again
-    verdict = next_state(again, MOST_FRUITLESS)
+    assert next_state(again, MAX_FRUITLESS - 1) == again
+    verdict = next_state(again, MAX_FRUITLESS)
     assert (verdict.to, verdict.code) == (JobState.FAILED, "thrashing")
     paused = Ending(JobState.PAUSED)
-    assert next_state(paused, MOST_FRUITLESS) == paused
+    assert next_state(paused, MAX_FRUITLESS) == paused
 
 
 @given(st.integers(0, 2000), st.floats(0, 1, exclude_max=True))

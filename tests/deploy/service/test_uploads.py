@@ -71,7 +71,7 @@ def test_a_path_cannot_lead_elsewhere(tmp_path: Path, path: str) -> None:
 
 def test_limits(tmp_path: Path) -> None:
     """Size, number, repeated paths and room on the disk are checked at the beginning."""
-    uploads = Uploads(tmp_path, most_bytes=5)
+    uploads = Uploads(tmp_path, max_bytes=5)
     with pytest.raises(BadInput, match="at most"):
         uploads.begin([file("a", b"123"), file("b", b"456")])
     with pytest.raises(BadInput, match="one twice"):

@@ -69,7 +69,7 @@ def test_a_bad_network_alone_loses_nothing(bound: int | None) -> None:
     for host in world.hosts:
         assert host.shard.version == host.shard.status().pushes == 3 * 12
         assert [entry.takeovers for entry in host.shard.ledger.entries.values()] == [0, 0, 0]
-        assert 0 < host.shard.journal.max_clock_gap <= (12 if bound is None else bound + 1)
+        assert 0 < host.shard.metrics.max_clock_gap <= (12 if bound is None else bound + 1)
 
 
 def test_undisturbed_copies_agree() -> None:
@@ -115,7 +115,7 @@ def test_slots_equal_those_of_the_reference_model() -> None:
     world = Simulation(Scenario(seed=1, setting=setting))
     world.run()
     (host,) = world.hosts
-    held = host.shard.held
+    held = host.shard.parameters
     # h = 0.9 h + g and w -= h, for gradients of 12 and 12, and of 12 and 24.
     assert held.weights()[:2].tolist() == pytest.approx([-34.8, -46.8])
     history = held.copy()["sim/history"]
@@ -209,7 +209,7 @@ def test_pushes_that_follow_a_move_may_be_far_ahead_of_a_newcomer() -> None:
     )
     world = Simulation(Scenario(seed=20249, setting=setting, faults=faults))
     world.run()
-    assert max(host.shard.journal.max_clock_gap for host in world.hosts) > 2
+    assert max(host.shard.metrics.max_clock_gap for host in world.hosts) > 2
 
 
 def test_parts_of_a_read_may_be_older_than_the_shards() -> None:

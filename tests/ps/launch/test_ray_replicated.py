@@ -16,7 +16,7 @@ import pytest
 import ps
 from ps.launch import ray_actors
 from ps.launch.ray_actors import Actor
-from ps.launch.ray_launcher import _InRay, apart, replicated_ray_shards
+from ps.launch.ray_launcher import _InRay, node_for_copy, replicated_ray_shards
 from shards.errors import GiveUp
 from tests.support.eventually import eventually
 from tests.support.replicated_job import (
@@ -83,10 +83,10 @@ def test_actors_die_in_turn(ray_local: str) -> None:
 
 def test_a_copy_is_put_apart() -> None:
     """A copy goes to a node without the other copy, if there is one; of several to the emptiest."""
-    assert apart(["a", "b"], {"a"}, {"a": 1, "b": 7}) == "b"
-    assert apart(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
-    assert apart(["a", "b"], (), {"a": 1}) == "b"
-    assert apart(["a"], {"a"}, {"a": 5}) == "a"
+    assert node_for_copy(["a", "b"], {"a"}, {"a": 1, "b": 7}) == "b"
+    assert node_for_copy(["a", "b", "c"], {"a"}, {"a": 1, "b": 2, "c": 1}) == "c"
+    assert node_for_copy(["a", "b"], (), {"a": 1}) == "b"
+    assert node_for_copy(["a"], {"a"}, {"a": 5}) == "a"
 
 
 def test_who_would_die_with_whom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_who_would_die_with_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = {boot: cast("Actor", SimpleNamespace(node=node)) for boot, node in places.items()}
     monkeypatch.setattr(starts, "_copies", copies)
     pairs = [(1, 2), (1, 3), (1, 4), (4, 5), (6, 7)]
-    assert [starts.together(*pair) for pair in pairs] == [True, False, False, False, False]
-    assert not starts.elsewhere(1)
+    assert [starts.same_machine(*pair) for pair in pairs] == [True, False, False, False, False]
+    assert not starts.has_other_machine(1)
     nodes.append("b")
-    assert starts.elsewhere(1)
+    assert starts.has_other_machine(1)

@@ -58,7 +58,7 @@ class Host:
         self.began: list[float] = []
         self.copies: list[Life] = []
         self.next: Callable[[], Life] = Life
-        self.seats: dict[int, PrimaryInfo] = {}
+        self.primaries: dict[int, PrimaryInfo] = {}
         self.machines = 1
         self.places: dict[int, str] = {}  # of a copy, where it is not "old"
         self.goes = "new"  # where the next ones come up
@@ -72,10 +72,10 @@ class Host:
         self.places[order.boot] = self.goes
         return self.copies[-1]
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         return self.places.get(boot, "old") == self.places.get(other, "old")
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         return self.machines > 1
 
     # --- the guide to the coordinator ---
@@ -100,8 +100,8 @@ class Kept:
         self.hosts._boot = 2
         self.hosts._offered = {0: (2, host.now)}
         self.hosts._heard_at = host.now
-        host.seats = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", lonely=False)}
-        self.hosts._seats = dict(host.seats)
+        host.primaries = {0: PrimaryInfo(0, 1, 1, 2, [1, 2], "", under_replicated=False)}
+        self.hosts._primaries = dict(host.primaries)
 
     def supervise_for(self, seconds: float) -> None:
         until = self.host.now + seconds
@@ -140,7 +140,7 @@ def test_a_copy_that_nobody_follows(kept: Kept) -> None:
     kept.supervise_for(3.0)
     assert kept.hosts.degraded_reason == ""
     kept.backup.died = KILLED
-    kept.host.seats = {0: PrimaryInfo(0, 1, 1, None, [1], "", lonely=True)}
+    kept.host.primaries = {0: PrimaryInfo(0, 1, 1, None, [1], "", under_replicated=True)}
     kept.supervise_for(3.0)
     assert len(kept.host.copies) == 1
     assert kept.hosts.degraded_reason == f"shard 0 has one copy only: shard 0 has {KILLED}"
@@ -168,7 +168,7 @@ def test_a_backup_goes_where_it_would_not_die_with_its_primary(kept: Kept) -> No
         == "shard 0 has one copy only: the other moves to another machine"
     )
     kept.hosts.check()
-    kept.host.seats = {0: PrimaryInfo(0, 2, 1, boot, [1, boot], "", lonely=False)}
+    kept.host.primaries = {0: PrimaryInfo(0, 2, 1, boot, [1, boot], "", under_replicated=False)}
     kept.supervise_for(120.0)
     assert kept.host.copies == [spare]
     assert (kept.primary.alive, spare.alive, kept.hosts.degraded_reason) == (True, True, "")

@@ -106,10 +106,10 @@ class Starts:
     def copy(self, order: CopyLaunch, near: Collection[int]) -> ProcessHandle:
         raise AssertionError("before its coordinator")
 
-    def together(self, boot: int, other: int) -> bool:
+    def same_machine(self, boot: int, other: int) -> bool:
         raise AssertionError("there are no copies")
 
-    def elsewhere(self, boot: int) -> bool:
+    def has_other_machine(self, boot: int) -> bool:
         raise AssertionError("there are no copies")
 
 

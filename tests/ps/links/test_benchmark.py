@@ -115,7 +115,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
     out = shard.probed(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
     assert out.message == Probed(7, 0, 3, PROTOCOL, SCHEMA, 12.5, 0.25, 5)
     assert (out.to, out.frames) == (b"me", (bytes(5),))
-    assert (shard.version, shard.journal.bytes_in) == (0, 0), "nothing has changed"
+    assert (shard.version, shard.metrics.bytes_in) == (0, 0), "nothing has changed"
 
 
 def test_a_stranger_is_told_nothing() -> None:
@@ -130,9 +130,9 @@ def test_a_stranger_is_told_nothing() -> None:
 def test_no_probe_asks_for_much() -> None:
     """A header that requests more than the limit is rejected."""
     header = wire_format.encode(probe("job", MAX_PROBE_BYTES))
-    assert wire_format.decode_asked(header) == probe("job", MAX_PROBE_BYTES)
+    assert wire_format.decode_client_message(header) == probe("job", MAX_PROBE_BYTES)
     with pytest.raises(BadMessage, match="payload_bytes"):
-        wire_format.decode_asked(wire_format.encode(probe("job", MAX_PROBE_BYTES + 1)))
+        wire_format.decode_client_message(wire_format.encode(probe("job", MAX_PROBE_BYTES + 1)))
 
 
 def test_a_server_tells_its_clock(cluster: ps.Cluster) -> None:

@@ -150,7 +150,7 @@ def test_a_process_that_had_a_part_is_no_spare() -> None:
     coordinator = bereaved()
     coordinator.receive_beat(Beat(0, B, 2), 1.6)
     assert coordinator.groups[0] == ShardGroup(Configuration(0, 3, P))
-    assert coordinator.lonely(1.7) == [0]
+    assert coordinator.under_replicated(1.7) == [0]
 
 
 @pytest.mark.parametrize("first", ["a tick", "its primary", "its backup", "another's death"])

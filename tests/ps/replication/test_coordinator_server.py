@@ -7,7 +7,12 @@ from ps.replication.coordinator_server import CopyRegistry
 from ps.security.authorization import Admission, Invitation
 from ps.security.keys import pinned
 from ps.transport import coordinator_messages
-from ps.transport.coordinator_messages import AdmitCopies, Asked, Heartbeat, LocatePrimaries
+from ps.transport.coordinator_messages import (
+    AdmitCopies,
+    CoordinatorRequest,
+    Heartbeat,
+    LocatePrimaries,
+)
 from shards.errors import BadMessage
 from shards.replication_messages import Beat
 
@@ -49,7 +54,7 @@ def test_who_is_let_in(roll: CopyRegistry) -> None:
         (Heartbeat("job", Beat(0, 1, 0), "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), set()),
     ],
 )
-def test_who_may_say_it(roll: CopyRegistry, message: Asked, keys: set[str]) -> None:
+def test_who_may_say_it(roll: CopyRegistry, message: CoordinatorRequest, keys: set[str]) -> None:
     """A copy reports in its own name, with addresses of its own; other keys keep to their part."""
     for key in (OPERATOR, TOKEN, ONE, TWO, NOBODY, ""):
         if key in keys:

@@ -48,7 +48,7 @@ def test_a_piece_is_not_sent_while_it_is_leaving(primary: PeerLink) -> None:
     follows. Once it has been sent, it may follow.
     """
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    primary.know({1, 2}, {2: endpoint})
+    primary.set_members({1, 2}, {2: endpoint})
     entry, last = Replicate(4, 8, 0.0), Replicate(5, 9, 0.0)
     for post in (piece(4, 0), Post(2, entry), piece(4, 1), piece(4, 0), piece(5, 0), piece(5, 0)):
         primary.send(post)

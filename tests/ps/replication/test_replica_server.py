@@ -32,11 +32,11 @@ from ps.transport.coordinator_messages import (
 from ps.transport.link_model import parse_link
 from shards.dense_part import DensePart
 from shards.errors import BadInput, BadMessage
-from shards.messages import Standing
 from shards.replica import ShardReplica
 from shards.replication_messages import Beat
 from shards.rules import Adam
 from shards.shard import Shard
+from shards.shard_status import Standing
 from shards.spec import ShardSpec
 from tests.support.eventually import eventually
 from tests.support.replica_group import ONE, TABLE, Group, push
@@ -148,13 +148,13 @@ def test_strangers_at_the_coordinator(group: Group) -> None:
         socket.send(msgspec.msgpack.encode(LocatePrimaries("another")))
         socket.send(msgspec.msgpack.encode(beyond))
         socket.send(msgspec.msgpack.encode(LocatePrimaries(job)))
-        (seat,) = decode_primaries(socket.recv()).seats
-        assert (seat.primary, seat.backup, seat.promotable) == (1, 2, [1, 2])
-        assert seat.endpoint == group.copies[0].endpoint
+        (info,) = decode_primaries(socket.recv()).primaries
+        assert (info.primary, info.backup, info.promotable) == (1, 2, [1, 2])
+        assert info.endpoint == group.copies[0].endpoint
     context.destroy(linger=0)
     with pytest.raises(BadMessage):
         decode_primaries(msgspec.msgpack.encode(LocatePrimaries("no seats")))
-    assert decode_primaries(msgspec.msgpack.encode(PrimaryList([]))).seats == []
+    assert decode_primaries(msgspec.msgpack.encode(PrimaryList([]))).primaries == []
 
 
 class Waiting:
@@ -167,7 +167,7 @@ class Waiting:
         for report in self._reports[:most]:
             yield [zmq.Frame(b"sender"), zmq.Frame(msgspec.msgpack.encode(report))]
 
-    def vouch(self, _: zmq.Frame) -> None:
+    def trust(self, _: zmq.Frame) -> None:
         pass
 
 
@@ -223,8 +223,8 @@ def test_a_shard_that_has_found_its_backup_is_not_lonely(
         with monkeypatch.context() as patch:
             patch.setattr(server, "_accepted", Waiting(reports))
             server._listen()
-        (seat,) = server._seats()
-        return seat.lonely
+        (info,) = server._primaries()
+        return info.under_replicated
 
     settled = Beat(0, 1, 1)
     try:
@@ -376,7 +376,7 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
         with ps.AdminClient(group.cluster) as admin_client:
             admin_client.install(TABLE.empty())
         shards = [copy.replica.shard for copy in group.copies]
-        eventually(lambda: not shards[1].held.empty, because="the backup has the weights")
+        eventually(lambda: not shards[1].parameters.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
         eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
         assert [_moved(shard) for shard in shards] == [TABLE.size] * 2
@@ -387,6 +387,6 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
 
 def _moved(shard: Shard) -> int:
     """The floats of each slot that the shard has copied ahead."""
-    (part,) = shard.held.parts.values()
+    (part,) = shard.parameters.parts.values()
     assert isinstance(part, DensePart)
     return part._moved

@@ -237,7 +237,7 @@ def test_a_look_outlasts_a_pause(cluster: Cluster, monkeypatch: pytest.MonkeyPat
     """A process that was suspended during the probe, at any moment, reports no fault."""
     clock = SimpleNamespace(monotonic=itertools.count(step=1000.0).__next__)
     monkeypatch.setattr(handshake_diagnostics, "time", clock)
-    monkeypatch.setattr(handshake_diagnostics, "_LOOK_S", 60.0)
+    monkeypatch.setattr(handshake_diagnostics, "_POLL_S", 60.0)
     monkeypatch.setattr(handshake_diagnostics, "_WORD_S", 60.0)
     plain = address_of(cluster.endpoints[0]).plain
     assert fault_at(plain, None).startswith("expected plain text, as the endpoint says, got a serv")

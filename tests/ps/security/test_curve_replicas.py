@@ -200,8 +200,8 @@ def test_a_right_key_under_anothers_name_at_the_coordinator(group: Group) -> Non
         context, group.coordinator.endpoint, token, msgspec.msgpack.encode(as_primary)
     ) as one:
         one.send(msgspec.msgpack.encode(LocatePrimaries(job)))
-        (seat,) = msgspec.msgpack.decode(one.recv(), type=PrimaryList).seats
-    assert seat.endpoint == group.copies[0].endpoint
+        (info,) = msgspec.msgpack.decode(one.recv(), type=PrimaryList).primaries
+    assert info.endpoint == group.copies[0].endpoint
     assert group.coordinator._registry is not None
     assert set(group.coordinator._registry._copies) == {1, 2}
     context.destroy(linger=0)
@@ -284,26 +284,26 @@ def never() -> bool:
 
 def test_a_copy_waits_until_its_peer_knows_it(copies: Copies) -> None:
     """The copy that knows its peer connects first, and is admitted when the peer knows it, too."""
-    copies.two.know({1, 2}, copies.told)
+    copies.two.set_members({1, 2}, copies.told)
     copies.two.send(Post(1, Replicated(1, 7)))
     porter = copies.one._authenticator
     assert porter is not None
     assert copies.heard_by_one(lambda: bool(porter._waiting)) == []
-    copies.one.know({1, 2}, copies.told)
+    copies.one.set_members({1, 2}, copies.told)
     assert copies.heard_by_one(never) == [(2, Replicated(1, 7))]
-    copies.one.know({1}, {})
+    copies.one.set_members({1}, {})
     assert not copies.one.admits(address_of(copies.two.endpoint).key)
 
 
 def test_a_right_key_under_anothers_name_at_a_peer(copies: Copies) -> None:
     """A copy speaks only for itself, and a stranger with a copy's number is ignored."""
-    copies.one.know({1, 2}, copies.told)
-    copies.two.know({1, 2}, copies.told)
+    copies.one.set_members({1, 2}, copies.told)
+    copies.two.set_members({1, 2}, copies.told)
     for origin in (1, 3):
         forged = PeerMessage("job", origin, 1, Replicated(1, 9))
         copies.two._links[1].send(wire_format.encode_state(forged))
     stranger = copies.end(2)
-    stranger.know({1, 2}, {1: copies.one.endpoint})
+    stranger.set_members({1, 2}, {1: copies.one.endpoint})
     stranger.send(Post(1, Replicated(1, 8)))
     porter = copies.one._authenticator
     assert porter is not None

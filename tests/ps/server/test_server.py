@@ -37,10 +37,10 @@ from shards.messages import (
     Refusal,
     Remedy,
     Reply,
-    Standing,
 )
 from shards.rules import Adam
 from shards.schedules import Fixed
+from shards.shard_status import Standing
 from shards.spec import ShardSpec
 from tests.fuzz.hostile import spoken_to
 from tests.support.eventually import eventually
@@ -204,7 +204,7 @@ def test_a_stranger_wakes_an_idle_shard(monkeypatch: pytest.MonkeyPatch) -> None
     """However rarely an idle shard looks at its connections: a new one makes it look at once, and
     soon again, so that a message without an end is noticed.
     """
-    monkeypatch.setattr(unfinished_messages, "_CALM_LOOK_S", 3600.0)
+    monkeypatch.setattr(unfinished_messages, "_CALM_POLL_S", 3600.0)
     piece = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # of 1 MB, and not the last
     with ShardServer(spec_of(lease_s=14400.0), boot=1) as server:
         (own,) = server._shard_endpoint._sockets._accepted
@@ -367,5 +367,5 @@ def test_free_moments_are_used() -> None:
     held = server.shard.copy()
     with server:
         eventually(lambda: server.shard.prepared, because="the slots are copied")
-    assert server.shard.held.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
+    assert server.shard.parameters.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
     del held

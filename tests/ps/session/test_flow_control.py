@@ -23,12 +23,12 @@ def played(
         begun.append(now)
         back = now + own_s
         while flying and flying[0][1] <= back:
-            pace.record_answer(flying.pop(0)[0], back, heard=False)
+            pace.record_answer(flying.pop(0)[0], back, listening=False)
         now = back
         pace.record_compute(own_s)
-        while len(flying) >= (1 if pace.looks else pace.early):
+        while len(flying) >= (1 if pace.should_probe else pace.early):
             answered, now = flying[0][0], max(now, flying.pop(0)[1])
-            pace.record_answer(answered, now, heard=True)
+            pace.record_answer(answered, now, listening=True)
         line_free = max(line_free, now) + line_s
         pace.record_send(request, now)
         flying.append((request, line_free + rtt_s))
@@ -93,7 +93,7 @@ def test_what_nobody_heard_is_not_believed() -> None:
     pace = WindowEstimator(64)
     pace.record_compute(0.01)
     pace.record_send(1, 1.0)
-    pace.record_answer(1, 6.0, heard=False)
+    pace.record_answer(1, 6.0, listening=False)
     assert pace.early == 1
 
 

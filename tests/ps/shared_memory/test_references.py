@@ -256,7 +256,7 @@ def test_what_is_lost_or_late_is_not_read(pair: Pair) -> None:
     assert opened is not None
     assert pair.worker.open(0, late) is None
     pair.ask()
-    assert [len(t.loans) for t in pair.shard._tenants.values()] == [1]
+    assert [len(t.loans) for t in pair.shard._workers.values()] == [1]
     gradient = pair.worker.buffers.take()
     gradient[:] = 7
     push = pair.worker.seal(0, [(PULL, (gradient,))])
@@ -364,7 +364,7 @@ def test_a_hostile_peer_over_the_socket() -> None:
                 assert client.pull().versions == (before + 1,)
                 assert client.transports == ("shm",)
             server.check()
-            assert server._shard_endpoint.sharing.tenants <= 1
+            assert server._shard_endpoint.sharing.sharing_workers <= 1
     finally:
         context.destroy(linger=0)
 
@@ -435,12 +435,12 @@ def test_a_stopped_reader_sees_nothing_change(
     stays.
     """
     server, cluster, process = reader
-    (its,) = server._shard_endpoint.sharing._tenants
+    (its,) = server._shard_endpoint.sharing._workers
     process.send_signal(signal.SIGSTOP)
     for _ in range(3):
         push_many(cluster, 100)
         time.sleep(0.5)
-    assert its in server._shard_endpoint.sharing._tenants
+    assert its in server._shard_endpoint.sharing._workers
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=120)
     assert said == "True True True\n"
@@ -456,7 +456,7 @@ def test_a_killed_reader_leaves_nothing(
     process.wait()
     push_many(cluster, 20)
     eventually(
-        lambda: (server._shard_endpoint.sharing.tenants, left(cluster)) == (0, 1),
+        lambda: (server._shard_endpoint.sharing.sharing_workers, left(cluster)) == (0, 1),
         because="the reader's loans are taken back, and its segment is removed",
     )
     push_many(cluster, 20)

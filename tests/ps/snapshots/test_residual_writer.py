@@ -18,7 +18,7 @@ from ps.snapshot_scheduler import SnapshotScheduler
 from ps.snapshots import checked_json, residual_writer
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
 from ps.snapshots.manifest import damage
-from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_kept
+from ps.snapshots.residual_writer import FOLDER, gathered, saved_residual, sweep_residuals
 from ps.snapshots.shard_file import StateFile
 from ps.snapshots.worker_state import SavedWorkerState
 from shards.errors import BadInput
@@ -44,7 +44,7 @@ def served(found: LoadedSnapshot | None = None) -> Iterator[tuple[Cluster, Admin
 
 @pytest.fixture(autouse=True)
 def _workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual_writer, "_WORKER_LOOK_S", 0.02)
+    monkeypatch.setattr(residual_writer, "_WORKER_POLL_S", 0.02)
 
 
 def client_of(cluster: Cluster, push: str, incarnation: int = 0, **options: Any) -> Client:
@@ -83,11 +83,11 @@ def train_with_snapshot(client: Client, taker: SnapshotScheduler) -> None:
     """Train until a requested snapshot is there; it is requested while pushes are in flight."""
     for _ in range(4):
         step(client)
-    taker.look(0, requested=True)
+    taker.snapshot_if_due(0, requested=True)
 
     def trained() -> str | None:
         step(client)
-        taker.look(0)
+        taker.snapshot_if_due(0)
         return taker.latest
 
     eventually(trained, because="the requested snapshot is written")
@@ -211,12 +211,12 @@ def test_what_cannot_be_written_holds_up_nobody(
     with served() as (cluster, _):
         client = client_of(cluster, "int8", keep=tmp_path)
         finish(client, 3)
-        assert client._keeper is not None
-        assert client._keeper.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
+        assert client._residual_writer is not None
+        assert client._residual_writer.failure.startswith(f"residual in {tmp_path / FOLDER}: ")
     (record,) = caplog.records
-    assert record.getMessage() == f"{client._keeper.failure}; training continues"
+    assert record.getMessage() == f"{client._residual_writer.failure}; training continues"
     assert vars(record)["worker"] == "w"
-    sweep_kept(SnapshotCatalog(tmp_path).store)
+    sweep_residuals(SnapshotCatalog(tmp_path).store)
     assert (tmp_path / FOLDER).read_text() == "in the way"
 
 

@@ -20,8 +20,8 @@ from ps.transport import shard_sockets
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import parse_link
 from ps.transport.striping import (
-    LEAST_BYTES,
-    MOST,
+    MAX_STRIPES,
+    MIN_BYTES,
     TOKEN_BYTES,
     Cutter,
     Gatherer,
@@ -41,7 +41,7 @@ PLENTY = 1 << 30
 
 def message(dice: random.Random, number: int) -> list[bytes]:
     """A message that contains its number, of no, few or many bytes, in one frame or several."""
-    sizes = [dice.choice((0, 1, 100, LEAST_BYTES + 3, 2 * LEAST_BYTES)) for _ in range(3)]
+    sizes = [dice.choice((0, 1, 100, MIN_BYTES + 3, 2 * MIN_BYTES)) for _ in range(3)]
     frames = [dice.randbytes(size) for size in sizes[: dice.randrange(4)]]
     return [struct.pack("<I", number), *frames]
 
@@ -80,7 +80,7 @@ def received(gatherer: Gatherer, lanes: list[list[Parts]], dice: random.Random) 
     return found
 
 
-@pytest.mark.parametrize("stripes", [2, 3, 8, MOST])
+@pytest.mark.parametrize("stripes", [2, 3, 8, MAX_STRIPES])
 def test_whatever_arrives_when_messages_come_whole_and_in_order(stripes: int) -> None:
     """If only each connection keeps its order, all messages arrive intact."""
     dice = random.Random(SEED + stripes)
@@ -127,7 +127,7 @@ def test_connections_that_break_may_mix_up_anything() -> None:
 
 def test_only_what_is_cut_is_copied() -> None:
     """Views of the arrays are sent; a frame that was not cut comes out without a copy."""
-    gradient = np.arange(LEAST_BYTES, dtype=np.float32)
+    gradient = np.arange(MIN_BYTES, dtype=np.float32)
     small = b"small"
     lanes = Cutter(TOKEN).cut([small, gradient.data], 4)
     sent = [np.frombuffer(piece, np.uint8) for _, *pieces in lanes for piece in pieces]
@@ -180,8 +180,8 @@ def test_a_receiver_that_begins_anew_goes_on() -> None:
 
 def test_unfinished_messages_are_bounded() -> None:
     """One sender may hold its limit, evicting its oldest; many hold four times that."""
-    most = 4 * LEAST_BYTES
-    first, second = lanes_of([[bytes(2 * LEAST_BYTES)] for _ in range(10)], 2)
+    most = 4 * MIN_BYTES
+    first, second = lanes_of([[bytes(2 * MIN_BYTES)] for _ in range(10)], 2)
     gatherer = Gatherer(most)
     for part in first:
         gatherer.take(b"", part)
@@ -191,7 +191,7 @@ def test_unfinished_messages_are_bounded() -> None:
     assert 1 < sum(whole) < 4
     for sender in range(50):
         token = sender.to_bytes(TOKEN_BYTES, "big")
-        for part in Cutter(token).cut([bytes(3 * LEAST_BYTES)], 3)[:2]:
+        for part in Cutter(token).cut([bytes(3 * MIN_BYTES)], 3)[:2]:
             gatherer.take(b"", part)
             assert gatherer.held_bytes <= 4 * most
     assert gatherer.held_bytes > 2 * most
@@ -215,10 +215,10 @@ def test_empty_parts_and_many_senders_are_bounded() -> None:
 def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
     """With room for one sender, a shard's unfinished parts go when its next life sends."""
     gatherer = Gatherer(PLENTY, 1)
-    gatherer.take(b"", Cutter(TOKEN).cut([bytes(LEAST_BYTES)], 2)[0])
+    gatherer.take(b"", Cutter(TOKEN).cut([bytes(MIN_BYTES)], 2)[0])
     held = gatherer.held_bytes
     gatherer.take(b"", Cutter(b"u" * TOKEN_BYTES).cut([b"x"], 2)[0])
-    assert held > LEAST_BYTES // 2 > gatherer.held_bytes > 0
+    assert held > MIN_BYTES // 2 > gatherer.held_bytes > 0
 
 
 def test_what_does_not_move_is_dropped() -> None:
@@ -271,7 +271,7 @@ def test_mangled_parts_are_refused() -> None:
         said(2, 2, 2),
         said(0, 1, 2),
         said(2, 0, 1, 1),
-        said(2, 1, MOST + 1),
+        said(2, 1, MAX_STRIPES + 1),
         said(2, 1, 3),  # of another count than before
     ):
         with pytest.raises(BadMessage):
@@ -295,10 +295,10 @@ def test_mangled_parts_are_refused() -> None:
 def test_how_many_follows_from_the_round_trip() -> None:
     """One for a short round trip or small messages; 8 at 100 ms, and never more than the limit."""
     assert stripes_for(0.02, PLENTY) == 1
-    assert stripes_for(1.0, LEAST_BYTES - 1) == 1
-    assert stripes_for(0.021, LEAST_BYTES) == 2
+    assert stripes_for(1.0, MIN_BYTES - 1) == 1
+    assert stripes_for(0.021, MIN_BYTES) == 2
     assert stripes_for(0.1, PLENTY) == 8
-    assert stripes_for(float("inf"), PLENTY) == MOST
+    assert stripes_for(float("inf"), PLENTY) == MAX_STRIPES
 
 
 # --- on sockets -----------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def connections(client: Client) -> list[int]:
 def test_a_client_over_several_connections_learns_the_same() -> None:
     """Stripes change only the route: three updates over one, four and sixteen."""
     learned = []
-    for stripes in (1, 4, MOST):
+    for stripes in (1, 4, MAX_STRIPES):
         with (
             local_shards(shard_specs(TABLE, shards=2)) as cluster,
             # Nothing is repeated because the machine was busy.
@@ -371,12 +371,12 @@ def test_memory_that_is_shared_needs_no_stripes() -> None:
         assert connections(client) == [1]
 
 
-@pytest.mark.parametrize("stripes", [0, MOST + 1])
+@pytest.mark.parametrize("stripes", [0, MAX_STRIPES + 1])
 def test_a_number_that_cannot_be_is_refused(stripes: int) -> None:
     """The valid numbers are one to the maximum."""
     with (
         local_shards(shard_specs(TABLE)) as cluster,
-        pytest.raises(BadInput, match=f"stripes: expected 1 to {MOST}, got {stripes}"),
+        pytest.raises(BadInput, match=f"stripes: expected 1 to {MAX_STRIPES}, got {stripes}"),
     ):
         Client(cluster, worker="w", stripes=stripes)
 

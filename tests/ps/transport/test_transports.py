@@ -210,7 +210,7 @@ def test_who_holds_too_much_is_served_by_the_socket() -> None:
             for replica in held:
                 check_whole(cluster, replica)
             assert sum(by_socket(replica) for replica in held) > 10
-            assert len(server.shard.held._buffers) < 12
+            assert len(server.shard.parameters._buffers) < 12
             copied = len(client._arenas)
             del held, replica
             for _ in range(20):

@@ -43,7 +43,7 @@ class Door:
         """The number of whole messages that have come; unfinished ones are checked."""
         came = [[frame.bytes for frame in one[1:]] for one in self.accepted.arrived(16)]
         self.accepted._look_at = 0.0
-        self.accepted.look()
+        self.accepted.check_connections()
         return came
 
     def grow(self, by: int) -> None:
@@ -148,7 +148,7 @@ def test_a_peer_that_knows_the_job_is_not_blamed_for_other_memory(door: Door) ->
 
         def vouched() -> bool:
             for frames in door.accepted.arrived(16):
-                door.accepted.vouch(frames[0])
+                door.accepted.trust(frames[0])
                 heard.extend(frames)
             return bool(heard)
 
@@ -201,18 +201,18 @@ def test_looks_are_rare_while_every_peer_knows_the_job(
 
     def next_look_s() -> float:
         door.accepted._look_at = 0.0
-        return door.accepted.look()
+        return door.accepted.check_connections()
 
-    assert next_look_s() == unfinished_messages._CALM_LOOK_S
+    assert next_look_s() == unfinished_messages._CALM_POLL_S
     with stranger(door) as connection:
-        assert next_look_s() == unfinished_messages.LOOK_S
+        assert next_look_s() == unfinished_messages.POLL_S
         connection.sendall(GREETING[4:])
         eventually(lambda: vouched_for(door), because="the greeting arrives")
-        assert next_look_s() == unfinished_messages._CALM_LOOK_S
+        assert next_look_s() == unfinished_messages._CALM_POLL_S
         with spoken_to(door.endpoint):
             assert door.accepted.events.poll(10_000), "the loop that waits at it wakes"
-            door.accepted.look()
-            assert door.accepted._look_at <= time.monotonic() + unfinished_messages.LOOK_S
+            door.accepted.check_connections()
+            assert door.accepted._look_at <= time.monotonic() + unfinished_messages.POLL_S
 
 
 def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Door) -> None:
@@ -233,7 +233,7 @@ def test_a_message_is_not_counted_for_the_next_connection_of_its_number(door: Do
 def vouched_for(door: Door) -> bool:
     came = door.accepted.arrived(16)
     for message in came:
-        door.accepted.vouch(message[0])
+        door.accepted.trust(message[0])
     return bool(came)
 
 

@@ -73,11 +73,11 @@ class Life:
     def __init__(
         self,
         folder: Path | SimulatedDisk,
-        aside: Callable[[Callable[[], None]], BackgroundTask] = Done,
+        background: Callable[[Callable[[], None]], BackgroundTask] = Done,
         **more: Any,
     ) -> None:
         self.cost_s, self.spent_s = 0.0, 0.0
-        self.saves = Autosaves(folder, EVERY_S, aside, self._clock)
+        self.saves = Autosaves(folder, EVERY_S, background, self._clock)
         told = {"rule": Momentum(0.5), "bound": None} | more
         self.shard = Shard(spec(**told), boot=int(os.urandom(6).hex(), 16))
         try:
@@ -99,7 +99,7 @@ class Life:
         saved, _ = fresh()
         weights = np.full(SIZE, value, np.float32)
         self.say(Install(1, "job"), [saved, weights.tobytes()], now)
-        self.saves.look(self.shard, now)
+        self.saves.save_if_due(self.shard, now)
 
     def enter(self, now: float = 0.0) -> None:
         self.say(hello("w"), now=now)
@@ -112,7 +112,7 @@ class Life:
         gradient = np.random.default_rng(self.seq).standard_normal(SIZE).astype(np.float32)
         (answer,) = self.say(message, [gradient.tobytes()], now)
         assert isinstance(answer.message, Ack), answer
-        self.saves.look(self.shard, now)
+        self.saves.save_if_due(self.shard, now)
 
     def held(self) -> list[bytes]:
         return [array.tobytes() for array in self.shard.copy().arrays.values()]
@@ -158,7 +158,7 @@ def test_a_death_takes_back_no_more_than_the_interval(seed: int, tmp_path: Path)
             assert one.held() == held, f"seed {seed}"
             entry = one.shard.ledger.entries.get("w")  # it may have come since the first save
             assert (entry.seq if entry else 0) == seq, f"seed {seed}"
-            assert one.shard.journal.pushes == version, f"seed {seed}"
+            assert one.shard.metrics.pushes == version, f"seed {seed}"
         else:
             one.install()
         one.enter()
@@ -181,30 +181,30 @@ def test_when_a_save_is_due(tmp_path: Path) -> None:
     """
     later = Later()
     one = Life(tmp_path, later)
-    one.saves.look(one.shard, 100.0)
-    assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "it holds nothing"
+    one.saves.save_if_due(one.shard, 100.0)
+    assert (later.work, one.saves.next_due(one.shard)) == ([], np.inf), "it holds nothing"
     one.install(now=0.0)
     assert len(later.work) == 1
     one.enter()
     one.push(EVERY_S)
     assert len(later.work) == 1, "the first is still being written"
-    assert one.saves.next_look(one.shard) == np.inf, "nobody knows how long"
+    assert one.saves.next_due(one.shard) == np.inf, "nobody knows how long"
     later.join()
-    assert one.saves.next_look(one.shard) == EVERY_S
-    one.saves.look(one.shard, 9.9)
+    assert one.saves.next_due(one.shard) == EVERY_S
+    one.saves.save_if_due(one.shard, 9.9)
     assert later.work == []
-    one.saves.look(one.shard, EVERY_S)
+    one.saves.save_if_due(one.shard, EVERY_S)
     assert len(later.work) == 1
     one.cost_s = 1.0
     later.join()
-    one.saves.look(one.shard, 100.0)
-    assert (later.work, one.saves.next_look(one.shard)) == ([], np.inf), "nothing is new"
+    one.saves.save_if_due(one.shard, 100.0)
+    assert (later.work, one.saves.next_due(one.shard)) == ([], np.inf), "nothing is new"
     one.push(59.9)
-    assert (later.work, one.saves.next_look(one.shard)) == ([], 60.0)
+    assert (later.work, one.saves.next_due(one.shard)) == ([], 60.0)
     one.say(Quiesce(1, "job", 20.0, 1), now=59.9)
-    one.saves.look(one.shard, 60.0)
-    assert (later.work, one.saves.next_look(one.shard)) == ([], 61.0)
-    one.saves.look(one.shard, 81.0)
+    one.saves.save_if_due(one.shard, 60.0)
+    assert (later.work, one.saves.next_due(one.shard)) == ([], 61.0)
+    one.saves.save_if_due(one.shard, 81.0)
     assert len(later.work) == 1, "the standstill has run out"
     ended(one)
 
@@ -218,11 +218,11 @@ def test_a_pause_makes_no_save_rarer(tmp_path: Path) -> None:
     one.push(7.5)
     one.cost_s = 0.01
     later.join()
-    one.saves.look(one.shard, 7.5 + EVERY_S)
+    one.saves.save_if_due(one.shard, 7.5 + EVERY_S)
     assert len(later.work) == 1
     later.join()
     one.push(8.0 + EVERY_S)
-    assert one.saves.next_look(one.shard) == 7.5 + 2 * EVERY_S
+    assert one.saves.next_due(one.shard) == 7.5 + 2 * EVERY_S
     assert signature(Autosaves).parameters["clock"].default is time.thread_time
     ended(one)
 
@@ -250,7 +250,7 @@ def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
     )
     later.join()
     again = Life(tmp_path)
-    assert set(again.shard.held.weights()) == {2.0}
+    assert set(again.shard.parameters.weights()) == {2.0}
     assert ended(again) == tmp_path
 
 
@@ -310,16 +310,16 @@ def test_a_full_disk(seed: int) -> None:
     held = one.held()
     disk.full = True
     one.push(20.0)
-    one.saves.look(one.shard, 20.1)
+    one.saves.save_if_due(one.shard, 20.1)
     assert one.shard.status().trouble.startswith("autosave disk: ")
     assert disk.names() == ["save"]
     assert Life(disk).held() == held
     disk.full = False
-    one.saves.look(one.shard, 29.9)
+    one.saves.save_if_due(one.shard, 29.9)
     assert Life(disk).held() == held
-    one.saves.look(one.shard, 30.0)
+    one.saves.save_if_due(one.shard, 30.0)
     assert Life(disk).held() == one.held() != held
-    one.saves.look(one.shard, 30.1)
+    one.saves.save_if_due(one.shard, 30.1)
     assert one.shard.status().trouble == ""
 
 

@@ -112,7 +112,7 @@ def test_old_files_are_written_over(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000
     with life(folder) as again:
         assert (again.held(), again.shard.version, version) == (held, 300, 300)
-        assert again.shard.journal.pushes == 300
+        assert again.shard.metrics.pushes == 300
 
 
 @pytest.mark.parametrize("durability", LEVELS)
@@ -330,7 +330,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
     """Older logs, if still there, are replayed instead, to the same bits; else it is an error."""
     folder = tmp_path / "shard-0"
     with life(folder, Durability.PROCESS, 1 << 14) as one:
-        one.log._aside = DeferredTask  # written when it is joined
+        one.log._run_in_background = DeferredTask  # written when it is joined
         one.enter()
         while one.log._base is None:
             one.push()

@@ -182,7 +182,7 @@ class Softsign(HostLayer):
     def set_up(self) -> tuple[Shape, ...]:
         return (self.bottoms[0],)
 
-    def compute(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def compute(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._over = 1 + np.abs(bottoms[0])
         return (bottoms[0] / self._over,)
 

@@ -43,8 +43,8 @@ def means(folder: Path, seed: int = 4) -> tuple[Path, NDArray[np.float32]]:
 
 def seen(net: Network, pixels: Pixels, step: int = 0, seed: int = 1) -> NDArray[np.float32]:
     batch: Batch = {"data": pixels, "label": np.zeros(len(pixels), np.int64)}
-    moment = StepKey(step, seed)
-    net.forward(net.table.empty(), net.prepare(batch, moment), moment)
+    step_key = StepKey(step, seed)
+    net.forward(net.table.empty(), net.prepare(batch, step_key), step_key)
     found: NDArray[np.float32] = net.blob("data")
     return found
 

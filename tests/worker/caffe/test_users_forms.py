@@ -146,7 +146,7 @@ def test_columns_by_name_from_a_data_frame() -> None:
     layer = """layer { name: "d" type: "CoSData" top: "pic" top: "lab" cos_data_param {
         batch_size: 2 top { name: "pic" type: ENCODED_IMAGE channels: 1 height: 4 width: 4 }
         top { name: "lab" type: INT sample_num_axes: 0 } } }"""
-    wanted = data_of(Description(layer)).wanted
+    wanted = data_of(Description(layer)).options
     assert (wanted.tops, wanted.encoded, wanted.colour) == (("pic", "lab"), ("pic",), False)
 
 

@@ -132,10 +132,10 @@ def test_images_that_cannot_be_decoded_are_skipped_up_to_a_limit(
     good = Datum(encoded=True, data=image_decoding.encode(images(1)[0])).SerializeToString()
     bad = Datum(encoded=True, data=b"no image").SerializeToString()
     path = database(tmp_path / "made", [good, bad, good, bad, good])
-    assert rows(open_source(path, most_skipped=2))["id"].to_pylist() == [0, 2, 4]
+    assert rows(open_source(path, max_skipped=2))["id"].to_pylist() == [0, 2, 4]
     assert "skipped 2 of 5 images, which cannot be decoded: record 0001, record 0003" in caplog.text
     with pytest.raises(BadInput, match=r"record 0003: .*; expected at most 1 images that cannot"):
-        rows(open_source(path, most_skipped=1))
+        rows(open_source(path, max_skipped=1))
 
 
 def _bad(label: int = 1, **fields: Any) -> bytes:

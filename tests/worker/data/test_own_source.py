@@ -42,7 +42,7 @@ def test_a_net_names_a_class() -> None:
     """The class gets the path and what the net wants."""
     source = open_net_data(data_of(Description(NET.format(kind="bars.Bars"))), classes=3)
     assert isinstance(source, Bars)
-    assert (source.path, source.wanted.classes, source.shape) == (Path("any/path"), 3, (1, 2, 2))
+    assert (source.path, source.options.classes, source.shape) == (Path("any/path"), 3, (1, 2, 2))
     (batch,) = source.batches(start=4, stop=6)
     assert batch["data"].to_pylist() == [b"\4\4\4\4", b"\5\5\5\5"]
 

@@ -13,7 +13,7 @@ from tests.support.serial_solver import SerialSolver
 from worker.batches import Batches
 from worker.caffe.caffe_pb2 import Datum
 from worker.caffe.net import Description
-from worker.caffe.net_data import data_of, wanted_of
+from worker.caffe.net_data import data_of, read_options_of
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.columns import ColumnKind
@@ -140,6 +140,6 @@ def test_one_table_has_not_the_rows_of_two_sources(job: Path) -> None:
     """A DataFrame is refused, and other data."""
     net = Description(NET, file=str(job / "net.prototxt"))
     with pytest.raises(BadInput, match=r"one table, got .*layer left and .*layer right; use one"):
-        wanted_of(net)
+        read_options_of(net)
     with pytest.raises(BadInput, match=r"images: expected no such data, .*layer left and .*right"):
         open_net_data(data_of(net), job / "images")

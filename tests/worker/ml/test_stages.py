@@ -229,7 +229,7 @@ def test_a_module_of_flax(clouds: Any) -> None:
     layers = model.copy({model.outputMapping: {"hidden": "inner"}})
     with pytest.raises(PythonException, match="expected no layers of a flax module as columns"):
         layers.transform(assembled).collect()
-    with pytest.raises(BadInput, match=r"Normalised: expected a module whose .* got norm\.mean"):
+    with pytest.raises(BadInput, match=r"Normalised: expected a module with .* got norm\.mean"):
         classifier(model=f"{flax}:Normalised").fit(assembled)
 
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cupy_kernels import softmax
-from worker.caffe.layer import Arrays, Layer, Shape, StepKey, Takes
+from worker.caffe.layer import Arrays, Layer, Shape, StepKey, SupportedFields
 from worker.caffe.layers.labelled import Labelled
 
 
 class Accuracy(Labelled):
     """The share of rows with the true class among the `top_k` best; the second top is by class."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "accuracy_param": frozenset({"top_k", "axis", "ignore_label"})
     }
 
@@ -23,7 +23,7 @@ class Accuracy(Labelled):
             raise self.bad(f"expected a top_k in [1, {self.classes}], got {param.top_k}")
         return ((), (self.classes,))[: len(self.spec.top)]
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         rule = (self._ignored, self.spec.accuracy_param.top_k, self.work)
         share = softmax.accuracy(x, labels, *rule)

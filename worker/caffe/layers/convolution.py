@@ -6,14 +6,14 @@ from typing import ClassVar
 from cupy_kernels import channels, convolution, window_shapes
 from cupy_kernels.types import Array
 from cupy_kernels.workspace import Workspace
-from worker.caffe.layer import Arrays, Gradients, Layer, Shape, StepKey, Takes, Wanted
+from worker.caffe.layer import Arrays, Gradients, Layer, NeedsGrad, Shape, StepKey, SupportedFields
 from worker.caffe.layers.window_fields import Pair, image_of, misfit, pair
 
 
 class _Convolving(Layer):
     """What both layers read from their entries."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "convolution_param": frozenset({
             "num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler",
             "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w",
@@ -38,7 +38,7 @@ class _Convolving(Layer):
             pair(self, param, "pad", "pad", 0),
             self._dilation(),
             group,
-            self.setting.precision,
+            self.context.precision,
         )
         return out
 
@@ -68,7 +68,7 @@ class Convolution(_Convolving):
         self._rectifies = True
         return True
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x = bottoms[0]
         self._x_shape = x.shape
         bias = weights[1] if len(weights) > 1 else None
@@ -78,7 +78,7 @@ class Convolution(_Convolving):
         return (y,)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         return [
@@ -91,7 +91,7 @@ class Convolution(_Convolving):
                 out[1] if len(out) > 1 else None,
                 self.shape,
                 self.work,
-                wanted=wanted[0],
+                wanted=needs_grad[0],
             )
         ]
 
@@ -114,13 +114,13 @@ class Deconvolution(_Convolving):
         if min(size) < 1:
             raise misfit(self, shape)
         self._size = size
-        self._back, self._bias = Workspace(self.setting.pool), Workspace(self.setting.pool)
+        self._back, self._bias = Workspace(self.context.pool), Workspace(self.context.pool)
         self.add_parameter((c, out // param.group, *shape.kernel), param.weight_filler)
         if param.bias_term:
             self.add_parameter((out,), param.bias_filler)
         return ((n, out, *size),)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._x = bottoms[0]
         outputs = self.spec.convolution_param.num_output
         y_shape = (len(self._x), *self._size, outputs)
@@ -128,7 +128,7 @@ class Deconvolution(_Convolving):
         return (self._biased(y, weights),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dy = gradients[0]
         assert dy is not None
@@ -141,7 +141,7 @@ class Deconvolution(_Convolving):
                 *(self._x, kept, dy.shape, weights[0], out[0], None, self.shape, self._back),
                 wanted=False,
             )
-        return [dx if wanted[0] else None]
+        return [dx if needs_grad[0] else None]
 
     def _biased(self, y: Array, weights: Arrays) -> Array:
         return channels.scale(y, None, weights[1], self._bias) if len(weights) > 1 else y

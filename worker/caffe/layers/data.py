@@ -19,7 +19,7 @@ from worker.caffe.caffe_pb2 import (
     FillerParameter,
     TransformationParameter,
 )
-from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, Takes, to_nhwc
+from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, SupportedFields, to_nhwc
 from worker.caffe.transform import FIELDS, Image, Transform, transformed
 from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
@@ -74,13 +74,13 @@ class _Source(SourceLayer):
             for top in range(len(self.spec.top)):
                 self.column_spec(top).find(selected, f"{self.where}: dataframe_column_select")
 
-    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+    def prepare(self, top: int, column: AnyArray, step_key: StepKey) -> AnyArray:
         transform = self.transforms.get(top)
         if transform is None:
             return column
-        return transform.on_host(self.fitting(top, column, transform.image), moment)
+        return transform.on_host(self.fitting(top, column, transform.image), step_key)
 
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         if top not in self.transforms:
             return self.numbers(top, batch, like)
         column = self.fitting(top, self.column(top, batch), self.tops[top][1:])
@@ -105,9 +105,9 @@ class _Images(_Source):
             return ColumnSpec(self.spec.top[top], (), ColumnKind.LABEL)
         return super().column_spec(top)
 
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         if not top:
-            return super().read(top, batch, like, moment)
+            return super().read(top, batch, like, step_key)
         column = self.fitting(top, self.column(top, batch), ())
         whole = column.dtype.kind in "bui"
         return self.brought(column, "labels", np.int64 if whole else np.float32, like)
@@ -121,14 +121,14 @@ class _Images(_Source):
     @property
     def known_shape(self) -> Image | None:
         """The (c, h, w) of the data: of this layer's own source, where the net has several."""
-        own = self.setting.row_shapes.get(self.spec.top[0], ())
-        return (own[0], own[1], own[2]) if len(own) == 3 else self.setting.data_shape
+        own = self.context.row_shapes.get(self.spec.top[0], ())
+        return (own[0], own[1], own[2]) if len(own) == 3 else self.context.data_shape
 
 
 class Data(_Images):
     """A database of images: LMDB or LevelDB."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "transform_param": FIELDS,
         "data_param": frozenset(
             {"source", "backend", "batch_size", "prefetch", "force_encoded_color"}
@@ -142,7 +142,7 @@ class Data(_Images):
 class ImageData(_Images):
     """Image files that a list names, each with its label."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "transform_param": FIELDS,
         "image_data_param": frozenset({
             "source", "batch_size", "shuffle", "new_height", "new_width", "is_color", "root_folder",
@@ -159,7 +159,7 @@ class MemoryData(_Images):
     With a crop the size may be that before the crop, as in CaffeOnSpark, or after, as in Caffe.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "transform_param": FIELDS,
         "source_class": frozenset(),
         "memory_data_param": frozenset({
@@ -192,12 +192,12 @@ class MemoryData(_Images):
 class HDF5Data(_Source):
     """Datasets of HDF5 files, with the tops' names. As in Caffe, they have no transform."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "hdf5_data_param": frozenset({"source", "batch_size", "shuffle"}),
     }
 
     def set_up(self) -> tuple[Shape, ...]:
-        size, known = self.spec.hdf5_data_param.batch_size, self.setting.row_shapes
+        size, known = self.spec.hdf5_data_param.batch_size, self.context.row_shapes
         self.set_batch(size)
         for top in self.spec.top:
             if top not in known:
@@ -211,7 +211,7 @@ class HDF5Data(_Source):
 class CoSData(_Source):
     """CoSData of CaffeOnSpark: columns of a DataFrame, each with a type, a shape, a transform."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "source_class": frozenset(),
         "cos_data_param": frozenset({
             "source", "batch_size", "top", "dataframe_column_select", "dataframe_format",
@@ -260,18 +260,18 @@ class CoSData(_Source):
     def encoded(self, top: int) -> bool | None:
         return self.spec.cos_data_param.top[top].type in ENCODED
 
-    def prepare(self, top: int, column: AnyArray, moment: StepKey) -> AnyArray:
+    def prepare(self, top: int, column: AnyArray, step_key: StepKey) -> AnyArray:
         if top in self.transforms:
-            return super().prepare(top, column, moment)
+            return super().prepare(top, column, step_key)
         # A column of whole labels has no axes apart from its rows.
         rows = column.reshape(-1, *self._row(top)) if column.ndim == 1 else column
         rows = self.fitting(top, rows, self._row(top))
         transposed = self.spec.cos_data_param.top[top].transpose
         return np.ascontiguousarray(as_host(rows).T) if transposed else rows
 
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         if not self.spec.cos_data_param.top[top].transpose:
-            return super().read(top, batch, like, moment)
+            return super().read(top, batch, like, step_key)
         there = self.brought(self.column(top, batch), f"column{top}", np.float32, like)
         x = self.work.take(f"x{top}", there.shape, like)
         copy(there, x)
@@ -285,7 +285,7 @@ class CoSData(_Source):
 class Input(SourceLayer):
     """Blobs of given shapes: the caller's columns, as float32."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"input_param": frozenset({"shape"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"input_param": frozenset({"shape"})}
     TOPS = range(1, 17)
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -297,14 +297,14 @@ class Input(SourceLayer):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
         return tuple(shapes * count if len(shapes) == 1 else shapes)
 
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         return self.numbers(top, batch, like)
 
 
 class DummyData(SourceLayer):
     """Blobs of given shapes, drawn by fillers, again for each step."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "dummy_data_param": frozenset({
             "data_filler", "shape", "num", "channels", "height", "width",
         })
@@ -339,9 +339,11 @@ class DummyData(SourceLayer):
             raise self.bad(f"{field}: expected {expected} for {count} tops, got {len(given)}")
         return list(given) * count if len(given) == 1 else list(given)
 
-    def read(self, top: int, batch: Batch, like: AnyArray, moment: StepKey) -> AnyArray:
+    def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         values = np.empty(self.tops[top], np.float32)
-        fillers.fill(values, f"{self.key}/{top}/{moment.number}", self._fillers[top], moment.seed)
+        fillers.fill(
+            values, f"{self.key}/{top}/{step_key.number}", self._fillers[top], step_key.seed
+        )
         x = self.work.take(f"x{top}", to_nhwc(values).shape, like)
         copy(np.ascontiguousarray(to_nhwc(values)), x)
         return x

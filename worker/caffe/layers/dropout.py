@@ -7,13 +7,13 @@ from typing import ClassVar
 from cupy_kernels import dropout
 from cupy_kernels.rng_keys import RngKey
 from cupy_kernels.types import Array
-from worker.caffe.layer import Layer, Shape, StepKey, Takes, Unary
+from worker.caffe.layer import Layer, Shape, StepKey, SupportedFields, Unary
 
 
 class Dropout(Unary):
     """Sets some activations to zero while training and scales the others up; no effect in tests."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"dropout_param": frozenset({"dropout_ratio"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"dropout_param": frozenset({"dropout_ratio"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._ratio = self.spec.dropout_param.dropout_ratio
@@ -23,10 +23,10 @@ class Dropout(Unary):
         self._drops = self.training and self._ratio > 0
         return super().set_up()
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         if not self._drops:
             return x
-        draw = RngKey(moment.seed, moment.step, self._number)
+        draw = RngKey(step_key.seed, step_key.step, self._number)
         y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
         return y
 

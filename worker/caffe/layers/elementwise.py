@@ -15,11 +15,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     by_channel,
     caffe_shape,
     from_channel,
@@ -37,7 +37,7 @@ class Elementwise(Unary):
     def function_of(self) -> Function:
         """The function that the layer's entry describes."""
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         self._x = x
         self._y = activation.forward(self.function, x, self.work)
         return self._y
@@ -51,7 +51,9 @@ class Elementwise(Unary):
 class ReLU(Elementwise):
     """x above 0, negative_slope * x elsewhere."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"relu_param": frozenset({"negative_slope", "engine"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
+        "relu_param": frozenset({"negative_slope", "engine"})
+    }
     _done = _over = False
 
     def function_of(self) -> Function:
@@ -62,9 +64,9 @@ class ReLU(Elementwise):
         self._over = before.OVERWRITABLE
         return self._done
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         if self.function != activation_functions.Relu():
-            return super().apply(x, moment)
+            return super().apply(x, step_key)
         y = x if self._done else activation.relu(x, 0.0, self.work, over=self._over)
         self._x = self._y = y  # its gradient can be computed from its output
         return y
@@ -73,7 +75,9 @@ class ReLU(Elementwise):
 class PReLU(Layer):
     """x above 0, slope * x elsewhere, with a slope that is learnt: one per channel, or one."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"prelu_param": frozenset({"filler", "channel_shared"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
+        "prelu_param": frozenset({"filler", "channel_shared"})
+    }
 
     def set_up(self) -> tuple[Shape, ...]:
         param, (bottom,) = self.spec.prelu_param, self.bottoms
@@ -84,14 +88,14 @@ class PReLU(Layer):
         self.add_parameter(() if param.channel_shared else (bottom[1],), filler)
         return (bottom,)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._shape = caffe_shape(bottoms[0])
         self._x = by_channel(bottoms[0], 1, 1, self.work, "x")
         y = activation.prelu(self._x, weights[0].reshape(-1), self.work)
         return (from_channel(y, self._shape, 1, 1, self.work, "top"),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         dx = activation.prelu_backward(
@@ -101,7 +105,7 @@ class PReLU(Layer):
             None if out[0] is None else out[0].reshape(-1),
             self.work,
         )
-        return [from_channel(dx, self._shape, 1, 1, self.work, "bottom") if wanted[0] else None]
+        return [from_channel(dx, self._shape, 1, 1, self.work, "bottom") if needs_grad[0] else None]
 
 
 def _log_of_base(layer: Layer, base: float) -> float:
@@ -136,11 +140,11 @@ def _clip(layer: Layer) -> Function:
 
 class _Row(NamedTuple):
     what: str
-    fields: Takes
+    fields: SupportedFields
     function_of: Callable[[Layer], Function]
 
 
-def _own(message: str, *fields: str) -> Takes:
+def _own(message: str, *fields: str) -> SupportedFields:
     return {message: frozenset(fields)}
 
 

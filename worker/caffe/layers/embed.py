@@ -9,10 +9,10 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     as_stored,
     caffe_shape,
     flat,
@@ -22,7 +22,7 @@ from worker.caffe.layer import (
 class Embed(Layer):
     """The row of a table (input_dim, num_output) for each index, plus a bias (num_output,)."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "embed_param": frozenset({
             "num_output", "input_dim", "bias_term", "weight_filler", "bias_filler",
         })
@@ -41,7 +41,7 @@ class Embed(Layer):
             self.add_parameter((param.num_output,), param.bias_filler)
         return ((*self.bottoms[0], param.num_output),)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._ids = self._indices(bottoms[0])
         y = embedding.gather(weights[0], self._ids, self.work)
         if len(weights) > 1:
@@ -49,7 +49,7 @@ class Embed(Layer):
         return (as_stored(y.reshape(*caffe_shape(bottoms[0]), -1), self.work, "top"),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         dy = flat(gradients[0], gradients[0].ndim - 1, self.work, "dy")

@@ -10,10 +10,10 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     as_stored,
     caffe_shape,
     flat,
@@ -26,7 +26,7 @@ class InnerProduct(Layer):
     The axes from `axis` on are flattened in Caffe's order (c, h, w), so that Caffe's weights fit.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "inner_product_param": frozenset({
             "num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose",
         })
@@ -51,7 +51,7 @@ class InnerProduct(Layer):
         self._rectifies = True
         return True
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._x_shape = caffe_shape(bottoms[0])
         self._x = flat(bottoms[0], self._axis, self.work, "x")
         bias = weights[1] if len(weights) > 1 else None
@@ -60,13 +60,13 @@ class InnerProduct(Layer):
             self._turn(weights[0]),
             bias,
             self.work,
-            self.setting.precision,
+            self.context.precision,
             relu=self._rectifies,
         )
         return (as_stored(y.reshape(*self._x_shape[: self._axis], -1), self.work, "top"),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         dx = inner_product.backward(
@@ -76,8 +76,8 @@ class InnerProduct(Layer):
             None if out[0] is None else self._turn(out[0]),
             out[1] if len(out) > 1 else None,
             self.work,
-            self.setting.precision,
-            wanted=wanted[0],
+            self.context.precision,
+            wanted=needs_grad[0],
         )
         return [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
 

@@ -11,21 +11,23 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     memory_axis,
 )
 
 _MANY = 1025
-_MOST_MAXIMA = 256  # a maximum's origin is kept in a byte
+_MAX_MAXIMA = 256  # a maximum's origin is kept in a byte
 
 
 class Concat(Layer):
     """The bottoms, joined along an axis."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"concat_param": frozenset({"axis", "concat_dim"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
+        "concat_param": frozenset({"axis", "concat_dim"})
+    }
     BOTTOMS = range(1, _MANY)
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -37,12 +39,12 @@ class Concat(Layer):
         joined = sum(shape[axis] for shape in self.bottoms)
         return ((*first[:axis], joined, *first[axis + 1 :]),)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._sizes = [x.shape[self._axis] for x in bottoms]
         return (channels.concatenate(bottoms, self._axis, self.work),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         return channels.split(gradients[0], self._sizes, self._axis, self.work)
@@ -51,7 +53,7 @@ class Concat(Layer):
 class Slice(Layer):
     """The bottom, cut along an axis at the slice points, or into equal parts."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "slice_param": frozenset({"axis", "slice_dim", "slice_point"})
     }
     TOPS = range(1, _MANY)
@@ -76,7 +78,7 @@ class Slice(Layer):
         self._axis, self._caffe_axis = memory_axis(axis, len(bottom)), axis
         return tuple((*bottom[:axis], size, *bottom[axis + 1 :]) for size in self._sizes)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x = bottoms[0]
         self._like, sizes = x, self._sizes
         if self._caffe_axis == 0 and x.shape[0] != sum(sizes):
@@ -84,7 +86,7 @@ class Slice(Layer):
         return tuple(channels.split(x, sizes, self._axis, self.work))
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         shape = list(self._like.shape)
         parts = []
@@ -105,11 +107,11 @@ class Split(Layer):
     def set_up(self) -> tuple[Shape, ...]:
         return (self.bottoms[0],) * len(self.spec.top)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         return (bottoms[0],) * len(self.spec.top)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         given = [dy for dy in gradients if dy is not None]
         if len(given) == 1:
@@ -120,7 +122,7 @@ class Split(Layer):
 class Eltwise(Layer):
     """The sum of the bottoms (with a factor for each), their product, or their maximum."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "eltwise_param": frozenset({"operation", "coeff", "stable_prod_grad"})
     }
     BOTTOMS = range(2, _MANY)
@@ -134,13 +136,13 @@ class Eltwise(Layer):
                 f"expected a coeff for each of {count} bottoms of a SUM, or none, got"
                 f" {len(param.coeff)}"
             )
-        if param.operation == EltwiseParameter.MAX and count > _MOST_MAXIMA:
-            raise self.bad(f"expected at most {_MOST_MAXIMA} bottoms of a MAX, got {count}")
+        if param.operation == EltwiseParameter.MAX and count > _MAX_MAXIMA:
+            raise self.bad(f"expected at most {_MAX_MAXIMA} bottoms of a MAX, got {count}")
         self._factors = list(param.coeff) or [1.0] * count
         self.check_alike()
         return (self.bottoms[0],)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         if self._operation == EltwiseParameter.SUM:
             return (eltwise.weighted_sum(bottoms, self._factors, self.work),)
         self._bottoms = bottoms
@@ -150,11 +152,13 @@ class Eltwise(Layer):
         return (y,)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dy = gradients[0]
         assert dy is not None
-        return [self._gradient(dy, index) if want else None for index, want in enumerate(wanted)]
+        return [
+            self._gradient(dy, index) if want else None for index, want in enumerate(needs_grad)
+        ]
 
     def _gradient(self, dy: Array, index: int) -> Array:
         if self._operation == EltwiseParameter.SUM:
@@ -173,7 +177,7 @@ class Silence(Layer):
     def set_up(self) -> tuple[Shape, ...]:
         return ()
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         return ()
 
 

@@ -18,10 +18,10 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     as_stored,
     caffe_shape,
     flat,
@@ -33,7 +33,7 @@ _LOSS = frozenset({"ignore_label", "normalize", "normalization"})
 
 
 class _Loss(Layer):
-    """A loss of rows, whose gradient by the first bottom is computed with it.
+    """A loss of rows; its gradient by the first bottom is computed with it.
 
     The gradient by the second bottom, if it has one, is the opposite.
     """
@@ -46,12 +46,12 @@ class _Loss(Layer):
     def loss(self, bottoms: Arrays) -> tuple[AnyArray, ...]:
         """The tops, and the gradient by the first bottom, in that bottom's order in memory."""
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         *tops, self._dx = self.loss(bottoms)
         return tops[: len(self.spec.top)]
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         weight = float(backends.as_host(gradients[0]))
@@ -59,7 +59,7 @@ class _Loss(Layer):
             eltwise.weighted_sum_backward(self._dx, sign * weight, side, self.work)
             if want and side not in self.LABELS
             else None
-            for side, (sign, want) in enumerate(zip((1, -1, 0), wanted, strict=False))
+            for side, (sign, want) in enumerate(zip((1, -1, 0), needs_grad, strict=False))
         ]
 
     def rows(self, bottom: AnyArray, role: str) -> Array:
@@ -119,7 +119,7 @@ class ClassLoss(_Loss):
 class HingeLoss(ClassLoss):
     """The sum (L1) or sum of squares (L2) of max(0, 1 + score), the true class's score negated."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"hinge_loss_param": frozenset({"norm"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"hinge_loss_param": frozenset({"norm"})}
 
     def rule(self) -> ClassRule:
         plain = self.spec.hinge_loss_param.norm == HingeLossParameter.L1
@@ -136,7 +136,7 @@ class MultinomialLogisticLoss(ClassLoss):
 class InfogainLoss(Labelled, _Loss):
     """-sum of H[label, k] log softmax(x)[k] over k; H is in a file, or the third bottom."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "infogain_loss_param": frozenset({"source", "axis"}),
         "loss_param": _LOSS,
     }
@@ -185,7 +185,7 @@ class InfogainLoss(Labelled, _Loss):
 class SigmoidCrossEntropyLoss(_Loss):
     """The cross-entropy of sigmoid(x) and targets in [0, 1], over the number of rows by default."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"loss_param": _LOSS}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"loss_param": _LOSS}
     TOPS = range(1, 3)
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -214,7 +214,7 @@ class ContrastiveLoss(_Loss):
     d is the distance of two rows; with legacy_version, others give max(margin - d^2, 0).
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "contrastive_loss_param": frozenset({"margin", "legacy_version"})
     }
     BOTTOMS = range(3, 4)

@@ -12,11 +12,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     as_stored,
     by_channel,
     caffe_shape,
@@ -29,7 +29,7 @@ from worker.caffe.layers.window_fields import image_of
 class LRN(Unary):
     """Local response normalisation, across channels or within each."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "lrn_param": frozenset({"local_size", "alpha", "beta", "norm_region", "k", "engine"})
     }
 
@@ -44,7 +44,7 @@ class LRN(Unary):
         self._rule = Lrn(param.local_size, param.alpha, param.beta, k)
         return super().set_up()
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         self._x = x
         if not self._within:
             return lrn.across(x, self._rule, self.work)
@@ -65,7 +65,7 @@ class BatchNorm(Layer):
     a buffer travels with the gradients, as the difference between its old and new value.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "batch_norm_param": frozenset({"use_global_stats", "moving_average_fraction", "eps"})
     }
 
@@ -90,7 +90,7 @@ class BatchNorm(Layer):
         self._deferred = not self._global
         return self._deferred
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         param = self.spec.batch_norm_param
         self._shape = caffe_shape(bottoms[0])
         x = by_channel(bottoms[0], 1, 1, self.work, "x")
@@ -110,11 +110,11 @@ class BatchNorm(Layer):
         return (from_channel(y, self._shape, 1, 1, self.work, "top"),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
-        if not wanted[0] or self._deferred:
-            return gradients if wanted[0] else [None]
+        if not needs_grad[0] or self._deferred:
+            return gradients if needs_grad[0] else [None]
         dy = by_channel(gradients[0], 1, 1, self.work, "dy")
         if self._global:
             dx = channels.scale_backward(dy, self._x, self.statistics[1], None, None, self.work)
@@ -140,7 +140,7 @@ class BatchNorm(Layer):
 class MVN(Unary):
     """Each image's channel (or image) minus its mean, and over its standard deviation plus eps."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "mvn_param": frozenset({"normalize_variance", "across_channels", "eps"})
     }
 
@@ -151,7 +151,7 @@ class MVN(Unary):
         self._epsilon = param.eps if param.normalize_variance else None
         return super().set_up()
 
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         self._shape = caffe_shape(x)
         rows = flat(x, self._axis, self.work, "x in order")
         y, self._kept = mvn.forward(rows, self._epsilon, self.work)

@@ -13,11 +13,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     as_stored,
     flat,
 )
@@ -33,7 +33,7 @@ class Pooling(Unary):
     a bottom without negative values.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "pooling_param": frozenset({
             "pool", "pad", "pad_h", "pad_w", "kernel_size", "kernel_h", "kernel_w", "stride",
             "stride_h", "stride_w", "engine", "global_pooling", "round_mode",
@@ -71,7 +71,7 @@ class Pooling(Unary):
             raise self.bad("global_pooling sets the kernel; expected no kernel_size with it")
         return h, w
 
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         self._x_shape = x.shape
         if self._kind == PoolingParameter.AVE:
             return pooling.average_forward(x, self._shape, self.work)
@@ -79,7 +79,7 @@ class Pooling(Unary):
             y, self._where = pooling.max_forward(x, self._shape, self.work)
             return y
         if self.training:
-            draw = RngKey(moment.seed, moment.step, number_of(self.key))
+            draw = RngKey(step_key.seed, step_key.step, number_of(self.key))
             y, self._where = pooling.stochastic_forward(x, self._shape, draw, self.work)
             return y
         self._x = x
@@ -106,7 +106,7 @@ class Pooling(Unary):
 class SPP(Layer):
     """Spatial pyramid pooling (He et al. 2014): 1x1, 2x2, 4x4, ... windows, joined."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "spp_param": frozenset({"pyramid_height", "pool", "engine"})
     }
 
@@ -118,7 +118,7 @@ class SPP(Layer):
             raise self.bad(f"expected a pyramid_height in [1, 16], got {param.pyramid_height}")
         self._max = param.pool == SPPParameter.MAX
         self._levels = [self._level(2**level, h, w) for level in range(param.pyramid_height)]
-        self._works = [Workspace(self.setting.pool) for _ in self._levels]
+        self._works = [Workspace(self.context.pool) for _ in self._levels]
         self._sizes = [c * bins * bins for bins in (2**n for n in range(len(self._levels)))]
         return ((n, sum(self._sizes)),)
 
@@ -133,7 +133,7 @@ class SPP(Layer):
             )
         return shape
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x, parts = bottoms[0], []
         self._x_shape = x.shape
         self._where = []
@@ -147,11 +147,11 @@ class SPP(Layer):
         return (channels.concatenate(parts, 1, self.work),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dy = gradients[0]
         assert dy is not None
-        if not wanted[0]:
+        if not needs_grad[0]:
             return [None]
         dx = self.work.zeros("dx", self._x_shape, dy)
         n, h, w, c = self._x_shape

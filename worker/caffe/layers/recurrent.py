@@ -20,10 +20,10 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     as_stored,
     caffe_shape,
     flat,
@@ -36,7 +36,7 @@ class _Recurrent(Layer):
     A step's gates are x W^T + b, computed for all steps at once, plus the state times its matrix.
     """
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "recurrent_param": frozenset({
             "num_output", "weight_filler", "bias_filler", "debug_info", "expose_hidden",
         })
@@ -115,7 +115,7 @@ class _Recurrent(Layer):
         """The gradient by the hidden units of all steps; writes those of its tensors."""
         return dy
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._x_shape, self._cont = caffe_shape(bottoms[0]), bottoms[1]
         time, batch = self._x_shape[:2]
         self._x = flat(bottoms[0], 2, self.work, "x")
@@ -146,14 +146,14 @@ class _Recurrent(Layer):
         return (self.output(weights),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dy, matrix = gradients[0], weights[self._matrix]
         if dy is None:  # only the last state was used
             for place in out:
                 if place is not None:
                     place.fill(0.0)
-            return [None] * len(wanted)
+            return [None] * len(needs_grad)
         dhidden = self.output_back(dy, weights, out).reshape(self._hidden.shape)
         self._dgates = self.work.take("dgates", self._gates.shape, dy)
         counted = self.work.take("dgates counted", self._gates.shape[1:], dy)
@@ -165,11 +165,11 @@ class _Recurrent(Layer):
         rows = self._dgates.reshape(len(self._x), -1)
         before = self._counted.reshape(len(rows), -1)
         self.product_back(rows, before, matrix, (out[self._matrix],), "matrix", wanted=False)
-        dx = self.product_back(rows, self._x, weights[0], out[:2], "input", wanted=wanted[0])
+        dx = self.product_back(rows, self._x, weights[0], out[:2], "input", wanted=needs_grad[0])
         found = [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
         found.append(None)
         if self._static:
-            found.append(self._static_back(weights, out, wanted[2]))
+            found.append(self._static_back(weights, out, needs_grad[2]))
         if self._exposed:
             assert dproducts is not None
             found += [d.reshape(1, *d.shape) for d in self.dstates(dproducts)]
@@ -177,21 +177,21 @@ class _Recurrent(Layer):
 
     def product(self, x: Array, weight: Array, bias: Array | None, role: str) -> Array:
         """x W^T + b, in memory of this role."""
-        return inner_product.forward(x, weight, bias, self.works[role], self.setting.precision)
+        return inner_product.forward(x, weight, bias, self.works[role], self.context.precision)
 
     def product_back(
         self, dy: Array, x: Array, weight: Array, out: Gradients, role: str, *, wanted: bool = True
     ) -> Array | None:
         """The gradient by x, if wanted; writes those by weight and bias into `out`."""
         dweight, dbias = (*out, None, None)[:2]
-        work, precision = self.works[role], self.setting.precision
+        work, precision = self.works[role], self.context.precision
         dx: Array | None = inner_product.backward(
             dy, x, weight, dweight, dbias, work, precision, wanted=wanted
         )
         return dx
 
     def _static_back(self, weights: Arrays, out: Gradients, wanted: bool) -> AnyArray | None:
-        """The gradient by the third bottom, whose part of the gates is the same in every step."""
+        """The gradient by the third bottom; its part of the gates is the same in every step."""
         batch, gates = self._gates.shape[1:]
         steps = self._dgates.reshape(len(self._gates), -1)
         sums = self.work.take("static sums", (batch * gates,), steps)

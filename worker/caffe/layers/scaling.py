@@ -11,10 +11,10 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
-    Wanted,
+    SupportedFields,
     as_stored,
     by_channel,
     caffe_shape,
@@ -69,11 +69,11 @@ class _Broadcasting(Layer):
             return flat(bottoms[1], 0, self.work, "operand").reshape(-1)
         return weights[0].reshape(-1)
 
-    def place(self, out: Gradients, wanted: Wanted, like: Array) -> Array | None:
-        """Where to write the operand's gradient, flat; None if it is not wanted."""
+    def place(self, out: Gradients, needs_grad: NeedsGrad, like: Array) -> Array | None:
+        """Where to write the operand's gradient, flat; None if it is not needed."""
         if len(self.bottoms) == 2:
             size = prod(self._operand_shape)
-            return self.work.take("doperand", (size,), like) if wanted[1] else None
+            return self.work.take("doperand", (size,), like) if needs_grad[1] else None
         return None if out[0] is None else out[0].reshape(-1)
 
     def returned(self, place: Array | None) -> AnyArray | None:
@@ -90,7 +90,7 @@ class _Broadcasting(Layer):
 class Scale(_Broadcasting):
     """x times a tensor or the second bottom, plus a bias with bias_term."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "scale_param": frozenset({"axis", "num_axes", "filler", "bias_term", "bias_filler"})
     }
 
@@ -112,7 +112,7 @@ class Scale(_Broadcasting):
             self._norm = before
         return self._norm is not None
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self.note(bottoms)
         self._x = self.spread(bottoms[0], "x")
         self._factors = self.operand(bottoms, weights)
@@ -125,25 +125,27 @@ class Scale(_Broadcasting):
         return (self.gathered(y, "top"),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         dbias = out[-1] if self.spec.scale_param.bias_term else None
-        place = self.place(out, wanted, gradients[0])
+        place = self.place(out, needs_grad, gradients[0])
         dy, dbias = self.spread(gradients[0], "dy"), None if dbias is None else dbias.reshape(-1)
         if self._norm is None:
             dx = channels.scale_backward(dy, self._x, self._factors, place, dbias, self.work)
         else:
             known = *self._norm.statistics, self._factors
             dx = batch_norm.backward(dy, self._x, *known, place, dbias, self.work)
-        found = [self.gathered(dx, "bottom") if wanted[0] else None]
-        return found if len(wanted) == 1 else [*found, self.returned(place)]
+        found = [self.gathered(dx, "bottom") if needs_grad[0] else None]
+        return found if len(needs_grad) == 1 else [*found, self.returned(place)]
 
 
 class Bias(_Broadcasting):
     """x plus a tensor or the second bottom."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"bias_param": frozenset({"axis", "num_axes", "filler"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
+        "bias_param": frozenset({"axis", "num_axes", "filler"})
+    }
 
     def set_up(self) -> tuple[Shape, ...]:
         shape = self.read_axes(self.spec.bias_param)
@@ -151,7 +153,7 @@ class Bias(_Broadcasting):
             self.add_parameter(shape, self.spec.bias_param.filler)
         return (self.bottoms[0],)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self.note(bottoms)
         x = self.spread(bottoms[0], "x")
         return (
@@ -161,14 +163,14 @@ class Bias(_Broadcasting):
         )
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
-        place = self.place(out, wanted, gradients[0])
+        place = self.place(out, needs_grad, gradients[0])
         dy = self.spread(gradients[0], "dy")
         channels.scale_backward(dy, dy, None, None, place, self.work)
-        found: list[AnyArray | None] = [gradients[0] if wanted[0] else None]
-        return found if len(wanted) == 1 else [*found, self.returned(place)]
+        found: list[AnyArray | None] = [gradients[0] if needs_grad[0] else None]
+        return found if len(needs_grad) == 1 else [*found, self.returned(place)]
 
 
 ROWS: Mapping[str, type[Layer]] = {"Scale": Scale, "Bias": Bias}

@@ -14,11 +14,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     as_stored,
     by_channel,
     caffe_shape,
@@ -37,7 +37,7 @@ _TERMS = {
 class Reduction(Unary):
     """The sum, mean, sum of absolute values or of squares over the axes from `axis` on."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "reduction_param": frozenset({"operation", "axis", "coeff"})
     }
 
@@ -45,7 +45,7 @@ class Reduction(Unary):
         self._axis = self.axis(self.spec.reduction_param.axis, self.bottoms[0])
         return (self.bottoms[0][: self._axis],)
 
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         param, self._shape = self.spec.reduction_param, caffe_shape(x)
         self._x = flat(x, self._axis, self.work, "x in order")
         mean = param.operation == ReductionParameter.MEAN
@@ -66,7 +66,7 @@ class Reduction(Unary):
 class ArgMax(Unary):
     """The places of the top_k largest values, or these values, or both. It has no gradient."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "argmax_param": frozenset({"out_max_val", "top_k", "axis"})
     }
 
@@ -82,7 +82,7 @@ class ArgMax(Unary):
         blank = (1,) * max(0, len(bottom) - 3)
         return ((bottom[0], 2 if param.out_max_val else 1, param.top_k, *blank),)
 
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         param, shape = self.spec.argmax_param, caffe_shape(x)
         if self._axis is not None:
             rows = by_channel(x, self._axis, 1, self.work, "x")
@@ -122,7 +122,7 @@ class Filter(Layer):
             )
         return tuple(bottoms)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         *blobs, selector = bottoms
         chosen = backends.as_host(selector).reshape(-1) != 0
         if not chosen.any():
@@ -134,11 +134,11 @@ class Filter(Layer):
         return [self._gathered(n, "top", blob, self._kept) for n, blob in enumerate(blobs)]
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         found: list[AnyArray | None] = [
             None if dy is None or not want else self._gathered(top, "bottom", dy, self._places)
-            for top, (dy, want) in enumerate(zip(gradients, wanted[:-1], strict=True))
+            for top, (dy, want) in enumerate(zip(gradients, needs_grad[:-1], strict=True))
         ]
         return [*found, None]
 
@@ -165,7 +165,7 @@ class BatchReindex(Layer):
             raise self.bad(f"expected a list of rows, got {self.described(1)}")
         return ((*places, *bottom[1:]),)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x = bottoms[0]
         self._shape = x.shape
         self._rows = self.indices(1, bottoms[1], len(x), "row numbers")
@@ -173,11 +173,11 @@ class BatchReindex(Layer):
         return (y.reshape(-1, *x.shape[1:]),)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dy = gradients[0]
         assert dy is not None
-        if not wanted[0]:
+        if not needs_grad[0]:
             return [None, None]
         dx = self.work.take("dx", self._shape, dy)
         rows = dx.reshape(len(dx), -1)

@@ -12,11 +12,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     as_stored,
     caffe_shape,
     flat,
@@ -34,7 +34,7 @@ class _Reshaping(Unary):
     def shaped(self, bottom: Shape) -> Shape:
         """The top's shape for a bottom's, of any batch size."""
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         self._shape = caffe_shape(x)
         return self._moved(x, self.shaped(self._shape), "top")
 
@@ -49,7 +49,7 @@ class _Reshaping(Unary):
 class Flatten(_Reshaping):
     """The axes from `axis` to `end_axis` as one."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"flatten_param": frozenset({"axis", "end_axis"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"flatten_param": frozenset({"axis", "end_axis"})}
 
     def shaped(self, bottom: Shape) -> Shape:
         param = self.spec.flatten_param
@@ -64,7 +64,9 @@ class Flatten(_Reshaping):
 class Reshape(_Reshaping):
     """The axes from `axis` on in a given shape: 0 copies a size, -1 is what remains."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"reshape_param": frozenset({"shape", "axis", "num_axes"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
+        "reshape_param": frozenset({"shape", "axis", "num_axes"})
+    }
 
     def shaped(self, bottom: Shape) -> Shape:
         param, axes = self.spec.reshape_param, len(bottom)
@@ -97,7 +99,7 @@ class Reshape(_Reshaping):
 class Crop(Layer):
     """A window of the first bottom, of the second bottom's sizes from `axis` on."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"crop_param": frozenset({"axis", "offset"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"crop_param": frozenset({"axis", "offset"})}
     BOTTOMS = range(2, 3)
 
     def set_up(self) -> tuple[Shape, ...]:
@@ -127,18 +129,18 @@ class Crop(Layer):
         ]
         return (top,)
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         y = bottoms[0]
         for axis, *sizes in self._cuts:
             y = channels.split(y, sizes, axis, self.works[f"cut{axis}"])[1]
         return (y,)
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         dx = gradients[0]
         assert dx is not None
-        if not wanted[0]:
+        if not needs_grad[0]:
             return [None, None]
         for axis, before, _, after in reversed(self._cuts):
             parts = [self._zeros(dx, axis, before), dx, self._zeros(dx, axis, after)]
@@ -153,18 +155,18 @@ class Crop(Layer):
 class Tile(Unary):
     """The bottom, repeated along an axis."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"tile_param": frozenset({"axis", "tiles"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"tile_param": frozenset({"axis", "tiles"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         param, bottom = self.spec.tile_param, self.bottoms[0]
         axis = self.axis(param.axis, bottom)
         if param.tiles < 1:
             raise self.bad(f"expected at least 1 tiles, got {param.tiles}")
-        self._sums = Workspace(self.setting.pool)  # the top must outlive the backward pass
+        self._sums = Workspace(self.context.pool)  # the top must outlive the backward pass
         self._tiles, self._axis = param.tiles, memory_axis(axis, len(bottom))
         return ((*bottom[:axis], bottom[axis] * param.tiles, *bottom[axis + 1 :]),)
 
-    def apply(self, x: Array, moment: StepKey) -> Array:
+    def apply(self, x: Array, step_key: StepKey) -> Array:
         self._size = x.shape[self._axis]
         return channels.concatenate([x] * self._tiles, self._axis, self.work)
 

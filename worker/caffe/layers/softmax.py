@@ -12,11 +12,11 @@ from worker.caffe.layer import (
     Arrays,
     Gradients,
     Layer,
+    NeedsGrad,
     Shape,
     StepKey,
-    Takes,
+    SupportedFields,
     Unary,
-    Wanted,
     as_stored,
     contiguous,
     to_nchw,
@@ -28,13 +28,13 @@ from worker.caffe.layers.loss_divisor import mode_of
 class Softmax(Unary):
     """exp(x) over its sum, along an axis."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {"softmax_param": frozenset({"axis", "engine"})}
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"softmax_param": frozenset({"axis", "engine"})}
 
     def set_up(self) -> tuple[Shape, ...]:
         self._axis = self.axis(self.spec.softmax_param.axis, self.bottoms[0])
         return super().set_up()
 
-    def apply(self, x: Array, moment: StepKey) -> AnyArray:
+    def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         scores = contiguous(np.moveaxis(to_nchw(x), self._axis, -1), self.work, "scores")
         self._p = softmax.softmax(scores, self.work)
         return as_stored(np.moveaxis(self._p, -1, self._axis), self.work, "top")
@@ -48,7 +48,7 @@ class Softmax(Unary):
 class SoftmaxWithLoss(Labelled):
     """Softmax and cross-entropy in one: the mean of -log p(label). The second top is p itself."""
 
-    SUPPORTED_FIELDS: ClassVar[Takes] = {
+    SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "loss_param": frozenset({"ignore_label", "normalize", "normalization"}),
         "softmax_param": frozenset({"axis", "engine"}),
     }
@@ -62,7 +62,7 @@ class SoftmaxWithLoss(Labelled):
             raise self.bad("expected no loss_weight for the second top, which is no loss")
         return ((), self.bottoms[0])[: len(self.spec.top)]
 
-    def forward(self, bottoms: Arrays, weights: Arrays, moment: StepKey) -> Arrays:
+    def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         self._x, by = x, self.divisor(self._mode)
         loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, by, self.work)
@@ -71,9 +71,9 @@ class SoftmaxWithLoss(Labelled):
         return loss, self.back(softmax.softmax(x, self.work), "top")
 
     def backward(
-        self, gradients: Gradients, weights: Arrays, out: Gradients, wanted: Wanted
+        self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
-        if gradients[0] is None or not wanted[0]:
+        if gradients[0] is None or not needs_grad[0]:
             return [None, None]
         weight = float(backends.as_host(gradients[0]))
         dx = softmax.cross_entropy_backward(self._x, self._kept, weight, self.work)

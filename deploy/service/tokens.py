@@ -1,4 +1,4 @@
-"""Roles, and what makes a token: pure functions, without a clock or a database.
+"""Tokens, their roles, and the principals that present them, without a clock or a database.
 
 A token has a public id and 256 random bits. The service stores a keyed digest of those bits. A slow
 hash, as for passwords, would add nothing: a password can be guessed, 256 random bits cannot.
@@ -67,7 +67,7 @@ def digest_of(secret: str) -> str:
     return hmac.digest(b"downpour service", secret.encode(), "sha256").hex()
 
 
-def same(given: str, expected: str) -> bool:
+def constant_time_equal(given: str, expected: str) -> bool:
     """Whether two texts are equal, in a time that says nothing about them."""
     return hmac.compare_digest(given.encode(), expected.encode())
 

@@ -1,4 +1,4 @@
-"""The structure of a user's parameters: nested dicts, lists and tuples of arrays.
+"""The structure of a pytree of the user's parameters: nested dicts, lists and tuples of arrays.
 
 A table is a flat array of float32. Users keep parameters in other shapes: a dict of arrays, a
 nested dict or tuple (a JAX pytree), a PyTorch `state_dict`. A `Structure` is learned once from such
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards import arguments
+from shards import argument_checks
 from shards.errors import BadInput
 from shards.tables import TensorSpec
 
@@ -93,7 +93,7 @@ class Structure:
         self._leaves: list[Leaf] = []
         self._shape_of = self._learn(value, ())
         if not self._leaves:
-            raise arguments.wrong(what, "at least one array", value)
+            raise argument_checks.wrong(what, "at least one array", value)
 
     @property
     def leaves(self) -> Sequence[Leaf]:
@@ -135,7 +135,7 @@ class Structure:
         return _filled(self._shape_of, restored)
 
     def views(self, tensors: Mapping[str, Floats]) -> Any:
-        """A value of this structure whose arrays are the float32 `tensors` themselves."""
+        """A value of this structure with the float32 `tensors` themselves as its arrays."""
         return _filled(self._shape_of, iter([tensors[leaf.name] for leaf in self._leaves]))
 
     def _learn(self, value: object, path: tuple[str, ...]) -> Any:
@@ -147,7 +147,7 @@ class Structure:
                 items = [self._learn(one, (*path, str(at))) for at, one in enumerate(value)]
                 return _like(value, items)
             case None:
-                raise arguments.wrong(self._named(path), "an array", value)
+                raise argument_checks.wrong(self._named(path), "an array", value)
         name = _SEPARATOR.join(path) or "value"
         plain = _plain(self._named(path), value)
         prototype = None
@@ -183,8 +183,8 @@ def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
                 yield from _arrays(value[key], one, (*path, str(key)))
         case _:
             if not isinstance(value, list | tuple) or len(value) != len(like):
-                got = arguments.shown(value)
-                raise BadInput(f"{_named(path)}: expected {arguments.shown(like)}, got {got}")
+                got = argument_checks.shown(value)
+                raise BadInput(f"{_named(path)}: expected {argument_checks.shown(like)}, got {got}")
             for at, (item, one) in enumerate(zip(value, like, strict=True)):
                 yield from _arrays(item, one, (*path, str(at)))
 
@@ -205,7 +205,7 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
         try:
             plain = np.asarray(value, np.float32 if numbers else None)
         except (TypeError, ValueError, RuntimeError):
-            raise arguments.wrong(what, "an array of floats", value) from None
+            raise argument_checks.wrong(what, "an array of floats", value) from None
     # ml_dtypes' bfloat16, which JAX uses, is no kind of float to NumPy, but converts to one.
     if plain.dtype.name == "bfloat16":
         return plain.astype(np.float32)
@@ -235,7 +235,7 @@ def _filled(like: Any, arrays: Iterator[Any]) -> Any:
 
 def _keys(value: object) -> str:
     if not isinstance(value, Mapping):
-        return arguments.shown(value)
+        return argument_checks.shown(value)
     names = [str(key) for key in value]
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return f"the keys {', '.join(names[:6])}{more}"

@@ -1,4 +1,4 @@
-"""What a net wants of its data, as its prototxt says before any data is opened."""
+"""The options for reading data, which a net's prototxt gives before any data is opened."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from worker.columns import Shape
 
 Split = Literal["train", "test"]
 
-MOST_SKIPPED = 100
+MAX_SKIPPED = 100
 """The number of images that one reader skips because they cannot be decoded."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What a net wants of its data.
+class ReadOptions(msgspec.Struct, frozen=True):
+    """How to read the data of a net.
 
     `split` is the part of divided data. Labels must be in [0, classes). `shape` is the (channels,
     height, width) that the net states, used if the data does not state its own; `image` is whether
@@ -22,7 +22,7 @@ class Wanted(msgspec.Struct, frozen=True):
     random order, which depends on `seed`. `root` precedes the names in a list of files. `tops` are
     the columns that the net reads by name, and `encoded` those of them that hold encoded images.
     `image_encoded` is whether the images of other nets are encoded (None: the rows show it). A
-    reader skips up to `most_skipped` images that cannot be decoded.
+    reader skips up to `max_skipped` images that cannot be decoded.
     """
 
     split: Split = "train"
@@ -37,4 +37,4 @@ class Wanted(msgspec.Struct, frozen=True):
     tops: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     image_encoded: bool | None = None
-    most_skipped: int = MOST_SKIPPED
+    max_skipped: int = MAX_SKIPPED

@@ -22,9 +22,9 @@ from shards.errors import BadInput
 Choice = TypeVar("Choice", bound=StrEnum)
 Value = TypeVar("Value")
 
-MOST = 2**62
+MAX_INT = 2**62
 """The largest whole number accepted; messages cannot carry a larger one."""
-MOST_SECONDS = 1e6
+MAX_SECONDS = 1e6
 """The longest time accepted, eleven days: operating systems refuse to wait for longer."""
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -67,7 +67,7 @@ def _plain(value: object) -> str:
 
 
 def whole(what: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """A whole number, Python's or NumPy's, from `least` to `most`; by default -MOST to MOST."""
+    """A whole number, Python's or NumPy's, from `least` to `most`; by default up to ±MAX_INT."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -76,10 +76,10 @@ def whole(what: str, value: object, least: int | None = None, most: int | None =
         raise wrong(what, "a whole number", value) from None
     if least is not None and most is not None and not least <= plain <= most:
         raise wrong(what, f"{least} to {most}", plain)
-    if plain < (-MOST if least is None else least):
-        raise wrong(what, f"at least {-MOST if least is None else least}", plain)
-    if plain > (MOST if most is None else most):
-        raise wrong(what, f"at most {MOST if most is None else most}", plain)
+    if plain < (-MAX_INT if least is None else least):
+        raise wrong(what, f"at least {-MAX_INT if least is None else least}", plain)
+    if plain > (MAX_INT if most is None else most):
+        raise wrong(what, f"at most {MAX_INT if most is None else most}", plain)
     return plain
 
 
@@ -112,14 +112,14 @@ def loss_of(what: str, value: object) -> float:
 
 
 def seconds(what: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
-    """A time in seconds: above 0 (or 0 if `zero`), up to MOST_SECONDS (or inf if `endless`)."""
+    """A time in seconds: above 0 (or 0 if `zero`), up to MAX_SECONDS (or inf if `endless`)."""
     least = "0 s or more" if zero else "more than 0 s"
     expected = least if endless else f"{least}, and finite"
     plain = _real(what, value, expected)
     if plain < 0 or isnan(plain) or (plain == 0 and not zero) or (plain == inf and not endless):
         raise wrong(what, expected, plain)
-    if MOST_SECONDS < plain < inf:
-        raise wrong(what, f"at most {MOST_SECONDS:.0f} s", plain)
+    if MAX_SECONDS < plain < inf:
+        raise wrong(what, f"at most {MAX_SECONDS:.0f} s", plain)
     return plain
 
 
@@ -152,7 +152,7 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
         raise wrong(what, " or ".join(kind), value) from None
 
 
-def known(what: str, given: Iterable[str], names: Iterable[str]) -> None:
+def known_names(what: str, given: Iterable[str], names: Iterable[str]) -> None:
     """Raise BadInput for a name among those `given` that is none of `names`.
 
     The error names the most similar of `names`, or all of them where none is similar.
@@ -184,12 +184,12 @@ def flag(what: str, value: object) -> bool:
     return bool(value)
 
 
-def name(what: str, value: object, most_bytes: int = _NAME_BYTES) -> str:
+def name(what: str, value: object, max_bytes: int = _NAME_BYTES) -> str:
     """A name: printable text, short enough for messages and update records."""
     if not isinstance(value, str) or not value or not value.isprintable():
         raise wrong(what, "a name of printable characters", value)
-    if len(value.encode(errors="replace")) > most_bytes:
-        raise wrong(what, f"a name of at most {most_bytes} bytes", value)
+    if len(value.encode(errors="replace")) > max_bytes:
+        raise wrong(what, f"a name of at most {max_bytes} bytes", value)
     return value
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ps.structures import Structure
+from ps.pytree import Structure
 from shards.errors import BadInput
 from shards.tables import DenseTable
 

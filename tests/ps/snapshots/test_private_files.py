@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.snapshots.secure_files import check_private, write_private
+from ps.snapshots.private_files import check_private, write_private
 from shards.errors import BadInput
 
 

@@ -9,12 +9,12 @@ from types import FrameType
 
 import msgspec
 
-from shards import arguments
+from shards import argument_checks
 
 _PAGE = resource.getpagesize()
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrialLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The seconds and the memory in MB that each trial may take beyond those of its process;
     None: no limit."""
 
@@ -23,21 +23,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if self.time_s is not None:
-            arguments.number("limits: time_s", self.time_s, least=0.001, expected="0.001 or more")
+            argument_checks.number(
+                "limits: time_s", self.time_s, least=0.001, expected="0.001 or more"
+            )
         if self.memory_mb is not None:
-            arguments.whole("limits: memory_mb", self.memory_mb, 1)
+            argument_checks.whole("limits: memory_mb", self.memory_mb, 1)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold the code inside to the limits, in the main thread of a process.
+    def enforced(self) -> Iterator[None]:
+        """Enforce the limits on the code inside, in the main thread of a process.
 
         Raises TimeoutError or MemoryError beyond them.
         """
-        with self._time_held(), self._memory_held():
+        with self._time_enforced(), self._memory_enforced():
             yield
 
     @contextmanager
-    def _time_held(self) -> Iterator[None]:
+    def _time_enforced(self) -> Iterator[None]:
         if self.time_s is None:
             yield
             return
@@ -54,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             signal.signal(signal.SIGALRM, former)
 
     @contextmanager
-    def _memory_held(self) -> Iterator[None]:
+    def _memory_enforced(self) -> Iterator[None]:
         if self.memory_mb is None:
             yield
             return
