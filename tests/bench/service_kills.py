@@ -38,6 +38,7 @@ from deploy.service.job_store import JOBS
 from deploy.service.launcher import processes_with
 from deploy.summary import Summary
 from ps import AdminClient, Cluster
+from ps.shared_memory import shm_files
 from shards.errors import DownpourError
 from tests.bench.report import save
 from tests.support import tiny_job
@@ -192,19 +193,32 @@ class Trial:
                 os.kill(pid, signal.SIGKILL)
 
 
-def left(jobs: list[str], shm: set[str]) -> list[str]:
-    """What the jobs have left: processes, and shared memory that was not there before."""
+def left(jobs: list[str], before: set[str]) -> list[str]:
+    """What the jobs have left: processes, and shared memory without an owner, but for `before`."""
     pids = processes_with({f"DOWNPOUR_JOB={job}" for job in jobs})
-    return [*(f"process {pid}" for pid in pids), *sorted(_shared_memory() - shm)]
+    return [*(f"process {pid}" for pid in pids), *sorted(_ownerless_memory() - before)]
 
 
-def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def _ownerless_memory() -> set[str]:
+    """The names of segments and sockets in shared memory that no living process has locked.
+
+    That of other jobs on this machine, which train, has an owner.
+    """
+    found = set()
+    for path in shm_files.ROOT.glob("downpour-*"):
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY)
+            try:
+                if shm_files.owner_is_gone(file):
+                    found.add(path.name)
+            finally:
+                os.close(file)
+    return found
 
 
 def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Play the trial; returns its figures."""
-    shm = _shared_memory()
+    before = _ownerless_memory()
     solver = tiny_job.write_job(folder)
     trial = Trial(folder, seed)
     try:
@@ -230,7 +244,7 @@ def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         ended = trial.until(lambda states: set(states) == {"SUCCEEDED"})
         lost = 0 if ended else sum(state != "SUCCEEDED" for state in trial.states())
         deadline = time.monotonic() + _LEFT_S
-        while (found := left(trial.jobs, shm)) and time.monotonic() < deadline:
+        while (found := left(trial.jobs, before)) and time.monotonic() < deadline:
             time.sleep(1.0)
         attempts = [trial.client.get(f"/jobs/{job}")["attempt"] for job in trial.jobs]
         return {
