@@ -99,8 +99,9 @@ def place(
 def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
     """Start a service on the home; the end of the context stops it, and no job.
 
-    Runners that a test has left, because it failed, are killed at its end. A service that is not `driven` starts no job, follows none and sends no webhook. A locked
-    database is waited for `busy_s` seconds; `clock` is the time.
+    A service that is not `driven` starts no job, follows none and sends no webhook. A locked
+    database is waited for `busy_s` seconds; `clock` is the time. The end of the test kills the
+    runners that are left, as of one that has failed.
     """
 
     @contextmanager
@@ -126,15 +127,13 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
     jobs = home / JOBS
     marks = {f"DOWNPOUR_JOB={job.name}" for job in jobs.iterdir()} if jobs.is_dir() else set()
     for pid in processes_with(marks):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # this process is its parent, as the service was
 
 
 @pytest.fixture
 def service(start: Start) -> Iterator[Running]:
-    """A running service. Jobs that a test leaves are ended."""
+    """A running service."""
     with start() as running:
         yield running
-        for row in running.service.store.unfinished():
-            if running.ask(row.id, "cancel").status_code == 202:
-                running.await_state(row.id, "CANCELLED", "SUCCEEDED", "FAILED")
