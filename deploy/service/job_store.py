@@ -32,6 +32,7 @@ from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
+MOST_HEADS = 200
 _TIME_DIGITS = 11  # of an id, in milliseconds
 CAUSE = "event"  # in an entry of a transition: the number of the runner's event that caused it
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
@@ -278,10 +279,15 @@ class JobStore:
     def heads(
         self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
     ) -> list[JobRow]:
-        """Rows with the newest figures: of these jobs, or of all that are unfinished."""
+        """Rows with the newest figures: of these jobs, or of those that are unfinished.
+
+        At most `MOST_HEADS`, those that hold their slots first: only they have new figures.
+        """
         table = database_tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
-        query = sa.select(*_LISTED).where(which, _seen(projects)).limit(200)
+        holding = sa.case((table.c.state.in_(list(HOLDING)), 0), else_=1)
+        query = sa.select(*_LISTED).where(which, _seen(projects)).order_by(holding, table.c.id)
+        query = query.limit(MOST_HEADS)
         with self._engine.connect() as connection:
             rows = connection.execute(query)
             return [_row(row) for row in rows]

@@ -473,11 +473,11 @@ async function openJob() {
   document.querySelectorAll(".chart").forEach((holder) => seen.observe(holder));
   addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
     chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
-  const [{ events }, reading] = await Promise.all(
+  const [{ events }, newest] = await Promise.all(
     [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(awaited));
   // The stream has those after the page was made, and may have brought some of them already.
   $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
-  if (reading.readings) showReading({ reading });
+  showReading(newest);
   showCheckpoints();
   showArtefacts();
   showLogs();
