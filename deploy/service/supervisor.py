@@ -23,9 +23,16 @@ from deploy.run_folder import EVALUATIONS
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
-from deploy.runner.readings import read_newest, read_series
+from deploy.runner.readings import Reading, read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.alerts import RESERVE_BYTES, AlertChange, DiskWatch, JobWatch, unwritable
+from deploy.service.alerts import (
+    RESERVE_BYTES,
+    AlertChange,
+    DiskWatch,
+    JobWatch,
+    lost_place,
+    unwritable,
+)
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import CAUSE, JobRow, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
@@ -185,7 +192,9 @@ class Supervisor:
         """Start the queued jobs that fit into the free slots."""
         queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
         folder = self._store.folder("")
-        self.halted = unwritable(folder) or self._disk.halts_queue(folder)
+        self.halted = self._disk.halts_queue(folder)
+        if lost := unwritable(folder):
+            self.halted = f"{lost}; jobs under way are left alone"
         if not queued or self.halted:
             return
         free = self.slots - self._store.slots_held()
@@ -222,7 +231,8 @@ class Supervisor:
 
     def _advance(self, row: JobRow) -> None:
         if row.state is JobState.RECOVERING and self._is_due(row):
-            if self._clean(row):
+            row = self._alarm(row, None)
+            if not lost_place(row) and self._clean(row):
                 self._start(row, JobState.STARTING)
             return
         if row.state not in ATTEMPTED:
@@ -313,6 +323,10 @@ class Supervisor:
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
+        return self._alarm(row, reading)
+
+    def _alarm(self, row: JobRow, reading: Reading | None) -> JobRow:
+        """Record the alerts that begin or end now."""
         for change in self._watch.look(row, reading, self._clock()):
             self._store.note(row, "alert", **msgspec.to_builtins(change))
             row = self._store.get(row.id)
@@ -348,7 +362,7 @@ class Supervisor:
         if not self._clean(row):
             return
         self._answer_rest(row, folder)
-        snapshot = self._newest_snapshot(row)
+        snapshot = self._newest_snapshot(row) or row.snapshot  # its disk may be lost
         fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
         ending = after_end(row.state, outcome, cancelled=row.cancelled)
         if ending.to is JobState.STOPPING:
