@@ -159,7 +159,7 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
             reading = client.get(f"/jobs/{job['id']}/reading")["reading"] if job["head"] else None
             job["links"] = reading["readings"]["links"] if reading is not None else []
     lines = [f"slots {found['slots_held']}/{found['slots']}  {found['halted'] or 'queue open'}"]
-    lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states)]
+    lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states) or "no jobs"]
     for job in live:
         head = job["head"] or {}
         lines.append(

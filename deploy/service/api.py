@@ -368,7 +368,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         if name not in parts:
             if part is None:
                 return Response("", media_type="text/plain", headers=headers)
-            raise not_found("part", name[:80])
+            raise not_found("part", name[:80], f"this job has {', '.join(sorted(parts)) or 'none'}")
         try:
             with parts[name].open("rb") as file:
                 size = file.seek(0, 2)
