@@ -154,13 +154,12 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
     with service.open() as client:
         found = client.get("/service")
         states = [state for state, count in found["jobs"].items() if count]
-        jobs = client.get("/jobs", limit=200)["jobs"]
-        live = [job for job in jobs if job["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}]
+        live = list(client.unfinished())
         for job in live:
-            reading = client.get(f"/jobs/{job['id']}/reading") if job["head"] else {}
-            job["links"] = reading.get("readings", {}).get("links", [])
+            reading = client.get(f"/jobs/{job['id']}/reading")["reading"] if job["head"] else None
+            job["links"] = reading["readings"]["links"] if reading is not None else []
     lines = [f"slots {found['slots_held']}/{found['slots']}  {found['halted'] or 'queue open'}"]
-    lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states)]
+    lines += ["  ".join(f"{state} {found['jobs'][state]}" for state in states) or "no jobs"]
     for job in live:
         head = job["head"] or {}
         lines.append(

@@ -20,7 +20,7 @@ def check_room(needs: Mapping[Path, int]) -> None:
     totals: dict[int, int] = {}
     folders: dict[int, Path] = {}
     for folder, size in needs.items():
-        device = _existing(folder).stat().st_dev
+        device = existing(folder).stat().st_dev
         totals[device] = totals.get(device, _SPARE_BYTES) + size
         folders.setdefault(device, folder)
     for device, total in totals.items():
@@ -35,7 +35,7 @@ def check_room(needs: Mapping[Path, int]) -> None:
 def free_bytes(folder: Path) -> int | None:
     """The free bytes for a user's files on the disk of a folder; None if not known."""
     try:
-        found = os.statvfs(_existing(folder))
+        found = os.statvfs(existing(folder))
     except OSError:
         return None
     return found.f_bavail * found.f_frsize if found.f_blocks else None
@@ -46,6 +46,6 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
     """The folder itself, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())

@@ -19,6 +19,7 @@ from deploy.summary import Summary
 from ps import Cluster
 from ps.snapshots import checked_json
 from ps.snapshots.private_files import write_private
+from ps.storage import place_error
 from shards.errors import BadInput, DownpourError, GiveUp
 
 if TYPE_CHECKING:
@@ -86,15 +87,16 @@ class RunFolder:
     def create(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         """Create the folder of a new run and write its settings, a mapping of JSON values.
 
-        Raises BadInput for a folder that already holds another run's results or other files. A run
-        that ends before its shards have started removes what is created here.
+        Raises BadInput for a folder that already holds another run's results or other files, GiveUp
+        for one on a disk that is full, fails or is read-only. A run that ends before its shards
+        have started removes what is created here.
         """
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             content = content_of(path)
         except OSError as error:
-            raise BadInput(f"run folder {path}: {error.strerror}") from None
+            raise place_error(f"run folder {path}", error) from None
         if content == A_RUN:
             raise BadInput(
                 f"run folder {path}: expected a new folder, got one that holds {A_RUN};"
@@ -108,15 +110,17 @@ class RunFolder:
     def resume(cls, path: Path, settings: Mapping[str, object]) -> "RunFolder":
         """Open the folder of an earlier run to continue it, with its present settings.
 
-        Raises BadInput for a folder that holds no run. A run that ends before its shards have
-        started leaves the earlier settings.
+        Raises BadInput for a folder that holds no run, GiveUp for one that cannot be written now. A
+        run that ends before its shards have started leaves the earlier settings.
         """
         try:
             former = (path / SETTINGS).read_bytes()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             raise BadInput(
                 f"run folder {path}: expected one with {SETTINGS}, got none to resume"
             ) from None
+        except OSError as error:
+            raise GiveUp(f"run folder {path}: {error.strerror}") from None
         return cls._open(path, settings, former=former)
 
     @classmethod
@@ -129,7 +133,7 @@ class RunFolder:
     ) -> "RunFolder":
         try:
             lock = lock_folder(path)
-        except BadInput:
+        except GiveUp:
             _remove(made)
             raise
         folder = cls(path, lock, made, former)
@@ -214,12 +218,12 @@ def content_of(path: Path) -> str | None:
 def lock_folder(path: Path) -> int:
     """Lock the folder until this process ends, however it ends; returns the file descriptor.
 
-    Raises BadInput if another process holds the lock.
+    Raises BadInput if another process holds the lock, GiveUp if the disk fails or is read-only.
     """
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise BadInput(f"run folder {path}: {error.strerror}") from None
+        raise place_error(f"run folder {path}", error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from deploy.run_folder import writer_of
 from deploy.settings import TrainSettings
+from deploy.snapshot_difference import Difference, LedgerChange, TensorChange
 from deploy.snapshot_ref import SnapshotRef, read
 from ps.snapshots.catalog import CatalogEntry, LoadedSnapshot, SnapshotStatus
 from ps.snapshots.manifest import Manifest, damage
@@ -50,34 +51,6 @@ class SnapshotVerdict(msgspec.Struct, frozen=True):
 
     number: str
     complaints: tuple[str, ...]
-
-
-class TensorChange(msgspec.Struct, frozen=True):
-    """How far one tensor moved: L2 norm and maximum of the differences, and its norm before."""
-
-    name: str
-    l2: float
-    largest: float
-    norm: float
-
-
-class LedgerChange(msgspec.Struct, frozen=True):
-    """One field of a worker's ledger entry that differs between two snapshots."""
-
-    worker: str
-    field: str
-    before: str
-    after: str
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """All differences between two snapshots; each slot counts as a tensor of its own."""
-
-    first: str
-    second: str
-    steps: tuple[int, int]
-    tensors: tuple[TensorChange, ...]
-    ledger: tuple[LedgerChange, ...]
 
 
 def listed(origin: SnapshotRef) -> list[Row]:

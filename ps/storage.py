@@ -21,15 +21,25 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 
 PARTIAL = ".partial"
 _LOCAL = "file"
 _PIECE_BYTES = 4 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>: only begin
+_MAY_PASS = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE}
 
 Content = Iterable[bytes | bytearray | memoryview]
 Place = str | Path
+
+
+def place_error(what: str, error: OSError) -> GiveUp:
+    """The error of a place that cannot be written: BadInput if only another place would help.
+
+    A disk that is full, fails or has become read-only may be mended, and the place then be used.
+    """
+    kind = GiveUp if error.errno in _MAY_PASS else BadInput
+    return kind(f"{what}: {error.strerror or error}")
 
 
 class OpenFile(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.disk_space import free_bytes, megabytes
+from deploy.disk_space import existing, free_bytes, megabytes
 from deploy.runner.readings import Reading
 from deploy.service.job_store import JobRow
 from deploy.service.states import TRAINING, JobState
@@ -37,12 +37,13 @@ ALERTS = {
     "held_up": "One worker is the slowest in more than half of all waits at the gate.",
     "degraded": "Fewer workers than planned have been alive for 5 min.",
     "disk": "The job is paused because the disk is nearly full.",
+    "unwritable": "The job's run folder, snapshots or logs cannot be written.",
 }
 """What each alert means."""
 
 
 class JobWatch:
-    """The alerts of all jobs. `look` returns what has changed for one of them."""
+    """The alerts of all jobs. `check` returns what has changed for one of them."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
@@ -70,6 +71,8 @@ class JobWatch:
             yield "silent", f"contact {row.contact}"
         if row.code == "disk":
             yield "disk", row.reason
+        if trouble := lost_place(row):
+            yield "unwritable", trouble
         if self._lasts(row.id, "degraded", row.state is JobState.DEGRADED, now) >= _DEGRADED_S:
             yield "degraded", row.reason
         if reading is None or reading.attempt != row.attempt or row.state not in TRAINING:
@@ -94,13 +97,27 @@ class JobWatch:
 
 
 def unwritable(folder: Path) -> str:
-    """Why the service cannot write into its folder of jobs; empty if it can."""
+    """Why a folder cannot be written; empty if it can."""
     if os.access(folder, os.W_OK | os.X_OK):
         return ""
-    return (
-        f"{folder} cannot be written, as on a disk that was mounted read-only; jobs under way are"
-        " left alone"
-    )
+    return f"{folder} cannot be written, as on a disk that was mounted read-only, or not at all"
+
+
+def lost_place(row: JobRow) -> str:
+    """Which place of a job that trains, or is to train again, cannot be written; empty if none.
+
+    The run folder of a job with a snapshot is missing if its disk is not mounted: another attempt
+    would begin from the start.
+    """
+    if row.state not in TRAINING | {JobState.RECOVERING}:
+        return ""
+    out = Path(row.settings["out"])
+    places = [out if row.snapshot is not None else existing(out)]
+    for name in ("snapshots", "logs"):
+        place = row.settings.get(name)
+        if place is not None and "://" not in place:
+            places.append(existing(Path(place)))
+    return next(filter(None, map(unwritable, places)), "")
 
 
 class DiskWatch:

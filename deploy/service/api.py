@@ -20,9 +20,9 @@ from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
-from deploy.service.problems import PROBLEMS, Problem, not_found
+from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
-from deploy.service.strict_requests import CURSOR, StrictRoute
+from deploy.service.strict_requests import CURSOR, strict_router
 from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.tokens import LOCAL, Principal
@@ -105,9 +105,7 @@ def shown(row: JobRow, *, settings: bool = False) -> dict[str, Any]:
 
 def routes(services: Services) -> APIRouter:
     """All routes, for these services."""
-    router = APIRouter(
-        prefix="/api/v1", responses={"4XX": PROBLEMS, "5XX": PROBLEMS}, route_class=StrictRoute
-    )
+    router = strict_router()
     for add in (_add_jobs, _add_verbs, _add_details, _add_streams):
         add(router, services)
     tokens_api.add_routes(router, services.access, services.usage)
@@ -325,9 +323,9 @@ def _add_details(router: APIRouter, services: Services) -> None:
 
     @router.get("/jobs/{job}/reading")
     def reading(job: JobId) -> dict[str, Any]:
-        """The newest figures: workers, shards, staleness, waits. Empty before the first."""
+        """The newest figures: workers, shards, staleness, waits."""
         found = read_newest(store.folder(find(store, job).id) / job_folder.READINGS)
-        return msgspec.to_builtins(found) if found is not None else {}
+        return {"reading": msgspec.to_builtins(found)}
 
     @router.get("/jobs/{job}/series", responses={200: {"content": {"text/csv": {}}}})
     def series(
@@ -370,7 +368,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
         if name not in parts:
             if part is None:
                 return Response("", media_type="text/plain", headers=headers)
-            raise not_found("part", name[:80])
+            raise not_found("part", name[:80], f"this job has {', '.join(sorted(parts)) or 'none'}")
         try:
             with parts[name].open("rb") as file:
                 size = file.seek(0, 2)

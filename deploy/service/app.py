@@ -16,12 +16,14 @@ from starlette.exceptions import HTTPException
 from deploy.service import api, maintenance_api, page, results_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
+from deploy.service.answers import DescribedApp
 from deploy.service.clock import SteadyClock
 from deploy.service.job_store import JobRow, JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_database_error, of_error, reason_of
 from deploy.service.retention import ServiceLimits
+from deploy.service.route_roles import API
 from deploy.service.states import JobState
 from deploy.service.stream import Feed
 from deploy.service.strict_requests import malformed, refusal
@@ -158,13 +160,13 @@ def application(service: Service) -> FastAPI:
         service.feed.close()
         service.stop()
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Downpour's training service",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
+        openapi_url=f"{API}/openapi.json",
     )
     failures, render = FailedLogins(), page.renderer()
     pages = page.ErrorPages(render)

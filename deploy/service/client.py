@@ -20,6 +20,7 @@ PATIENCE_S = 60.0
 """How long a command that follows a job waits for a service that does not answer."""
 _POLL_S = 0.5
 _RETRY_S = 0.5
+_PAGE = 200
 
 
 class ServiceClient:
@@ -87,6 +88,15 @@ class ServiceClient:
         headers = {"Idempotency-Key": key} if key is not None else {}
         found: dict[str, Any] = self.call("POST", path, json=body, headers=headers).json()
         return found
+
+    def unfinished(self) -> Iterator[dict[str, Any]]:
+        """Every job that is not in a terminal state, the newest first."""
+        wanted = {"state": [state for state in JobState if state not in TERMINAL], "limit": _PAGE}
+        found = self.get("/jobs", **wanted)
+        yield from found["jobs"]
+        while found["cursor"] is not None:
+            found = self.get("/jobs", cursor=found["cursor"], **wanted)
+            yield from found["jobs"]
 
     @property
     def is_local(self) -> bool:

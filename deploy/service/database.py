@@ -9,6 +9,7 @@ again.
 import os
 import secrets
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -114,8 +115,10 @@ def copy_to(place: DatabasePlace, target: Path) -> None:
         else:
             _transfer(open_database(place, filled=True), open_database(target))
     except (OSError, sqlite3.Error, sa.exc.DBAPIError) as error:
-        target.unlink(missing_ok=True)
-        raise GiveUp(f"{target}: {error}") from None
+        with suppress(OSError):
+            target.unlink()
+        why = error.strerror if isinstance(error, OSError) else error
+        raise GiveUp(f"{target}: {why}") from None
     except BadInput:
         target.unlink(missing_ok=True)
         raise

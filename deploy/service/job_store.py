@@ -13,7 +13,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
+MOST_HEADS = 200
 _TIME_DIGITS = 11  # of an id, in milliseconds
 CAUSE = "event"  # in an entry of a transition: the number of the runner's event that caused it
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
@@ -278,10 +282,15 @@ class JobStore:
     def heads(
         self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
     ) -> list[JobRow]:
-        """Rows with the newest figures: of these jobs, or of all that are unfinished."""
+        """Rows with the newest figures: of these jobs, or of those that are unfinished.
+
+        At most `MOST_HEADS`, those that hold their slots first: only they have new figures.
+        """
         table = database_tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
-        query = sa.select(*_LISTED).where(which, _seen(projects)).limit(200)
+        holding = sa.case((table.c.state.in_(list(HOLDING)), 0), else_=1)
+        query = sa.select(*_LISTED).where(which, _seen(projects)).order_by(holding, table.c.id)
+        query = query.limit(MOST_HEADS)
         with self._engine.connect() as connection:
             rows = connection.execute(query)
             return [_row(row) for row in rows]
@@ -517,21 +526,20 @@ class JobStore:
         }
         with self._engine.begin() as connection:
             connection.execute(sa.insert(database_tables.job).values(values))
-        self._replay(folder.name)
-        row = self.get(folder.name)
+        orders = JournalReader(folder / job_folder.ORDERS).read()
         events = JournalReader(folder / job_folder.EVENTS).read()
-        if row.state in ATTEMPTED:  # later ones may still change the state: the supervisor follows
-            last = self._last_followed(row.id)
+        states = [entry.data["state"] for entry in orders if "state" in entry.data]
+        if states and states[-1] in ATTEMPTED:
+            # Later ones may still change the state: the supervisor follows.
+            last = max(entry.data.get(CAUSE, 0) for entry in orders)
             events = [entry for entry in events if entry.number <= last]
-        if row.state in TERMINAL:
-            self._forget_journal(row.id)
-        self.ingest(row, events)
+        for source, entries in groupby(_in_turn(orders, events), key=itemgetter(0)):
+            if source == _RUNNER:
+                self.ingest(self.get(folder.name), [entry for _, entry in entries])
+                continue
+            for _, entry in entries:
+                self._apply(folder.name, entry)
         return True
-
-    def _last_followed(self, job: str) -> int:
-        """The number of the last event of a runner that has caused a transition; 0 if none has."""
-        orders = JournalReader(self.folder(job) / job_folder.ORDERS).read()
-        return max((entry.data.get(CAUSE, 0) for entry in orders), default=0)
 
     def _replay(self, job: str) -> bool:
         """Apply the journal's entries that the database lacks; returns whether there were any."""
@@ -583,6 +591,15 @@ class JobStore:
             shown = {name: value for name, value in entry.data.items() if name not in _HIDDEN}
             _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
             _update(connection, job, {**columns, "updated": entry.time})
+
+
+def _in_turn(orders: Iterable[Entry], events: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    """The entries of both journals by time, each with its source; each journal stays in order."""
+    return merge(
+        ((_SERVICE, entry) for entry in orders),
+        ((_RUNNER, entry) for entry in events),
+        key=lambda each: each[1].time,
+    )
 
 
 def _seen(projects: Collection[str] | None) -> sa.ColumnElement[bool]:

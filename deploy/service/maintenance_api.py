@@ -15,7 +15,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.service.states import JobState
-from deploy.service.strict_requests import StrictRoute
+from deploy.service.strict_requests import strict_router
 from deploy.service.submissions import checked_project
 from deploy.service.uploads import CHUNK_BYTES, UploadedFile, Uploads, WrongOffset
 from deploy.service.webhooks import Webhooks
@@ -73,7 +73,7 @@ def routes(
     services: Services, webhooks: Webhooks, home: FilePath, limits: ServiceLimits
 ) -> APIRouter:
     """All routes of the service itself."""
-    router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
+    router = strict_router()
     _add_uploads(router, services.uploads)
     _add_webhooks(router, webhooks)
     _add_maintenance(router, services, home, limits)

@@ -63,16 +63,15 @@ Answer = Callable[[Problem, Scope], Response]
 
 _WHERE = {
     "job": "the list of jobs has those that you may see",
-    "part": "the header X-Log-Parts of the logs names them",
     "checkpoint": "the job's checkpoints list them",
     "artefact": "the job's artefacts list them",
 }
 """Where to look for the names of what was not found."""
 
 
-def not_found(what: str, name: str) -> Problem:
+def not_found(what: str, name: str, hint: str | None = None) -> Problem:
     wanted = f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} that is there"
-    hint = _WHERE.get(what, "/api/v1/openapi.json describes every route")
+    hint = hint or _WHERE.get(what, "/api/v1/openapi.json describes every route")
     return Problem(
         404, "not_found", f"{what} {name}: not found", field=what, expected=wanted, got=name,
         hint=hint,

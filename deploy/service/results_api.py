@@ -19,7 +19,7 @@ from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments, report
 from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
-from deploy.service.strict_requests import NUMBER, StrictRoute
+from deploy.service.strict_requests import NUMBER, strict_router
 from deploy.settings import TrainSettings
 
 Number = Annotated[str, Path(description="The number of a checkpoint.", pattern=NUMBER)]
@@ -28,7 +28,7 @@ _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 
 def routes(store: JobStore, experiments_folder: FilePath) -> APIRouter:
     """All routes of results."""
-    router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
+    router = strict_router()
     _add_artefacts(router, store)
     _add_checkpoints(router, store)
     _add_comparisons(router, store, experiments_folder)

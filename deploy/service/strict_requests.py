@@ -10,15 +10,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from deploy.service.problems import Problem
+from deploy.service.problems import PROBLEMS, Problem
+from deploy.service.route_roles import API
 from deploy.validation_words import expected
 
-HINT = "/api/v1/openapi.json describes every route"
+HINT = f"{API}/openapi.json describes every route"
 _AS_JSON = "send a JSON object, with the header Content-Type: application/json"
 _SHOWN = 80
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -55,6 +56,13 @@ class StrictRoute(APIRoute):
             return await answer(request)
 
         return checked
+
+
+def strict_router() -> APIRouter:
+    """A router below /api/v1; its routes read requests to the letter, and answer with problems."""
+    return APIRouter(
+        prefix=API, responses={"4XX": PROBLEMS, "5XX": PROBLEMS}, route_class=StrictRoute
+    )
 
 
 def _check_text(body: bytes) -> None:

@@ -382,7 +382,7 @@ def _snapshot_of(row: JobRow, wanted: str) -> str:
     if remote and not names and number is not None and number.isdecimal():
         return number
     if wanted not in names:
-        kept = f"one of {', '.join(names)}" if names else "none"
+        kept = ", ".join(names) or "none"
         raise BadInput(
             f"snapshot: expected a checkpoint of job {row.id}, which has {kept}, got"
             f" {wanted[:80]}; leave it out to start from the beginning"
@@ -402,7 +402,7 @@ def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
     }
     if origin.name in found:
         return found[origin.name]
-    kept = f"one of {', '.join(found)}" if found else "none"
+    kept = ", ".join(found) or "none"
     if origin.name is not None:
         raise BadInput(
             f"--resume: expected a snapshot of {origin.place}, which has {kept}, got {origin.name}"

@@ -1,6 +1,6 @@
 """Drives every unfinished job: starts attempts, follows their events, and draws conclusions.
 
-One thread calls `look` again and again. Each look takes the evidence that there is (the runner's
+One thread calls `reconcile` repeatedly. Each call takes the evidence that there is (the runner's
 journal, its outcome, its process) and makes the transitions that follow from it. It keeps nothing
 in memory that a new service could not find out: what is decided is in the job's journal.
 """
@@ -23,9 +23,16 @@ from deploy.run_folder import EVALUATIONS
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
-from deploy.runner.readings import read_newest, read_series
+from deploy.runner.readings import Reading, read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
-from deploy.service.alerts import RESERVE_BYTES, AlertChange, DiskWatch, JobWatch, unwritable
+from deploy.service.alerts import (
+    RESERVE_BYTES,
+    AlertChange,
+    DiskWatch,
+    JobWatch,
+    lost_place,
+    unwritable,
+)
 from deploy.service.checkpoints import checkpoints
 from deploy.service.job_store import CAUSE, JobRow, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
@@ -86,7 +93,9 @@ class Supervisor:
         self._silent_s = silent_s
         self._limits = limits
         self._clock = clock
-        self._lock = threading.RLock()  # a user's verb and a look never act at the same time
+        self._lock = (
+            threading.RLock()
+        )  # a user's verb and a reconciliation never act at the same time
         self._events: dict[str, JournalReader] = {}
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
@@ -109,7 +118,7 @@ class Supervisor:
                     self._advance(self._store.get(row.id))
                     self._complaints.pop(row.id, None)
                 except StateChanged:
-                    continue  # the next look sees the present state
+                    continue  # the next reconciliation sees the present state
                 except Exception as error:  # noqa: BLE001  # one job must not stop the others
                     if self._complaints.get(row.id) != repr(error):
                         self._log.warning("%s", f"job {row.id}: {error!r}")
@@ -185,7 +194,9 @@ class Supervisor:
         """Start the queued jobs that fit into the free slots."""
         queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
         folder = self._store.folder("")
-        self.halted = unwritable(folder) or self._disk.halts_queue(folder)
+        self.halted = self._disk.halts_queue(folder)
+        if lost := unwritable(folder):
+            self.halted = f"{lost}; jobs under way are left alone"
         if not queued or self.halted:
             return
         free = self.slots - self._store.slots_held()
@@ -218,11 +229,12 @@ class Supervisor:
         try:
             self._launcher.launch(self._store.folder(row.id), attempt, nonce)
         except OSError as error:
-            self._log.warning("%s", f"job {row.id}: {error}")  # the next look finds it gone
+            self._log.warning("%s", f"job {row.id}: {error}")  # the next pass finds it gone
 
     def _advance(self, row: JobRow) -> None:
         if row.state is JobState.RECOVERING and self._is_due(row):
-            if self._clean(row):
+            row = self._alarm(row, None)
+            if not lost_place(row) and self._clean(row):
                 self._start(row, JobState.STARTING)
             return
         if row.state not in ATTEMPTED:
@@ -313,6 +325,10 @@ class Supervisor:
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
+        return self._alarm(row, reading)
+
+    def _alarm(self, row: JobRow, reading: Reading | None) -> JobRow:
+        """Record the alerts that begin or end now."""
         for change in self._watch.check(row, reading, self._clock()):
             self._store.note(row, "alert", **msgspec.to_builtins(change))
             row = self._store.get(row.id)
@@ -348,7 +364,7 @@ class Supervisor:
         if not self._clean(row):
             return
         self._answer_rest(row, folder)
-        snapshot = self._newest_snapshot(row)
+        snapshot = self._newest_snapshot(row) or row.snapshot  # its disk may be lost
         fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
         ending = after_end(row.state, outcome, cancelled=row.cancelled)
         if ending.to is JobState.STOPPING:

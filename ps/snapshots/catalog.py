@@ -24,7 +24,7 @@ from ps.snapshots.manifest import (
     sweep,
 )
 from ps.snapshots.worker_state import SavedWorkerState
-from ps.storage import LocalStore, Place, Store, open_store
+from ps.storage import LocalStore, Place, Store, open_store, place_error
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError, GiveUp
 from shards.shard_state import ShardState
@@ -107,7 +107,8 @@ class SnapshotCatalog:
     def check_writable(self) -> None:
         """Raise BadInput if a folder of this machine cannot be written to.
 
-        Remote stores are not tried: they may be slow to fail.
+        Raises GiveUp if its disk is full, fails or is read-only. Remote stores are not tried: they
+        may be slow to fail.
         """
         if not isinstance(self.store, LocalStore):
             return
@@ -118,8 +119,7 @@ class SnapshotCatalog:
             if made:
                 self.store.drop()
         except OSError as error:
-            why = error.strerror or error
-            raise BadInput(f"snapshots {self.store.place}: cannot be written: {why}") from None
+            raise place_error(f"snapshots {self.store.place}: cannot be written", error) from None
 
     def entries(self) -> list[CatalogEntry]:
         """All snapshots here, the newest last; those without a readable manifest come first."""

@@ -2,10 +2,16 @@
 
     python -m tests.bench.service_kills [--kills 20] [--seed 1] [--home FOLDER]
 
-Two real jobs train, with their shards in processes and in Ray. At random moments, drawn from the
-seed, one process is killed with SIGKILL: the service, a runner, the head of Ray, Spark's JVM, a
-shard, a worker. After the last kill both jobs train to their end. The exit status is 1 if a job is
-lost, had two runners at a time, does not end, or leaves a process or shared memory behind.
+Two real jobs train, one with its shards in processes and `logged`, one in Ray. At random moments,
+drawn from the seed, one process is killed with SIGKILL: the service, a runner, the head of Ray,
+Spark's JVM, a shard, a worker. After the last kill both jobs train to their end.
+
+Before each kill and after each recovery the shards of the job with logs say which pushes they have
+applied. They acknowledge none before it is in the log, so that none may be lacking later; and at
+the end each has applied as many as the workers have taken steps.
+
+The exit status is 1 if a job is lost, had two runners at a time, does not end, or leaves a process
+or shared memory behind, or if a push is lost or applied twice.
 """
 
 import argparse
@@ -22,10 +28,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from deploy.run_folder import CLUSTER, SUMMARY
+from deploy.runner.job_folder import RUN
 from deploy.service.client import ServiceClient
+from deploy.service.job_store import JOBS
 from deploy.service.launcher import processes_with
+from deploy.summary import Summary
+from ps import AdminClient, Cluster
+from ps.shared_memory import shm_files
 from shards.errors import DownpourError
 from tests.bench.report import save
 from tests.support import tiny_job
@@ -43,6 +56,7 @@ KINDS = {
 """What is killed, and the words of its command line."""
 _STUCK_S = 420.0
 _LEFT_S = 30.0
+_MORE_STEPS = 1000  # of each worker, after the last kill
 
 
 def _parent(pid: int) -> int | None:
@@ -51,6 +65,34 @@ def _parent(pid: int) -> int | None:
         return psutil.Process(pid).ppid()
     except psutil.Error:
         return None
+
+
+class Acknowledged:
+    """The pushes that the shards of a job with logs have applied; `lost` are those they lack later.
+
+    `compared` counts the looks that found shards and an earlier look.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.versions: list[int] = []
+        self.lost = self.compared = 0
+
+    def look(self) -> None:
+        """Ask the shards, if any answer now."""
+        with suppress(DownpourError):
+            with AdminClient(Cluster.load(self._run / CLUSTER), patience_s=5.0) as admin:
+                found = [status.version for status in admin.status()]
+            if self.versions:
+                before = zip(self.versions, found, strict=True)
+                self.lost += sum(max(0, earlier - now) for earlier, now in before)
+                self.compared += 1
+            self.versions = found
+
+    def miscounted(self, steps: int) -> int:
+        """How many pushes more or fewer than these the run has applied at its end."""
+        summary = msgspec.json.decode((self._run / SUMMARY).read_bytes(), type=Summary)
+        return abs(summary.updates - steps)
 
 
 class Trial:
@@ -83,6 +125,17 @@ class Trial:
 
     def states(self) -> list[str]:
         return [str(self.client.get(f"/jobs/{job}")["state"]) for job in self.jobs]
+
+    def lengthened(self, job: str) -> int:
+        """Have each worker of a job take some more steps; returns those of all together."""
+        found = self.client.get(f"/jobs/{job}")
+        workers = found["settings"]["workers"]
+        each = found["head"]["steps"] // workers + _MORE_STEPS
+        self.client.post(f"/jobs/{job}:set", {"settings": {"max_iter": each}})
+        return int(each * workers)
+
+    def run_folder(self, job: str) -> Path:
+        return self.folder / "home" / JOBS / job / RUN
 
     def until(self, holds: Callable[[list[str]], bool]) -> bool:
         """Whether the states of the jobs come to that; two runners of a job are counted."""
@@ -128,7 +181,7 @@ class Trial:
                 with suppress(OSError):
                     os.kill(self.dice.choice(pids), signal.SIGKILL)
             self.killed[kind] += 1
-            print(f"killed: {kind}", flush=True)
+            print(f"killed: {kind} ({self.killed.total()})", flush=True)
             return
 
     def end(self) -> None:
@@ -140,47 +193,67 @@ class Trial:
                 os.kill(pid, signal.SIGKILL)
 
 
-def left(jobs: list[str], shm: set[str]) -> list[str]:
-    """What the jobs have left: processes, and shared memory that was not there before."""
+def left(jobs: list[str], before: set[str]) -> list[str]:
+    """What the jobs have left: processes, and shared memory without an owner, but for `before`."""
     pids = processes_with({f"DOWNPOUR_JOB={job}" for job in jobs})
-    return [*(f"process {pid}" for pid in pids), *sorted(_shared_memory() - shm)]
+    return [*(f"process {pid}" for pid in pids), *sorted(_ownerless_memory() - before)]
 
 
-def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def _ownerless_memory() -> set[str]:
+    """The names of segments and sockets in shared memory that no living process has locked.
+
+    That of other jobs on this machine, which train, has an owner.
+    """
+    found = set()
+    for path in shm_files.ROOT.glob("downpour-*"):
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY)
+            try:
+                if shm_files.owner_is_gone(file):
+                    found.add(path.name)
+            finally:
+                os.close(file)
+    return found
 
 
 def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Play the trial; returns its figures."""
-    shm = _shared_memory()
+    before = _ownerless_memory()
     solver = tiny_job.write_job(folder)
     trial = Trial(folder, seed)
     try:
         more = {"max_iter": 10**6, "snapshot_every": "2s", "snapshot_keep": 3}
-        trial.submit(solver, shards_in="processes", **more)
+        trial.submit(solver, shards_in="processes", durability="logged", **more)
         trial.submit(solver, shards_in="ray", **more)
+        logged = Acknowledged(trial.run_folder(trial.jobs[0]))
         lost = stuck = 0
+        begun = time.monotonic()
         for number in range(kills):
             if not trial.until(lambda states: set(states) <= {"RUNNING", "DEGRADED"}):
                 stuck += 1
                 print(f"stuck after {number} kills: {trial.states()}", flush=True)
                 break
+            logged.look()
             time.sleep(trial.dice.uniform(0.0, 6.0))
+            logged.look()
             trial.kill_one()
         trial.until(lambda states: set(states) <= {"RUNNING", "DEGRADED"})
-        for job in trial.jobs:
-            steps = trial.client.get(f"/jobs/{job}")["head"].get("steps", 0)
-            trial.client.post(f"/jobs/{job}:set", {"settings": {"max_iter": steps + 2000}})
+        logged.look()
+        took_s = time.monotonic() - begun
+        wanted = [trial.lengthened(job) for job in trial.jobs]
         ended = trial.until(lambda states: set(states) == {"SUCCEEDED"})
         lost = 0 if ended else sum(state != "SUCCEEDED" for state in trial.states())
         deadline = time.monotonic() + _LEFT_S
-        while (found := left(trial.jobs, shm)) and time.monotonic() < deadline:
+        while (found := left(trial.jobs, before)) and time.monotonic() < deadline:
             time.sleep(1.0)
         attempts = [trial.client.get(f"/jobs/{job}")["attempt"] for job in trial.jobs]
         return {
             "seed": seed, "kills": sum(trial.killed.values()), "killed": dict(trial.killed),
             "lost": lost, "doubled": trial.doubled, "stuck": stuck, "left": found,
-            "attempts": attempts, "service_back_s": trial.back_s,
+            "attempts": attempts, "service_back_s": trial.back_s, "took_s": took_s,
+            "pushes": sum(logged.versions), "pushes_lost": logged.lost,
+            "pushes_miscounted": logged.miscounted(wanted[0]) if ended else 0,
+            "comparisons": logged.compared,
         }  # fmt: skip
     finally:
         trial.end()
@@ -196,8 +269,8 @@ def main() -> int:
         figures = run(Path(folder), chosen.kills, chosen.seed)
     save("service_kills", figures)
     print(figures)
-    bad = figures["lost"] or figures["doubled"] or figures["stuck"] or figures["left"]
-    return 1 if bad else 0
+    bad = ("lost", "doubled", "stuck", "left", "pushes_lost", "pushes_miscounted")
+    return 1 if any(figures[name] for name in bad) else 0
 
 
 if __name__ == "__main__":

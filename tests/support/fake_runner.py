@@ -16,7 +16,7 @@ from deploy.service.states import JobState
 from shards.errors import BadInput
 from tests.support.fake_machine import FakeMachine, FakeProcess
 
-SNAPSHOTS = "snapshots"
+SNAPSHOTS = f"{job_folder.RUN}/snapshots"
 _CODES = {End.FAILED: "error", End.RETRY: "infrastructure"}
 
 
@@ -64,7 +64,7 @@ class FakeRunner:
     def snapshot(self) -> None:
         """Take a snapshot; its number says how many there are."""
         folder = self.folder / SNAPSHOTS
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / str(1 + sum(1 for _ in folder.iterdir()))).touch()
 
     def _live(self) -> Iterator[None]:

@@ -14,11 +14,16 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from deploy.service import api, maintenance_api, results_api
-from tests.support.service_answers import ANSWERS, EXAMPLES, OTHERS, REQUESTS
+from deploy.service.answers import ANSWERS, OTHERS, DescribedApp
+from tests.support.service_examples import EXAMPLES, REQUESTS
 
 _PLAIN = {
     str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null",
     dict: "object", list: "list",
+}  # fmt: skip
+_MEDIA = {
+    "": "nothing, with status 204", "text/plain": "text", "text/html": "an HTML page",
+    "text/event-stream": "server-sent events", "application/octet-stream": "the file",
 }  # fmt: skip
 
 
@@ -26,7 +31,7 @@ def described() -> FastAPI:
     """An application with the routes of the interface, which answers nothing."""
     absent: Any = None  # describing the routes calls none of them
     services = api.Services(absent, absent, absent, absent, absent, absent)
-    service = FastAPI()
+    service = DescribedApp()
     service.include_router(api.routes(services))
     service.include_router(results_api.routes(absent, absent))
     service.include_router(maintenance_api.routes(services, absent, absent, absent))
@@ -60,7 +65,7 @@ def bodies() -> str:
         for method in methods:
             route = f"{method.upper()} {name.removeprefix('/api/v1')}"
             body = _link(requests[route]) if route in requests else ""
-            answer = _link(ANSWERS[route]) if route in ANSWERS else OTHERS[route]
+            answer = _link(ANSWERS[route]) if route in ANSWERS else _MEDIA[OTHERS[route]]
             lines.append(f"| `{route}` | {body} | {answer} |")
     parts = ["\n".join(lines), "## Types"]
     models = {kind.__name__: kind for kind in requests.values()}

@@ -75,7 +75,7 @@ function connect() {
   source.addEventListener("service", (message) => showHalt(JSON.parse(message.data)));
   source.addEventListener("reading", (message) => {
     const reading = JSON.parse(message.data);
-    job ? showReading(reading) : showRow(reading);
+    if (job) { showContact(reading.contact); showReading(reading); } else showRow(reading);
   });
 }
 
@@ -154,7 +154,12 @@ function bars(where, rows) {
 const MOST_ROWS = 32, WORST = 5;
 const say = (where, text) => { $(`${where} .sentence`).textContent = text; };
 
-function showReading({ head, contact, reading }) {
+function showContact(contact) {
+  $("#contact").hidden = !contact;
+  $("#contact").textContent = contact ? `contact ${contact}` : "";
+}
+
+function showReading({ reading }) {
   if (!reading) return;
   const now = reading.readings, point = reading.point;
   const left = now.remaining_s ? duration(now.remaining_s) : "";
@@ -473,11 +478,11 @@ async function openJob() {
   document.querySelectorAll(".chart").forEach((holder) => seen.observe(holder));
   addEventListener("resize", () => Object.entries(charts).forEach(([kind, chart]) =>
     chart.setSize({ width: $(`[data-chart=${kind}]`).clientWidth, height: chart.height })));
-  const [{ events }, reading] = await Promise.all(
+  const [{ events }, newest] = await Promise.all(
     [`${api}/events?tail=${MOST_EVENTS}`, `${api}/reading`].map(awaited));
   // The stream has those after the page was made, and may have brought some of them already.
   $("#events ol").append(...events.filter((event) => event.id <= opened).reverse().map(eventLine));
-  if (reading.readings) showReading({ reading });
+  showReading(newest);
   showCheckpoints();
   showArtefacts();
   showLogs();

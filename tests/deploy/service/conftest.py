@@ -4,10 +4,12 @@ A module with DATABASES = ("sqlite", "postgresql") has its tests with a service 
 those with parameters of their own: these are about input, which no database sees.
 """
 
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from deploy.service import database
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database import VARIABLE
 from deploy.service.database_tables import BUSY_S, DATABASE, DatabasePlace, open_database
-from deploy.service.launcher import LocalLauncher
+from deploy.service.job_store import JOBS
+from deploy.service.launcher import LocalLauncher, processes_with
 from tests.support import tiny_job
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.service_in_process import STUB, Running, Start, TestClient
@@ -93,11 +96,12 @@ def place(
 
 
 @pytest.fixture
-def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
+def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
     """Start a service on the home; the end of the context stops it, and no job.
 
     A service that is not `driven` starts no job, follows none and sends no webhook. A locked
-    database is waited for `busy_s` seconds; `clock` is the time.
+    database is waited for `busy_s` seconds; `clock` is the time. The end of the test kills the
+    runners that are left, as of one that has failed.
     """
 
     @contextmanager
@@ -119,14 +123,17 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Start:
             yield Running(service, http, solver)
         engine.dispose()
 
-    return started
+    yield started
+    jobs = home / JOBS
+    marks = {f"DOWNPOUR_JOB={job.name}" for job in jobs.iterdir()} if jobs.is_dir() else set()
+    for pid in processes_with(marks):
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # this process is its parent, as the service was
 
 
 @pytest.fixture
 def service(start: Start) -> Iterator[Running]:
-    """A running service. Jobs that a test leaves are ended."""
+    """A running service."""
     with start() as running:
         yield running
-        for row in running.service.store.unfinished():
-            if running.ask(row.id, "cancel").status_code == 202:
-                running.await_state(row.id, "CANCELLED", "SUCCEEDED", "FAILED")

@@ -23,7 +23,7 @@ ROW = JobRow(
     id="j", name="n", project="p", owner="local", labels={}, priority=0, slots=2,
     state=JobState.RUNNING, state_seq=3, attempt=1, nonce="", code="", reason="", contact="",
     cancelled=False, fruitless=0, not_before=0.0, snapshot=None, request_key=None,
-    events_read=0, created=0.0, updated=0.0, head={},
+    events_read=0, created=0.0, updated=0.0, head={}, settings={"out": "."},
 )  # fmt: skip
 
 
@@ -83,6 +83,19 @@ def test_what_is_alarming(row: dict[str, Any], found: Reading | None, alert: str
     if found is not None:
         later = msgspec.structs.replace(job, attempt=2)
         assert names(JobWatch(), later, found, 0.0) == []
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.RECOVERING, JobState.PAUSED])
+def test_a_run_folder_that_is_missing(state: JobState, tmp_path: Path) -> None:
+    """A job that has a snapshot would begin from the start. Before, nothing has to be there; and a
+    job that is not to train needs no folder."""
+    row = msgspec.structs.replace(ROW, state=state, settings={"out": str(tmp_path / "run")})
+    assert names(JobWatch(), row, None, 0.0) == []
+    later = msgspec.structs.replace(row, snapshot="12")
+    lost = [] if state is JobState.PAUSED else [("unwritable", True)]
+    assert names(JobWatch(), later, None, 0.0) == lost
+    (tmp_path / "run").mkdir()
+    assert names(JobWatch(), later, None, 0.0) == []
 
 
 def test_a_degraded_job_alarms_after_a_while() -> None:

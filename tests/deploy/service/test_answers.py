@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from deploy.runner.readings import SeriesPoint
+from deploy.service.answers import ANSWERS, OTHERS
 from deploy.service.webhooks import Hosts
-from tests.support.service_answers import ANSWERS, OTHERS, REQUESTS
 from tests.support.service_bodies import described, example, request_models
+from tests.support.service_examples import REQUESTS
 from tests.support.service_in_process import Running, Start
 from tests.support.snapshot_stores import write_snapshot
 

@@ -12,6 +12,9 @@ import pytest
 import deploy
 from deploy.progress_model import ShardReading
 from deploy.runner.readings import SeriesPoint
+from deploy.service import job_store
+from deploy.service.answers import OTHERS
+from deploy.service.problems import MEDIA_TYPE
 from deploy.service.states import JobState, Verb
 from deploy.service.stream import Feed, messages
 from shards.shard_status import Histogram
@@ -366,9 +369,43 @@ def test_metrics_have_the_histograms_of_shards(idle: Running) -> None:
     assert not [line for line in lines if line.startswith("downpour_shard_queue_length_")]
 
 
+def test_metrics_have_the_jobs_that_train(idle: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others wait, and were submitted before them."""
+    monkeypatch.setattr(job_store, "MOST_HEADS", 2)
+    store = idle.service.store
+    jobs = [idle.submit("train") for _ in range(4)]
+    store.move(store.get(jobs[-1]), JobState.CHECKING)
+    lines = idle.http.get("/metrics").text.splitlines()
+    shown = [line for line in lines if line.startswith("downpour_job_running{")]
+    assert shown == [f'downpour_job_running{{job="{job}"}} 0.0' for job in (jobs[-1], jobs[0])]
+
+
 def test_every_route_is_described(idle: Running) -> None:
     """OpenAPI lists each route of the interface with a summary or a description."""
     paths = idle.http.get("/api/v1/openapi.json").json()["paths"]
     assert {"/api/v1/jobs", "/api/v1/jobs/{job}", "/api/v1/stream"} <= set(paths)
     assert all(f"/api/v1/jobs/{{job}}:{verb}" in paths for verb in Verb)
     assert all(each.get("description") for path in paths.values() for each in path.values())
+
+
+def test_every_answer_is_described(idle: Running) -> None:
+    """OpenAPI has the type of each answer with all that it refers to; refusals are problems."""
+    document = idle.http.get("/api/v1/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    referred = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert referred == set(schemas)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            route = f"{method.upper()} {path.removeprefix('/api/v1')}"
+            answers = operation["responses"]
+            assert "422" not in answers
+            assert list(answers["4XX"]["content"]) == [MEDIA_TYPE]
+            (good,) = [each for status, each in answers.items() if status.startswith("2")]
+            typed = good.get("content", {}).get("application/json")
+            assert (typed is None) == (route in OTHERS)
+            assert typed is None or list(typed["schema"]) == ["$ref"]
+    listed = document["paths"]["/api/v1/jobs"]["get"]["responses"]["200"]["content"]
+    assert listed["application/json"]["schema"] == {"$ref": "#/components/schemas/JobList"}
+    items = schemas["JobList"]["properties"]["jobs"]["items"]
+    assert items == {"$ref": "#/components/schemas/JobShown"}
+    assert "state" in schemas["JobShown"]["required"]

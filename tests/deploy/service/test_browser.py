@@ -1,5 +1,8 @@
 """The page in a browser: it stays current by itself, alone, and whatever names are made of."""
 
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 
@@ -9,6 +12,7 @@ from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerRea
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.page import _number
+from deploy.service.retention import ServiceLimits
 from deploy.service.tokens import TokenRole
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
 from tests.support.service_in_process import CutLine, Running, Start
@@ -145,6 +149,25 @@ def test_figures_are_written_alike(service: Running, tab: Tab) -> None:
         assert (tab.page.evaluate(f"figure({value})"), _number(value)) == (text, text)
     assert _number(None) == tab.page.evaluate("figure(null)") == "–"
     assert tab.page.evaluate("counted(1, 'step')") == "1\N{NO-BREAK SPACE}step"
+
+
+def test_an_open_page_says_that_contact_is_lost(start: Start) -> None:
+    """While the process of the job is stopped, and no longer."""
+    limits = ServiceLimits(silent_s=0.3, free_mb=0)
+    with start(limits=limits) as running, opened(running) as tab:
+        job = running.submit("alive")
+        running.await_state(job, "RUNNING")
+        tab.open(f"/jobs/{job}")
+        contact = tab.page.locator("#contact")
+        assert not contact.is_visible()
+        folder = running.service.store.folder(job)
+        pid = json.loads((folder / "attempt.json").read_text())["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        tab.sees("#contact", "contact lost since")
+        assert contact.is_visible()
+        accessible(tab)
+        os.kill(pid, signal.SIGCONT)
+        sync_api.expect(contact).to_be_hidden(timeout=120_000)
 
 
 def test_an_alert_of_the_service_is_on_open_pages(service: Running, tab: Tab) -> None:

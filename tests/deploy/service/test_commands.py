@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from deploy.cli import app
 from deploy.progress_model import LinkReading, ShardReading
+from deploy.service import client
 from deploy.service.client import ServiceClient
 from deploy.settings import TrainSettings
 from shards.errors import BadInput, GiveUp
@@ -113,6 +114,20 @@ def test_top_shows_the_links_of_jobs(call: Call, service: Running, solver: Path)
     assert "    here -> there  RTT 12.5 ms  3 MB/s pushed" in lines
     assert "    here -> here  RTT - ms  0 MB/s pushed" in lines
     call("cancel", job, "--now")
+
+
+def test_top_shows_old_jobs_that_train(
+    call: Call, service: Running, solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many later ones have ended, or wait in a list of several pages."""
+    monkeypatch.setattr(client, "_PAGE", 2)
+    job = submitted(call, solver, "train")
+    service.await_state(job, "RUNNING")
+    ended = submitted(call, solver, "succeed")
+    call("wait", ended)
+    waiting = [submitted(call, solver, "train", "--workers", 8) for _ in range(4)]
+    shown = [line.split()[0] for line in call("top").stdout.splitlines()[2:]]
+    assert shown == [*reversed(waiting), job]
 
 
 def test_a_folder_without_a_run_cannot_be_set(call: Call, tmp_path: Path) -> None:

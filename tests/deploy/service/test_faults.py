@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from deploy.run_folder import lock_folder
+from deploy.run_folder import RunFolder, lock_folder
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity
 from deploy.runner.journal import Journal, JournalReader
@@ -31,6 +31,7 @@ from deploy.service.retention import ServiceLimits
 from deploy.service.server import Listen
 from deploy.service.states import LONGEST_RETRY_S
 from deploy.service.tokens import TokenRole
+from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -457,6 +458,59 @@ def test_a_home_that_becomes_read_only(start: Start, home: Path, place: Database
         running.await_state(running.submit(), "SUCCEEDED")
         running.ask(job, "cancel")
         assert running.await_state(job, "CANCELLED")["attempt"] == 1
+
+
+@SQLITE
+def test_a_run_folder_that_becomes_read_only(
+    start: Start, tmp_path: Path, place: DatabasePlace
+) -> None:
+    """The job trains on, with an alert. If it has to recover, it waits until the folder can be
+    written again, spends no attempt meanwhile, and then continues by itself."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with start() as running:
+        settings = {"solver": str(running.solver), "out": str(disk / "run")}
+        job = running.submit("train", settings=settings)
+        running.await_state(job, "RUNNING")
+        with read_only(disk):
+            eventually(lambda: running.get(job)["alerts"] == ["unwritable"], because="the alert")
+            (alert,) = [e for e in running.service.store.events([job]) if e["kind"] == "alert"]
+            assert f"{disk} cannot be written" in alert["data"]["text"]
+            assert running.get(job)["state"] == "RUNNING"
+            os.kill(pid_of(running, job), signal.SIGKILL)
+            running.await_state(job, "RECOVERING")
+            supervisor, store = running.service.supervisor, running.service.store
+            eventually(lambda: supervisor._is_due(store.get(job)), because="the end of its wait")
+            for _ in range(3):
+                supervisor.reconcile()
+            found = running.get(job)
+            assert (found["state"], found["attempt"]) == ("RECOVERING", 1)
+            assert found["alerts"] == ["unwritable"]
+        running.await_attempt(job, 2)
+        running.await_state(job, "RUNNING")
+        eventually(lambda: running.get(job)["alerts"] == [], because="the alert is over")
+        running.ask(job, "cancel")
+        running.await_state(job, "CANCELLED")
+
+
+def test_a_disk_that_is_read_only_may_be_mended(tmp_path: Path) -> None:
+    """A run folder and a place of snapshots on it are no bad input, which would end a job for good:
+    the attempt ends, and another one may find the disk mended."""
+    run, fresh, snapshots = (tmp_path / name for name in ("run", "fresh", "snapshots"))
+    snapshots.mkdir()
+    RunFolder.create(run, {"workers": 1}).close()
+    actions: list[Callable[[], object]] = [
+        lambda: RunFolder.resume(run, {"workers": 2}),
+        lambda: RunFolder.create(fresh, {"workers": 2}),
+        SnapshotCatalog(snapshots).check_writable,
+        lambda: lock_folder(run),
+    ]
+    with read_only(tmp_path):
+        for act in actions:
+            with pytest.raises(GiveUp, match="Read-only file system") as caught:
+                act()
+            assert not isinstance(caught.value, BadInput)
+    RunFolder.resume(run, {"workers": 2}).close()
 
 
 def test_a_stopped_runner_is_no_dead_one(start: Start) -> None:

@@ -192,7 +192,8 @@ def finished(start: Start) -> Iterator[Running]:
 
 
 def test_the_database_is_an_index(finished: Running, home: Path, tmp_path: Path) -> None:
-    """Rebuilt from the folders, it holds the same jobs, attempts and events."""
+    """Rebuilt from the folders, it holds the same jobs, attempts and events, these in the order in
+    which they happened."""
 
     def content(store: JobStore) -> list[object]:
         jobs = [store.get(row.id) for row in reversed(store.page(JobFilter(), 100).jobs)]
@@ -210,6 +211,9 @@ def test_the_database_is_an_index(finished: Running, home: Path, tmp_path: Path)
     for rebuilt in (JobStore(home, engine), store):
         assert rebuilt.rebuild() == 4
         assert content(rebuilt) == before
+        for row in rebuilt.page(JobFilter(), 100).jobs:
+            times = [each["time"] for each in rebuilt.events([row.id])]
+            assert times == sorted(times)
     engine.dispose()
 
 

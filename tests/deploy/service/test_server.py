@@ -16,7 +16,7 @@ from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
 from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.server import Listen
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 
 
@@ -101,6 +101,9 @@ def test_a_copy_of_the_database(service: Running, home: Path, tmp_path: Path) ->
         assert connection.execute(sa.select(database_tables.job.c.id)).scalar() == job
     engine.dispose()
     with pytest.raises(BadInput, match="expected a new file"):
+        server.backup(home, target)
+    target = tmp_path / "missing" / "copy.db"
+    with pytest.raises(GiveUp, match=f"^{target}: No such file or directory$"):
         server.backup(home, target)
 
 

@@ -70,6 +70,24 @@ def test_a_client_follows_the_primary_through_two_deaths(group: Group) -> None:
     assert group.holders() == (3,)
 
 
+def test_the_copy_that_answers_measures_its_turns(group: Group) -> None:
+    """Each push is in the primary's histogram of apply times, each turn in that of the queues. The
+    successor, which had the pushes from its peer, counts those that it answers itself."""
+    with ps.AdminClient(group.cluster) as admin_client:
+        admin_client.install(TABLE.empty())
+        with Client(group.cluster, worker="w") as client:
+            client.pull()
+            for pushes in (5, 3):
+                push(client, pushes)
+                (status,) = admin_client.status()
+                assert sum(status.apply_s.counts) == pushes
+                assert 0 < status.apply_s.total <= status.busy_s
+                assert sum(status.queues.counts) == sum(status.parked.counts) >= pushes
+                assert status.queues.total >= pushes
+                group.copies[0].stop()
+            assert status.pushes == 8
+
+
 def test_a_state_of_many_pieces_reaches_a_new_copy(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

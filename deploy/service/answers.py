@@ -1,11 +1,13 @@
-"""What the routes of the service answer with, as types, for its reference.
+"""What the routes of the service answer with, as types, and its OpenAPI document.
 
-tests/deploy/service/test_answers.py sends requests to the routes and compares the answers.
+The document has these types, so that a client that is generated from it has them, too. The routes
+answer with plain values: tests/deploy/service/test_answers.py compares them with the types.
 """
 
 from typing import Any
 
 import msgspec
+from fastapi import FastAPI
 
 from deploy.runner.readings import Reading
 from deploy.service.access_store import AuditEntry, ProjectLimits, TokenRow
@@ -13,21 +15,22 @@ from deploy.service.artefacts import Artefact
 from deploy.service.experiments import Experiment
 from deploy.service.job_store import JobDetails, JobShown
 from deploy.service.retention import Removal, ServiceLimits
+from deploy.service.route_roles import API
 from deploy.service.states import JobState
 from deploy.service.tokens import TokenRole
 from deploy.service.uploads import FileProgress, UploadStatus
-from deploy.snapshots import Difference
+from deploy.snapshot_difference import Difference
 from worker.evaluation import Evaluation
 
 
-class JobList(msgspec.Struct, forbid_unknown_fields=True):
+class JobList(msgspec.Struct):
     """Jobs, the newest first; `cursor` continues the list, null at its end."""
 
     jobs: list[JobShown]
     cursor: str | None
 
 
-class WishAccepted(msgspec.Struct, forbid_unknown_fields=True):
+class WishAccepted(msgspec.Struct):
     """An order that is stored: its id, the job, and the job's state now."""
 
     wish: str
@@ -35,13 +38,13 @@ class WishAccepted(msgspec.Struct, forbid_unknown_fields=True):
     state: JobState
 
 
-class JobCloned(JobShown, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobCloned(JobShown, frozen=True, kw_only=True):
     """The new job; `wish` is its id, too."""
 
     wish: str
 
 
-class AttemptShown(msgspec.Struct, forbid_unknown_fields=True):
+class AttemptShown(msgspec.Struct):
     """An attempt: when it began and ended, the cause of its end, the last lines of its log."""
 
     job: str
@@ -55,13 +58,13 @@ class AttemptShown(msgspec.Struct, forbid_unknown_fields=True):
     log_tail: str
 
 
-class AttemptList(msgspec.Struct, forbid_unknown_fields=True):
+class AttemptList(msgspec.Struct):
     """The attempts in order."""
 
     attempts: list[AttemptShown]
 
 
-class EventShown(msgspec.Struct, forbid_unknown_fields=True):
+class EventShown(msgspec.Struct):
     """An event; `number` counts those of its `source`, the service or the job's process."""
 
     id: int
@@ -74,13 +77,19 @@ class EventShown(msgspec.Struct, forbid_unknown_fields=True):
     data: dict[str, Any]
 
 
-class EventList(msgspec.Struct, forbid_unknown_fields=True):
+class EventList(msgspec.Struct):
     """Events in order."""
 
     events: list[EventShown]
 
 
-class SeriesAnswer(msgspec.Struct, forbid_unknown_fields=True):
+class NewestReading(msgspec.Struct):
+    """The newest figures; null before the first."""
+
+    reading: Reading | None
+
+
+class SeriesAnswer(msgspec.Struct):
     """Columns by name over `x`, and the tests of the weights."""
 
     x: list[float]
@@ -88,7 +97,7 @@ class SeriesAnswer(msgspec.Struct, forbid_unknown_fields=True):
     evaluations: list[Evaluation]
 
 
-class CheckpointShown(msgspec.Struct, forbid_unknown_fields=True):
+class CheckpointShown(msgspec.Struct):
     """A complete snapshot; `aligned` is whether all shards hold the same pushes."""
 
     name: str
@@ -100,13 +109,13 @@ class CheckpointShown(msgspec.Struct, forbid_unknown_fields=True):
     pinned: bool
 
 
-class CheckpointList(msgspec.Struct, forbid_unknown_fields=True):
+class CheckpointList(msgspec.Struct):
     """The checkpoints, the oldest first."""
 
     checkpoints: list[CheckpointShown]
 
 
-class CheckpointVerdict(msgspec.Struct, forbid_unknown_fields=True):
+class CheckpointVerdict(msgspec.Struct):
     """Whether a checkpoint is good; `complaints` name each bad file."""
 
     checkpoint: str
@@ -114,19 +123,19 @@ class CheckpointVerdict(msgspec.Struct, forbid_unknown_fields=True):
     complaints: list[str]
 
 
-class PinnedList(msgspec.Struct, forbid_unknown_fields=True):
+class PinnedList(msgspec.Struct):
     """The checkpoints that are never deleted."""
 
     pinned: list[str]
 
 
-class ArtefactList(msgspec.Struct, forbid_unknown_fields=True):
+class ArtefactList(msgspec.Struct):
     """The files that a run has left by now."""
 
     artefacts: list[Artefact]
 
 
-class ComparedJob(msgspec.Struct, forbid_unknown_fields=True):
+class ComparedJob(msgspec.Struct):
     """A job of a comparison."""
 
     id: str
@@ -134,14 +143,14 @@ class ComparedJob(msgspec.Struct, forbid_unknown_fields=True):
     state: JobState
 
 
-class ComparedCurve(msgspec.Struct, forbid_unknown_fields=True):
+class ComparedCurve(msgspec.Struct):
     """The curve of a job."""
 
     x: list[float]
     y: list[float | None]
 
 
-class JobComparison(msgspec.Struct, forbid_unknown_fields=True):
+class JobComparison(msgspec.Struct):
     """Jobs, a curve of each, and a value of each for every figure and every differing setting."""
 
     jobs: list[ComparedJob]
@@ -150,13 +159,13 @@ class JobComparison(msgspec.Struct, forbid_unknown_fields=True):
     settings: dict[str, list[Any]]
 
 
-class ExperimentList(msgspec.Struct, forbid_unknown_fields=True):
+class ExperimentList(msgspec.Struct):
     """The experiments by name."""
 
     experiments: list[Experiment]
 
 
-class TokenOwner(msgspec.Struct, forbid_unknown_fields=True):
+class TokenOwner(msgspec.Struct):
     """The name, the role and the projects of a token; null: all projects."""
 
     name: str
@@ -164,26 +173,26 @@ class TokenOwner(msgspec.Struct, forbid_unknown_fields=True):
     projects: list[str] | None
 
 
-class TokenList(msgspec.Struct, forbid_unknown_fields=True):
+class TokenList(msgspec.Struct):
     """The tokens, the newest first."""
 
     tokens: list[TokenRow]
 
 
-class TokenMade(TokenRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenMade(TokenRow, frozen=True, kw_only=True):
     """The new token; `token` is its secret, shown this once."""
 
     token: str
 
 
-class TokenRevoked(msgspec.Struct, forbid_unknown_fields=True):
+class TokenRevoked(msgspec.Struct):
     """The token that was revoked."""
 
     id: str
     name: str
 
 
-class ProjectShown(msgspec.Struct, forbid_unknown_fields=True):
+class ProjectShown(msgspec.Struct):
     """A project: its limits, null for none, and what it uses now."""
 
     name: str
@@ -191,27 +200,27 @@ class ProjectShown(msgspec.Struct, forbid_unknown_fields=True):
     use: ProjectLimits
 
 
-class ProjectList(msgspec.Struct, forbid_unknown_fields=True):
+class ProjectList(msgspec.Struct):
     """The projects by name."""
 
     projects: list[ProjectShown]
 
 
-class ProjectLimited(msgspec.Struct, forbid_unknown_fields=True):
+class ProjectLimited(msgspec.Struct):
     """A project with its new limits."""
 
     name: str
     limits: ProjectLimits
 
 
-class AuditPage(msgspec.Struct, forbid_unknown_fields=True):
+class AuditPage(msgspec.Struct):
     """Entries, the newest first; `cursor` continues the list, null at its end."""
 
     entries: list[AuditEntry]
     cursor: int | None
 
 
-class WebhookMade(msgspec.Struct, forbid_unknown_fields=True):
+class WebhookMade(msgspec.Struct):
     """The new webhook; `secret` signs what it sends, shown this once."""
 
     id: str
@@ -220,7 +229,7 @@ class WebhookMade(msgspec.Struct, forbid_unknown_fields=True):
     secret: str
 
 
-class WebhookShown(msgspec.Struct, forbid_unknown_fields=True):
+class WebhookShown(msgspec.Struct):
     """A webhook: the id of the last event sent, tries of the next one, and the last answer."""
 
     id: str
@@ -235,13 +244,13 @@ class WebhookShown(msgspec.Struct, forbid_unknown_fields=True):
     created: float
 
 
-class WebhookList(msgspec.Struct, forbid_unknown_fields=True):
+class WebhookList(msgspec.Struct):
     """The webhooks, the oldest first."""
 
     webhooks: list[WebhookShown]
 
 
-class GarbageFound(msgspec.Struct, forbid_unknown_fields=True):
+class GarbageFound(msgspec.Struct):
     """What may be deleted, its bytes, and the bytes that were deleted."""
 
     removals: list[Removal]
@@ -249,7 +258,7 @@ class GarbageFound(msgspec.Struct, forbid_unknown_fields=True):
     freed: int
 
 
-class ServiceShown(msgspec.Struct, forbid_unknown_fields=True):
+class ServiceShown(msgspec.Struct):
     """The service; `halted` says why no job is started, and `jobs` counts them by state."""
 
     slots: int
@@ -270,7 +279,7 @@ ANSWERS: dict[str, type[Any]] = {
     "POST /jobs/{job}:clone": JobCloned,
     "GET /jobs/{job}/attempts": AttemptList,
     "GET /jobs/{job}/events": EventList,
-    "GET /jobs/{job}/reading": Reading,
+    "GET /jobs/{job}/reading": NewestReading,
     "GET /jobs/{job}/series": SeriesAnswer,
     "GET /whoami": TokenOwner,
     "GET /tokens": TokenList,
@@ -298,54 +307,46 @@ ANSWERS: dict[str, type[Any]] = {
 }
 """The type of the JSON that each route answers with, by method and path."""
 OTHERS = {
-    "DELETE /jobs/{job}": "nothing, with status 204",
-    "DELETE /webhooks/{webhook}": "nothing, with status 204",
-    "GET /jobs/{job}/logs": "text",
-    "GET /stream": "server-sent events",
-    "GET /jobs/{job}/artefacts/{name}": "the file",
-    "GET /jobs/{job}/checkpoints/{number}:export": "the file",
-    "GET /experiments/{name}/report": "an HTML page",
+    "DELETE /jobs/{job}": "",
+    "DELETE /webhooks/{webhook}": "",
+    "GET /jobs/{job}/logs": "text/plain",
+    "GET /stream": "text/event-stream",
+    "GET /jobs/{job}/artefacts/{name}": "application/octet-stream",
+    "GET /jobs/{job}/checkpoints/{number}:export": "application/octet-stream",
+    "GET /experiments/{name}/report": "text/html",
 }
-"""What the other routes answer with."""
-EXAMPLES: dict[str, Any] = {
-    "id": "1a209de6a45345f32", "job": "1a209de6a45345f32", "name": "lenet", "project": "vision",
-    "owner": "alice", "labels": {"net": "lenet"}, "slots": 4, "state": "RUNNING", "attempt": 1,
-    "snapshot": "400", "wish": "5f0c1a2b3c4d", "created": 1767225600.0, "updated": 1767225660.0,
-    "started": 1767225605.0, "ended": None, "time": 1767225660.0, "modified": 1767225660.0,
-    "taken_at": 1767225660.0, "head": {"steps": 800, "planned": 4800, "loss": 0.31},
-    "settings": {"solver": "/srv/lenet_solver.prototxt", "data": "/srv/mnist", "workers": 4},
-    "kind": "state", "data": {"state": "RUNNING"}, "source": "service", "reason": "", "code": "",
-    "contact": "", "cause": "", "message": "", "log_tail": "", "role": "submitter",
-    "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "complaints": [], "cursor": None, "address": "127.0.0.1", "action": "POST /jobs",
-    "figures": {"loss": [0.31]}, "series": {"loss": [0.31]}, "path": "mnist/train.parquet",
-    "url": "https://hooks.example.org/downpour", "jobs": {"RUNNING": 1}, "halted": "",
-    "times_s": {"worker-0": {"compute": 41.0, "data": 2.0, "wait": 3.5, "network": 6.1}},
-    "holds": {"worker-0": 3}, "standing": "runs", "checkpoint": "400", "number": 1,
-    "removals": [], "evaluations": [], "experiments": [], "alerts": [], "pinned": ["400"],
-    "revoked": None, "token": "dps_...", "secret": "64 hexadecimal digits", "actor": "alice",
-    "last": "204", "why": "", "detail": "", "ledger": [], "first": "200", "second": "400",
-}  # fmt: skip
-"""Values that examples have, by the name of the field; others are made from its type."""
-REQUESTS: dict[str, dict[str, Any]] = {
-    "Adoption": {"run": "/home/alice/runs/demo", "project": "vision"},
-    "Cancellation": {"mode": "now"},
-    "Changes": {"settings": {"staleness": 8, "max_iter": 4000}},
-    "Cloning": {"snapshot": "newest", "settings": {"max_iter": 9000, "staleness": 8}},
-    "Collection": {"delete": True},
-    "JobChange": {"name": "second try", "priority": 10},
-    "LimitsRequest": {"running": 4, "queued": 100, "workers": 32},
-    "NewToken": {"name": "alice", "role": "submitter", "projects": ["vision"], "days": 30},
-    "NewWebhook": {"url": "https://hooks.example.org/downpour", "project": "vision"},
-    "Resharding": {"shards": 4},
-    "Submitted": {
-        "settings": {"solver": "/srv/lenet_solver.prototxt", "data": "/srv/mnist", "workers": 4},
-        "name": "lenet",
-        "labels": {"net": "lenet"},
-    },
-    "UploadRequest": {
-        "files": [{"path": "mnist/train.parquet", "bytes": 1200, "sha256": EXAMPLES["sha256"]}],
-        "project": "vision",
-    },
-}
-"""An example of each body of a request, by the name of its model."""
+"""The media type of what the other routes answer with; empty for nothing, with status 204."""
+
+
+class DescribedApp(FastAPI):
+    """An application with an OpenAPI document that has the type of each answer."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            _add_answers(super().openapi())
+        assert self.openapi_schema is not None, "the call before has set it"
+        return self.openapi_schema
+
+
+def _add_answers(document: dict[str, Any]) -> None:
+    """Describe what each route answers with where it succeeds."""
+    kinds = list(dict.fromkeys(ANSWERS.values()))
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    types = dict(zip(kinds, schemas, strict=True))
+    for name, component in components.items():
+        if "description" in component:
+            component["description"] = " ".join(component["description"].split())
+        document["components"]["schemas"][name] = component
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            route = f"{method.upper()} {path.removeprefix(API)}"
+            (answer,) = [
+                each for status, each in operation["responses"].items() if status.startswith("2")
+            ]
+            if route in ANSWERS:
+                content = answer.setdefault("content", {})
+                content["application/json"] = {"schema": types[ANSWERS[route]]}
+            elif media_type := OTHERS[route]:
+                answer["content"] = {media_type: {"schema": {"type": "string"}}}
