@@ -192,6 +192,10 @@ def set_options(
     """
     settings = changes_of("set", changes)
     if not Path(job).is_dir():
+        if "/" in job:
+            raise BadInput(
+                f"set {job}: expected the folder of a run or the id of a job, got neither"
+            )
         ask(job, "set", service, as_json, {"settings": settings})
         return
     from deploy.run_requests import request_settings

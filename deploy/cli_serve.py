@@ -19,6 +19,7 @@ def serve(**given: Any) -> None:
 
     Jobs, logs and the database are in the folder DOWNPOUR_HOME, default ~/.downpour. Stopping the
     service stops no job. Addresses other than loopback need TLS, and each request a token.
+    Without --traces-to, the variable OTEL_EXPORTER_OTLP_ENDPOINT names the collector.
     """
     with installed():
         from deploy.service import server
@@ -111,14 +112,14 @@ declare(
         ),
         _option(
             "database", str | None, None,
-            "The database: sqlite, or postgresql://USER@HOST/NAME. One with a password is named by"
-            " the variable DOWNPOUR_DATABASE.",
+            "The database: sqlite, or a URL such as postgresql://me@db/jobs. One with a password is"
+            " named by the variable DOWNPOUR_DATABASE.",
             show_default="the last one of this home, at first sqlite",
         ),
         _option(
             "traces_to", str | None, None,
             "An OpenTelemetry collector, by OTLP over HTTP, such as http://127.0.0.1:4318.",
-            envvar="OTEL_EXPORTER_OTLP_ENDPOINT", show_default="none",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT", show_envvar=False, show_default="none",
         ),
     ],
 )  # fmt: skip

@@ -16,6 +16,7 @@ from deploy.cli_access import project_commands, token_commands
 from deploy.cli_connection import CONNECTION, ServiceAddress, connected, installed
 from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
+from deploy.service.states import JobState
 from deploy.settings import TrainSettings, option_name
 from shards.counted import counted
 from shards.errors import BadInput
@@ -137,7 +138,10 @@ declare(
 @connected
 def list_jobs(
     service: ServiceAddress,
-    state: Annotated[list[str] | None, typer.Option(help="Only this state. Repeatable.")] = None,
+    state: Annotated[
+        list[JobState] | None,
+        typer.Option(case_sensitive=False, help="Only this state. Repeatable."),
+    ] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     label: Annotated[str | None, typer.Option(help="Only NAME or NAME=VALUE.")] = None,
     q: Annotated[str | None, typer.Option("--query", "-q", help="A part of the name.")] = None,
@@ -155,6 +159,8 @@ def list_jobs(
         return
     for job in found["jobs"]:
         typer.echo(job_line(job))
+    if not found["jobs"]:
+        typer.echo("no jobs", err=True)
     if found["cursor"] is not None:
         typer.echo(f"more: --cursor {found['cursor']}")
 
@@ -196,7 +202,7 @@ def logs(
 def events(
     service: ServiceAddress, job: JobArgument, follow: Follow = False, as_json: AsJson = False
 ) -> None:
-    """Print what happened to a job, one event a line."""
+    """Print what happened to a job, one event a line, with its time in UTC."""
     from time import gmtime, strftime
 
     with service.open() as client:
@@ -204,7 +210,7 @@ def events(
             if as_json:
                 typer.echo(msgspec.json.encode(each))
                 continue
-            at = strftime("%H:%M:%S", gmtime(each["time"]))
+            at = strftime("%Y-%m-%d %H:%M:%SZ", gmtime(each["time"]))
             typer.echo(f"{at}  {each['kind']:<10}  {_words(each['data'])}".rstrip())
 
 
@@ -352,9 +358,20 @@ def _words(data: dict[str, Any]) -> str:
     found = []
     for name, value in data.items():
         if value not in (None, "") and name != "wish":
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            found.append(text if name == "what" else f"{name} {text}")
+            found.append(_word(value) if name in {"what", "text"} else f"{name} {_word(value)}")
     return "  ".join(found)
+
+
+def _word(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return ", ".join(f"{name}={_word(each)}" for name, each in value.items())
+        case _:
+            return str(value)
 
 
 def _settings_of(file: Path) -> dict[str, Any]:

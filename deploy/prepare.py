@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from deploy.run_folder import LOGS, SETTINGS
+from deploy.run_folder import LOGS, SETTINGS, check_unused
 from deploy.run_places import check_own
 from deploy.settings import TrainSettings
 from deploy.snapshot_ref import SnapshotRef, newest
@@ -53,8 +53,10 @@ class Prepared(NamedTuple):
 
 def prepare(settings: TrainSettings, origin: SnapshotRef | None) -> Prepared:
     """Read and check everything that a run needs; raises BadInput."""
-    inputs = Inputs(settings)
     in_place = origin is not None and origin.name is None and origin.run == settings.out
+    if in_place:  # first of all: a run that has just begun has no snapshot yet
+        check_unused(settings.out)
+    inputs = Inputs(settings)
     if not in_place:
         check_own(settings)
     found = _found(origin, inputs) if origin is not None else None

@@ -228,14 +228,24 @@ def lock_folder(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise BadInput(
-            f"run folder {path}: expected one without a running writer, got one in use by a run"
-        ) from None
+        raise _in_use(path) from None
     except OSError:
         pass  # A file system without locks: the user has to keep other runs out.
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def check_unused(path: Path) -> None:
+    """Raise BadInput if a process on this machine writes a run folder now."""
+    if writer_of(path) is not None:
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> BadInput:
+    return BadInput(
+        f"run folder {path}: expected one without a running writer, got one in use by a run"
+    )
 
 
 def _remove(made: Sequence[Path]) -> None:

@@ -23,6 +23,7 @@ from deploy.run_folder import write_whole, writer_of
 from deploy.snapshot_ref import SnapshotRef
 from ps.session.admin_plans import SettingsChange
 from shards import argument_checks
+from shards.counted import counted
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 from shards.live_settings import LIVE, checked_factor
 
@@ -35,9 +36,15 @@ _PREFIX = ".request-"
 class _ToReshard(msgspec.Struct, frozen=True, tag="reshard"):
     shards: int
 
+    def __str__(self) -> str:
+        return counted(self.shards, "shard")
+
 
 class _ToChange(msgspec.Struct, frozen=True, tag="set"):
     settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -154,7 +161,7 @@ def _ask(origin: SnapshotRef, what: str, asked: _ToReshard | _ToChange, wait_s: 
     request = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_REQUEST}"
     write_whole(request, msgspec.json.encode(asked))
     try:
-        answer = _wait(request, writer, f"{what} {origin.run}", wait_s)
+        answer = _wait(request, writer, f"{what} {origin.run}", str(asked), wait_s)
     finally:
         # An unlink of `.json` withdraws a request that the run has not accepted yet.
         for suffix in (_REQUEST, _ANSWER):
@@ -163,7 +170,7 @@ def _ask(origin: SnapshotRef, what: str, asked: _ToReshard | _ToChange, wait_s: 
         raise (BadInput if answer.is_bad_input else GiveUp)(answer.text)
 
 
-def _wait(request: Path, writer: int, what: str, wait_s: float) -> _Answer:
+def _wait(request: Path, writer: int, what: str, asked: str, wait_s: float) -> _Answer:
     until, run = time.monotonic() + wait_s, request.parent
     while True:
         # Checked before the answer is read: the run may write the answer and then end.
@@ -171,10 +178,12 @@ def _wait(request: Path, writer: int, what: str, wait_s: float) -> _Answer:
         with suppress(FileNotFoundError):
             return msgspec.json.decode(request.with_suffix(_ANSWER).read_bytes(), type=_Answer)
         if not alive:
-            raise GiveUp(f"{what}: the run ended before it had done that")
+            raise GiveUp(f"{what}: the run ended before it had {asked}")
         if time.monotonic() > until:
             begun = "has not begun" if request.exists() else "has begun"
-            raise GiveUp(f"{what}: the run {begun} to do that, got no answer in {wait_s:g} s")
+            raise GiveUp(
+                f"{what}: the run {begun} to change to {asked}, got no answer in {wait_s:g} s"
+            )
         time.sleep(_POLL_S)
 
 

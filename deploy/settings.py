@@ -136,7 +136,10 @@ def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same; raises BadInput for an option that does not exist, or that is missing."""
     options = declared(TrainSettings)
     for name in plain.keys() - options.keys():
-        raise BadInput(f"{option_name(name)}: expected an option of downpour train, got none")
+        wrong = option_name(name)[:80]
+        raise BadInput(
+            f"{wrong}: expected an option that `downpour train --help` lists, got {wrong}"
+        )
     for name, each in options.items():
         if each.required and name not in plain:
             raise BadInput(f"{option_name(name)}: expected a value, got none")

@@ -40,13 +40,16 @@ _OPTIONS = {
 """The names that open the errors of Python functions, with the option that each stands for."""
 _OPENING = re.compile(rf"({'|'.join(_OPTIONS)})(?=[: ])")
 _ANYWHERE = re.compile(r"(?<![-\w])(n_push|n_fetch|staleness bound)\b")
+_IN_STRATEGY = re.compile(r"(?:--)?strategy \w+: (unknown option|\w+: )")
+"""How an error of a strategy's own options opens: downpour:n_push=2 has no dashes."""
 
 
 def in_options(text: str) -> str:
     """Replace names of Python arguments in an error's text by the command-line options."""
+    own = _IN_STRATEGY.match(text) is not None
     if opening := _OPENING.match(text):
         text = _OPTIONS[opening[1]] + text[opening.end() :]
-    return _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
+    return text if own else _ANYWHERE.sub(lambda found: _OPTIONS[found[1]], text)
 
 
 def check_given(arguments: Sequence[str]) -> None:
@@ -77,8 +80,9 @@ def worded(error: Any) -> str:
             return f"{error.option_name}: expected {'a value, got none' if without else 'no value'}"
         case "BadParameter" if error.param is not None:
             return f"{_name(error.param)}: {_expected(error, message)}"
-    if unknown := re.match(r"No such command '(.*?)'", message):
-        return f"{where}expected a command that `{path} --help` lists, got {unknown[1]!r}"
+    if unknown := re.match(r"No such command '(.*?)'\.(?: Did you mean (.*)\?)?", message):
+        near = f", perhaps {unknown[2].replace(chr(39), '')}" if unknown[2] else ""
+        return f"{where}expected a command that `{path} --help` lists{near}; got {unknown[1]!r}"
     if extra := re.match(r"Got unexpected extra argument\S* \((.*)\)", message):
         return f"{where}expected no further argument, got {extra[1]!r}"
     return f"{where}{message}"

@@ -103,7 +103,7 @@ class BackgroundEvaluator(ClosingContext):
     def begin(self, weights: Floats) -> None:
         """Test the initial weights of a new job, if the plan says so."""
         if self._plan.at_start:
-            self._under_way = self._pool.submit(self._test, 0, 0, lambda: weights)
+            self._submit(0, 0, lambda: weights)
 
     def evaluate_if_due(self, iteration: int, samples: int) -> None:
         """Report the last test if it is over, and begin a test if one is due; does not wait."""
@@ -112,7 +112,7 @@ class BackgroundEvaluator(ClosingContext):
         if self._under_way is not None or not self._next <= iteration < self._last:
             return
         self._next = self._next_after(iteration)
-        self._under_way = self._pool.submit(self._test, iteration, samples, self._read)
+        self._submit(iteration, samples, self._read)
 
     def follow(self, cluster: Cluster) -> None:
         """Test the weights of these shards from now on."""
@@ -137,6 +137,13 @@ class BackgroundEvaluator(ClosingContext):
 
     def _next_after(self, iteration: int) -> int:
         return (iteration // self._plan.every + 1) * self._plan.every
+
+    def _submit(self, iteration: int, samples: int, weights: Callable[[], Floats]) -> None:
+        # A fork, such as that of Spark's start, ends the threads of OpenBLAS; the next call starts
+        # them again, with the priority of its own thread, which they keep for the whole process.
+        with threadpool_limits(1):
+            pass
+        self._under_way = self._pool.submit(self._test, iteration, samples, weights)
 
     def _read(self) -> Floats:
         with AdminClient(self._cluster, patience_s=_PATIENCE_S, check=self._check) as admin:

@@ -48,6 +48,7 @@ __all__ = [
     "part_to_test",
     "row_shapes",
 ]
+_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro"}
 
 
 class Format(NamedTuple):
@@ -108,10 +109,10 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
         if not each.divided and _parts(path, each.matches):
             return _checked(each.open(_part(path, options.split, each.matches), options))
     names = ", ".join(each.name for each in formats) or kind
-    raise BadInput(
-        f"data {path}: expected data of one of these formats: {names}; got"
-        f" {listing(path) if path.is_dir() else 'another file'}"
-    )
+    found = listing(path) if path.is_dir() else "another file"
+    if path.suffix in _READ_BY_SPARK:
+        found += "; read it with Spark, and pass the DataFrame to worker.train"
+    raise BadInput(f"data {path}: expected data of one of these formats: {names}; got {found}")
 
 
 def open_net_data(

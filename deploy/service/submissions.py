@@ -177,9 +177,8 @@ class Submissions:
         for name in changes:
             if name not in CHANGEABLE:
                 expected = ", ".join(option_name(each) for each in sorted(CHANGEABLE))
-                raise BadInput(
-                    f"{option_name(name[:80])}: expected one of {expected}; got another option"
-                )
+                wrong = option_name(name[:80])
+                raise BadInput(f"{wrong}: expected one of {expected}; got {wrong}")
         settings = TrainSettings.of_plain(row.settings | dict(changes))
         _check_secrets(settings)
         return settings.plain()
@@ -382,9 +381,9 @@ def _snapshot_of(row: JobRow, wanted: str) -> str:
     if remote and not names and number is not None and number.isdecimal():
         return number
     if wanted not in names:
-        kept = ", ".join(names) or "none"
         raise BadInput(
-            f"snapshot: expected a checkpoint of job {row.id}, which has {kept}, got"
+            f"snapshot: expected a checkpoint of job {row.id}, which has"
+            f" {', '.join(names) or 'none'}; got"
             f" {wanted[:80]}; leave it out to start from the beginning"
         )
     return wanted

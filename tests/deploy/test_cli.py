@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 from worker.option_fields import declared
 
 
-@pytest.mark.parametrize("command", ["", "train", "test", "features", "version"])
+@pytest.mark.parametrize("command", ["", "train", "test", "features", "version", "serve"])
 def test_help_fits_a_terminal(command: str, downpour: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every subcommand has a help text within eighty columns, and none of it is cut off there."""
     monkeypatch.setenv("COLUMNS", "80")

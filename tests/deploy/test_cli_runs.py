@@ -1,5 +1,6 @@
 """`downpour train` and run folders: what it continues from, and what it leaves unchanged."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,6 +128,8 @@ def test_resume_in_a_folder_in_use(downpour: Run, job: Path, earlier: Path) -> N
     then = TrainSettings.load(earlier / "settings.json")
     with RunFolder.resume(earlier, then.plain()):
         line = r"run folder \S*run: expected one without a running writer, got one"
+        refuses(downpour, job, "train --resume run", line)
+        shutil.rmtree(earlier / "snapshots")  # as before the first one
         refuses(downpour, job, "train --resume run", line)
 
 

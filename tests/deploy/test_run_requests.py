@@ -62,13 +62,13 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with RunFolder.create(tmp_path / "run", {}) as folder:
         inbox = RequestInbox(folder.path)
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: the run has not begun to do that, got no answer in 0.2 s"
-        assert str(asking.ended()) == line
+        line = f"reshard {folder.path}: the run has not begun to change to 3 shards,"
+        assert str(asking.ended()) == f"{line} got no answer in 0.2 s"
         assert inbox() is None
         monkeypatch.setattr("deploy.run_requests.write_whole", lambda *_: None)  # gone: taken up
         asking = Asking(folder.path, 3, wait_s=0.2)
-        line = f"reshard {folder.path}: the run has begun to do that, got no answer in 0.2 s"
-        assert str(asking.ended()) == line
+        line = f"reshard {folder.path}: the run has begun to change to 3 shards,"
+        assert str(asking.ended()) == f"{line} got no answer in 0.2 s"
 
 
 def test_the_run_ends_first(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_run_ends_first(tmp_path: Path) -> None:
         inbox = RequestInbox(folder.path)
         while not left(folder.path):
             assert asking.is_alive()
-    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had done that"
+    assert str(asking.ended()) == f"reshard {folder.path}: the run ended before it had 3 shards"
     assert inbox() is None
 
 

@@ -125,7 +125,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "down"}, "strategy: expected one of adag, asp, async_diloco, bsp, "),
     (
         {"strategy": "bsp", "staleness": 4},
-        "strategy bsp: expected staleness bound 0 and no prefetch, got 4",
+        "strategy bsp: expected staleness bound 0, got 4",
     ),
     (
         {"strategy": "bsp", "staleness": 0, "n_push": 2},

@@ -1,7 +1,11 @@
 """The weights of a job are tested while it trains: when, which weights, and what a failure does."""
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +165,34 @@ def test_whoever_is_in_a_hurry_does_not_wait(cluster: Cluster) -> None:
         tests.finish(lambda: True)
     assert saw.is_set()
     assert heard.found == []
+
+
+def test_only_the_test_has_a_low_priority(cluster: Cluster) -> None:
+    """Threads of BLAS that a fork has ended do not start again with the priority of a test."""
+    square, own = np.ones((300, 300)), os.getpriority(os.PRIO_PROCESS, 0)
+
+    def multiply(weights: NDArray[np.float32], _: Callable[[], bool]) -> dict[str, float]:
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) > own
+        return {"product": float((square @ square)[0, 0])}
+
+    heard, before = Heard(), threads()
+    # With a function to call, Popen forks, as at the start of Spark.
+    subprocess.run(["true"], check=True, preexec_fn=lambda: None)
+    with evaluator(cluster, EvaluationPlan(multiply, every=10), heard) as tests:
+        look(tests, 10, heard)
+    eventually(
+        lambda: all(priority <= own for name, priority in threads().items() if name not in before),
+        because="no thread but that of the test had another priority",
+    )
+
+
+def threads() -> dict[int, int]:
+    """The threads of this process with their priorities."""
+    found = {}
+    for entry in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            found[int(entry.name)] = os.getpriority(os.PRIO_PROCESS, int(entry.name))
+    return found
 
 
 def test_a_result_in_words() -> None:

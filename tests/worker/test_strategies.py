@@ -141,9 +141,9 @@ def test_downpour_refuses_numbers_that_make_no_sense(field: str, value: int, lea
             True,
             "before every step, got downpour, which pulls every 2 steps",
         ),
-        (BSP(), 1, False, "strategy bsp: expected staleness bound 0 and no prefetch, got 1"),
-        (BSP(), None, False, "expected staleness bound 0 and no prefetch, got no bound"),
-        (BSP(), 0, True, "expected staleness bound 0 and no prefetch, got 0 with prefetch"),
+        (BSP(), 1, False, "strategy bsp: expected staleness bound 0, got 1"),
+        (BSP(), None, False, "expected staleness bound 0, got no bound"),
+        (BSP(), 0, True, "expected no prefetch, got prefetch"),
     ],
 )
 def test_what_would_wait_for_ever(

@@ -206,12 +206,13 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
     def check(self, bound: int | None, prefetch: bool) -> None:
         """Raise BadInput for a combination that would deadlock or is not defined."""
         if self.synchronous:
-            if bound != 0 or prefetch:
+            if bound != 0:
                 raise BadInput(
-                    f"strategy {self.name}: expected staleness bound 0 and no prefetch,"
+                    f"strategy {self.name}: expected staleness bound 0,"
                     f" got {'no bound' if bound is None else bound}"
-                    f"{' with prefetch' if prefetch else ''}"
                 )
+            if prefetch:
+                raise BadInput(f"strategy {self.name}: expected no prefetch, got prefetch")
             return
         if prefetch and (self.windowed or self.fetch_period > 1):
             raise BadInput(

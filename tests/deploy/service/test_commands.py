@@ -87,7 +87,12 @@ def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
     service.await_attempt(job, 2)
     service.await_state(job, "RUNNING")
     assert re.match(rf"{job}  RUNNING +mine", call("list", "--state", "RUNNING").stdout)
+    assert call("list", "--state", "running").stdout.startswith(f"{job}  RUNNING")
     assert json.loads(call("list", "-q", "other", "--json").stdout)["jobs"] == []
+    assert (call("list", "-q", "other").stdout, call("list", "-q", "other").stderr) == (
+        "",
+        "no jobs\n",
+    )
     text = call("describe", job).stdout
     assert "attempt 1: stopped" in text
     assert "  workers: 3" in text
@@ -99,7 +104,10 @@ def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
     assert "attempt 2: train" in call("logs", "-f", job).stdout
     lines = call("events", "-f", job, "--json").stdout.splitlines()
     assert json.loads(lines[-1])["data"]["state"] == "CANCELLED"
-    assert "CANCELLED" in call("events", job).stdout
+    told = call("events", job).stdout
+    assert "CANCELLED" in told
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ  submitted", told)
+    assert not re.search(r"[{}]|True|False", told)
 
 
 def test_top_shows_the_links_of_jobs(call: Call, service: Running, solver: Path) -> None:
@@ -158,6 +166,7 @@ def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path:
         (("describe", "unknown"), "not found"),
         (("clone", "unknown", "--set", "staleness"), "NAME=VALUE"),
         (("list", "--server", "ftp://x"), "expected a URL"),
+        (("set", "runs/nope", "staleness=8"), "set runs/nope: expected the folder of a run or the"),
     ],
 )
 def test_wrong_commands(call: Call, words: tuple[str, ...], refusal: str) -> None:

@@ -101,7 +101,9 @@ def test_a_clone_of_a_snapshot_that_is_not_there(idle: Running) -> None:
     job = idle.submit("train")
     assert "has none" in refused(idle.ask(job, "clone", snapshot="newest"), "snapshot")["expected"]
     run = with_snapshot(idle, job, 50)
-    assert "one of 50" in refused(idle.ask(job, "clone", snapshot="7000"), "snapshot")["expected"]
+    assert (
+        "which has 50" in refused(idle.ask(job, "clone", snapshot="7000"), "snapshot")["expected"]
+    )
     for resume in (f"{run}@51", "/nowhere@3", str(run / "snapshots" / "9")):
         refused_resume = idle.http.post("/api/v1/jobs", json=body(idle) | {"resume": resume})
         assert (refused_resume.status_code, refused_resume.json()["field"]) == (422, "resume")
@@ -192,6 +194,7 @@ def test_options_are_refused_in_one_spelling(idle: Running) -> None:
     options = problem["expected"].removeprefix("one of ").split(", ")
     assert "--max-iter" in options
     assert all(re.fullmatch(r"--[a-z-]+", option) for option in options)
+    assert problem["got"] == "--lr"
     for name, value in (("staleness", "many"), ("prefetch", 1), ("lease_s", "long")):
         assert refused_set(idle, **{name: value})["field"] == name
 

@@ -65,7 +65,7 @@ def test_a_wrong_text_is_one_line(text: str, line: str) -> None:
     [
         (ASP(), 3, "strategy asp: expected no staleness bound, got 3"),
         (SSP(), None, "strategy ssp: expected a staleness bound, got no bound"),
-        (DiLoCo(), 1, "strategy diloco: expected staleness bound 0 and no prefetch, got 1"),
+        (DiLoCo(), 1, "strategy diloco: expected staleness bound 0, got 1"),
     ],
 )
 def test_a_bound_that_does_not_fit(strategy: Strategy, bound: int | None, line: str) -> None:
