@@ -25,12 +25,12 @@ demo: install ## train LeNet on MNIST: 4 Spark workers, 2 Ray shards; again: DEM
 	$(BIN)/downpour train --solver deploy/demo/lenet_solver.prototxt --data deploy/demo/mnist \
 		--shards 2 --workers 4 --staleness 4 --strategy downpour:scale=1 --out $(DEMO)
 
-# Three processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py.
+# Four processes of tests for two cores: much of what a test does is to wait. See tests/conftest.py.
 # They start hundreds of processes, which must not compile the sources again, as they would under
 # PYTHONDONTWRITEBYTECODE.
 test: lint ## lint, then all tests
 	$(BIN)/python -m compileall -q $(PACKAGES) tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 RUNS ?= 20
 repeat: install ## make test RUNS=20 times, each in a fresh clone; a line each in OUT=file; BUSY=1 keeps the cores busy

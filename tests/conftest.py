@@ -5,7 +5,7 @@ A start costs some ten seconds of a core, a warm job a tenth of one; so both sta
 first test asks, one after the other from the main thread, as Ray wants it. A test that starts,
 kills or reconnects either does so in a process of its own.
 
-`make test` runs three processes of tests (pytest-xdist), for many tests wait. A file's tests stay
+`make test` runs four processes of tests (pytest-xdist), for many tests wait. A file's tests stay
 together and in order, so that what a module shares is made once. All tests on the shared clusters
 run in one process, so that these start once too; they come first, for they take longest.
 """
