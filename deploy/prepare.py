@@ -27,6 +27,7 @@ from worker.caffe.weights import starting_weights
 from worker.device_selection import check_here
 from worker.evaluation import EvaluationPlan
 from worker.initial_state import check_fit
+from worker.job import Job
 from worker.sources import (
     ImageSource,
     Split,
@@ -51,8 +52,14 @@ class Prepared(NamedTuple):
     is_over: bool
 
 
-def prepare(settings: TrainSettings, origin: SnapshotRef | None) -> Prepared:
-    """Read and check everything that a run needs; raises BadInput."""
+def prepare(
+    settings: TrainSettings, origin: SnapshotRef | None, *, may_be_past_end: bool = False
+) -> Prepared:
+    """Read and check everything that a run needs; raises BadInput.
+
+    A run in its own folder that has taken more steps than max_iter is an error, unless it
+    `may_be_past_end`: then each worker takes as many as the fastest has, and the run is over.
+    """
     in_place = origin is not None and origin.name is None and origin.run == settings.out
     if in_place:  # first of all: a run that has just begun has no snapshot yet
         check_unused(settings.out)
@@ -60,6 +67,8 @@ def prepare(settings: TrainSettings, origin: SnapshotRef | None) -> Prepared:
     if not in_place:
         check_own(settings)
     found = _found(origin, inputs) if origin is not None else None
+    if found is not None and in_place and may_be_past_end:
+        inputs.job = _at_least(inputs.job, _steps_taken(inputs, found))
     is_over = found is not None and _is_over(inputs, found)
     if found is not None and is_over and not in_place:
         raise BadInput(
@@ -242,10 +251,20 @@ def _logs_left(run: Path, settings: TrainSettings) -> Path:
 
 def _is_over(inputs: Inputs, found: LoadedSnapshot) -> bool:
     """Whether a snapshot has all the steps; raises BadInput if it has more than --max-iter."""
-    workers, wanted = inputs.settings.workers, inputs.job.plan.steps
-    if found.manifest.steps > wanted * workers:
-        done = -(-found.manifest.steps // workers)
+    wanted, taken = inputs.job.plan.steps, _steps_taken(inputs, found)
+    if taken > wanted:
         raise BadInput(
-            f"--max-iter: expected at least {done}, which the run has already taken, got {wanted}"
+            f"--max-iter: expected at least {taken}, which the run has already taken, got {wanted}"
         )
-    return found.manifest.steps == wanted * workers
+    return found.manifest.steps == wanted * inputs.settings.workers
+
+
+def _steps_taken(inputs: Inputs, found: LoadedSnapshot) -> int:
+    """The steps of each worker that a snapshot has, rounded up."""
+    return -(-found.manifest.steps // inputs.settings.workers)
+
+
+def _at_least(job: Job, steps: int) -> Job:
+    """A job whose workers take `steps`, or as many as were planned if that is more."""
+    plan = structs.replace(job.plan, steps=max(job.plan.steps, steps))
+    return structs.replace(job, plan=plan)

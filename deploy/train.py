@@ -36,6 +36,7 @@ def run(
     *,
     origin: SnapshotRef | None = None,
     display: Callable[..., Progress] = Progress,
+    may_be_past_end: bool = False,
 ) -> Summary | None:
     """Train with `settings` and write a run folder; `display` makes the display of the progress.
 
@@ -43,11 +44,13 @@ def run(
     from it. If `origin` names no snapshot, the run continues in its own folder from the newest
     snapshot, or from the logs of shards that were killed if those hold more steps; otherwise it
     starts in a new folder. SIGUSR1 requests a snapshot; other requests are read from the folder.
+    A run in its own folder that has taken more steps than max_iter is an error, unless it
+    `may_be_past_end`.
 
     Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
     can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
     """
-    prepared = prepare(settings, origin)
+    prepared = prepare(settings, origin, may_be_past_end=may_be_past_end)
     inputs, found = prepared.inputs, prepared.found
     if found is not None and prepared.is_over:
         summary = summary_of_end(settings.out, found)

@@ -143,7 +143,10 @@ class _Attempt:
 
         display = RecordingProgress.into(self._events, self._folder, self._identity.attempt)
         try:
-            summary = run(self._settings, origin=self._origin(), display=display)
+            # max_iter may have been changed while the last attempt took more steps than that.
+            summary = run(
+                self._settings, origin=self._origin(), display=display, may_be_past_end=True
+            )
         except AlreadyFinished as finished:
             return End.SUCCEEDED, "", str(finished)
         except BadInput as error:

@@ -8,8 +8,10 @@ from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from deploy import ray_and_spark
+from deploy.prepare import prepare
 from deploy.run_folder import RunFolder
 from deploy.settings import TrainSettings
+from deploy.snapshot_ref import origin_of
 from deploy.summary import Summary
 from ps import AdminClient
 from ps.job_spec import shard_specs
@@ -99,6 +101,17 @@ def test_fewer_steps_than_were_taken(downpour: Run, job: Path, ended: Path) -> N
     """A smaller --max-iter is impossible, because the weights contain the steps."""
     line = "--max-iter: expected at least 10, which the run has already taken, got 7"
     refuses(downpour, job, "train --resume run --max-iter 7", line)
+
+
+@pytest.mark.parametrize(("max_iter", "steps", "over"), [(7, STEPS, True), (12, 12, False)])
+def test_a_job_of_the_service_may_be_past_its_end(
+    ended: Path, max_iter: int, steps: int, over: bool
+) -> None:
+    """A max_iter that was changed after the run had passed it ends the run, and is no error."""
+    plain = TrainSettings.load(ended / "settings.json").plain()
+    settings = TrainSettings.of_plain(plain | {"max_iter": max_iter})
+    prepared = prepare(settings, origin_of(str(ended)), may_be_past_end=True)
+    assert (prepared.inputs.job.plan.steps, prepared.is_over) == (steps, over)
 
 
 def test_more_steps_are_trained(
