@@ -270,7 +270,7 @@ def test_the_report_asks_nothing_from_outside(tmp_path: Path) -> None:
     assert all(trial.id in page for trial in sweep.trials)
     assert page.count("<polyline") == 4 * min(12, len(sweep.points))
     assert "a &lt; b" in page
-    with pytest.raises(BadInput, match="or of imported runs, got another"):
+    with pytest.raises(BadInput, match="or of imported runs, got no folder there"):
         write_report(tmp_path / "trials", tmp_path / "none.html")
 
 

@@ -39,7 +39,7 @@ def idle(start: Start) -> Any:
 @pytest.mark.parametrize(
     ("settings", "field", "words"),
     [
-        ({"nonsense": 1}, "nonsense", "an option of downpour train"),
+        ({"nonsense": 1}, "nonsense", "an option that `downpour train --help` lists"),
         ({"workers": "two"}, "workers", "expected a whole number, got 'two'"),
         ({"workers": 9}, "workers", "--slots"),
         ({"data": "/nowhere"}, "data", "it is missing"),
