@@ -58,7 +58,7 @@ def prepare(
     """Read and check everything that a run needs; raises BadInput.
 
     A run in its own folder that has taken more steps than max_iter is an error, unless it
-    `may_be_past_end`: then each worker takes as many as the fastest has, and the run is over.
+    `may_be_past_end`: then it ends at the steps that a worker has taken on average, rounded up.
     """
     in_place = origin is not None and origin.name is None and origin.run == settings.out
     if in_place:  # first of all: a run that has just begun has no snapshot yet
@@ -260,11 +260,11 @@ def _is_over(inputs: Inputs, found: LoadedSnapshot) -> bool:
 
 
 def _steps_taken(inputs: Inputs, found: LoadedSnapshot) -> int:
-    """The steps of each worker that a snapshot has, rounded up."""
+    """The steps that a worker has taken on average by a snapshot, rounded up."""
     return -(-found.manifest.steps // inputs.settings.workers)
 
 
 def _at_least(job: Job, steps: int) -> Job:
-    """A job whose workers take `steps`, or as many as were planned if that is more."""
+    """A job with at least `steps` of each worker, or more if more were planned."""
     plan = structs.replace(job.plan, steps=max(job.plan.steps, steps))
     return structs.replace(job, plan=plan)

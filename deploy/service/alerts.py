@@ -17,6 +17,7 @@ from deploy.service.states import TRAINING, JobState
 
 RESERVE_BYTES = 512 << 20
 """Disk space that is kept back for journals and last snapshots."""
+UNWRITABLE = "unwritable"  # the alert that holds a recovery back
 _AT_BOUND_S, _DEGRADED_S = 60.0, 300.0
 _HOLDS_SHARE, _HOLDS_MIN = 0.5, 100
 
@@ -37,7 +38,7 @@ ALERTS = {
     "held_up": "One worker is the slowest in more than half of all waits at the gate.",
     "degraded": "Fewer workers than planned have been alive for 5 min.",
     "disk": "The job is paused because the disk is nearly full.",
-    "unwritable": "The job's run folder, snapshots or logs cannot be written.",
+    UNWRITABLE: "The job's run folder, snapshots or logs cannot be written.",
 }
 """What each alert means."""
 
@@ -71,8 +72,8 @@ class JobWatch:
             yield "silent", f"contact {row.contact}"
         if row.code == "disk":
             yield "disk", row.reason
-        if trouble := lost_place(row):
-            yield "unwritable", trouble
+        if trouble := _lost_place(row):
+            yield UNWRITABLE, trouble
         if self._lasts(row.id, "degraded", row.state is JobState.DEGRADED, now) >= _DEGRADED_S:
             yield "degraded", row.reason
         if reading is None or reading.attempt != row.attempt or row.state not in TRAINING:
@@ -103,7 +104,7 @@ def unwritable(folder: Path) -> str:
     return f"{folder} cannot be written, as on a disk that was mounted read-only, or not at all"
 
 
-def lost_place(row: JobRow) -> str:
+def _lost_place(row: JobRow) -> str:
     """Which place of a job that trains, or is to train again, cannot be written; empty if none.
 
     The run folder of a job with a snapshot is missing if its disk is not mounted: another attempt

@@ -92,11 +92,12 @@ class ServiceClient:
     def unfinished(self) -> Iterator[dict[str, Any]]:
         """Every job that is not in a terminal state, the newest first."""
         wanted = {"state": [state for state in JobState if state not in TERMINAL], "limit": _PAGE}
-        found = self.get("/jobs", **wanted)
-        yield from found["jobs"]
-        while found["cursor"] is not None:
-            found = self.get("/jobs", cursor=found["cursor"], **wanted)
+        cursor = None
+        while True:
+            found = self.get("/jobs", cursor=cursor, **wanted)
             yield from found["jobs"]
+            if (cursor := found["cursor"]) is None:
+                return
 
     @property
     def is_local(self) -> bool:

@@ -35,7 +35,7 @@ from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 
 JOBS = "jobs"
-MOST_HEADS = 200
+MAX_HEADS = 200
 _TIME_DIGITS = 11  # of an id, in milliseconds
 CAUSE = "event"  # in an entry of a transition: the number of the runner's event that caused it
 _END = "attempt_end"  # the columns of `attempt` in an entry that ends one
@@ -284,13 +284,13 @@ class JobStore:
     ) -> list[JobRow]:
         """Rows with the newest figures: of these jobs, or of those that are unfinished.
 
-        At most `MOST_HEADS`, those that hold their slots first: only they have new figures.
+        At most `MAX_HEADS`, those that hold their slots first: only they have new figures.
         """
         table = database_tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
         holding = sa.case((table.c.state.in_(list(HOLDING)), 0), else_=1)
         query = sa.select(*_LISTED).where(which, _seen(projects)).order_by(holding, table.c.id)
-        query = query.limit(MOST_HEADS)
+        query = query.limit(MAX_HEADS)
         with self._engine.connect() as connection:
             rows = connection.execute(query)
             return [_row(row) for row in rows]

@@ -27,10 +27,10 @@ from deploy.runner.readings import Reading, read_newest, read_series
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.alerts import (
     RESERVE_BYTES,
+    UNWRITABLE,
     AlertChange,
     DiskWatch,
     JobWatch,
-    lost_place,
     unwritable,
 )
 from deploy.service.checkpoints import checkpoints
@@ -93,9 +93,7 @@ class Supervisor:
         self._silent_s = silent_s
         self._limits = limits
         self._clock = clock
-        self._lock = (
-            threading.RLock()
-        )  # a user's verb and a reconciliation never act at the same time
+        self._lock = threading.RLock()  # a user's verb never acts during a reconciliation
         self._events: dict[str, JournalReader] = {}
         self._swept: dict[str, float] = {}  # when the processes that a job left were signalled
         self._killed: dict[str, float] = {}
@@ -234,7 +232,7 @@ class Supervisor:
     def _advance(self, row: JobRow) -> None:
         if row.state is JobState.RECOVERING and self._is_due(row):
             row = self._alarm(row, None)
-            if not lost_place(row) and self._clean(row):
+            if UNWRITABLE not in row.alerts and self._clean(row):
                 self._start(row, JobState.STARTING)
             return
         if row.state not in ATTEMPTED:

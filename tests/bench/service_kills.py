@@ -70,7 +70,7 @@ def _parent(pid: int) -> int | None:
 class Acknowledged:
     """The pushes that the shards of a job with logs have applied; `lost` are those they lack later.
 
-    `compared` counts the looks that found shards and an earlier look.
+    `compared` counts the comparisons of two answers of the shards.
     """
 
     def __init__(self, run: Path) -> None:
@@ -78,7 +78,7 @@ class Acknowledged:
         self.versions: list[int] = []
         self.lost = self.compared = 0
 
-    def look(self) -> None:
+    def compare(self) -> None:
         """Ask the shards, if any answer now."""
         with suppress(DownpourError):
             with AdminClient(Cluster.load(self._run / CLUSTER), patience_s=5.0) as admin:
@@ -233,12 +233,12 @@ def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
                 stuck += 1
                 print(f"stuck after {number} kills: {trial.states()}", flush=True)
                 break
-            logged.look()
+            logged.compare()
             time.sleep(trial.dice.uniform(0.0, 6.0))
-            logged.look()
+            logged.compare()
             trial.kill_one()
         trial.until(lambda states: set(states) <= {"RUNNING", "DEGRADED"})
-        logged.look()
+        logged.compare()
         took_s = time.monotonic() - begun
         wanted = [trial.lengthened(job) for job in trial.jobs]
         ended = trial.until(lambda states: set(states) == {"SUCCEEDED"})

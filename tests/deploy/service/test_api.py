@@ -371,7 +371,7 @@ def test_metrics_have_the_histograms_of_shards(idle: Running) -> None:
 
 def test_metrics_have_the_jobs_that_train(idle: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others wait, and were submitted before them."""
-    monkeypatch.setattr(job_store, "MOST_HEADS", 2)
+    monkeypatch.setattr(job_store, "MAX_HEADS", 2)
     store = idle.service.store
     jobs = [idle.submit("train") for _ in range(4)]
     store.move(store.get(jobs[-1]), JobState.CHECKING)

@@ -104,10 +104,10 @@ def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
     assert "attempt 2: train" in call("logs", "-f", job).stdout
     lines = call("events", "-f", job, "--json").stdout.splitlines()
     assert json.loads(lines[-1])["data"]["state"] == "CANCELLED"
-    told = call("events", job).stdout
-    assert "CANCELLED" in told
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ  submitted", told)
-    assert not re.search(r"[{}]|True|False", told)
+    shown = call("events", job).stdout
+    assert "CANCELLED" in shown
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ  submitted", shown)
+    assert not re.search(r"[{}]|True|False", shown)
 
 
 def test_top_shows_the_links_of_jobs(call: Call, service: Running, solver: Path) -> None:
