@@ -25,7 +25,14 @@ from shards.live_settings import checked_factor
 from worker.data.read_options import MAX_SKIPPED
 from worker.device_selection import DeviceRequest, parse_device
 from worker.option_fields import Options, Parsed, option
-from worker.strategies import STRATEGIES, Downpour, Strategy, strategy_named, strategy_of
+from worker.strategies import (
+    STRATEGIES,
+    Downpour,
+    Strategy,
+    options_set,
+    strategy_named,
+    strategy_of,
+)
 from worker.training_loop import SEEDS
 
 DEFAULT_SEED = 1
@@ -181,14 +188,24 @@ class TrainingPlan(Options):
     def build_strategy(self) -> Strategy:
         """The strategy with its options.
 
-        Raises BadInput for an unknown name, and for an option that the strategy does not have.
+        Raises BadInput for an unknown name, for an option that the strategy does not have, and for
+        one that the text of the strategy sets to another value.
         """
         given = {name: getattr(self, name) for name in STRATEGY_OPTIONS}
         given = {name: value for name, value in given.items() if value is not None}
         for name, why in foreign_options(self.strategy).items():
             if name in given:
                 raise BadInput(f"{self.named(name)} {given[name]}: {why}")
-        return replace(strategy_of(self.named("strategy"), self.strategy), **given)
+        strategy = strategy_of(self.named("strategy"), self.strategy)
+        for name, value in given.items():
+            if isinstance(self.strategy, str) and name in options_set(self.strategy):
+                own = getattr(strategy, name)
+                if own != value:
+                    raise BadInput(
+                        f"{self.named(name)}: expected {own}, as {self.named('strategy')} has it,"
+                        f" or none, got {value}"
+                    )
+        return replace(strategy, **given)
 
 
 STRATEGY_OPTIONS = ("n_fetch", "n_push", "warm_steps")

@@ -138,9 +138,10 @@ def _point(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         if wanted.items() <= point.values.items()
     ]
     if len(points) != 1:
+        number = f"{len(points)} points have" if points else "no point has"
         raise BadInput(
             f"point: expected values of one point of {sweep}, got {Point(dict(wanted), []).label},"
-            f" which {len(points)} have"
+            f" which {number}"
         )
     return points[0].values
 

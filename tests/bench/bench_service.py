@@ -30,7 +30,8 @@ import sqlalchemy as sa
 from deploy.runner.job_folder import Submission
 from deploy.service import database_tables, server
 from deploy.service.database_tables import DATABASE, open_database
-from deploy.service.job_store import JobStore
+from deploy.service.job_store import JOBS, JobStore
+from deploy.service.launcher import processes_with
 from deploy.service.states import JobState
 from deploy.settings import TrainSettings
 from tests.bench.report import Goal, goals, save
@@ -65,9 +66,21 @@ def served(
                     pass
                 time.sleep(0.02)
             yield process, http, time.perf_counter() - begun
+    except BaseException:
+        end_runners(home)
+        raise
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+def end_runners(home: Path) -> None:
+    """End the runners that a failed benchmark leaves behind: they outlive their service."""
+    jobs = home / JOBS
+    marks = {f"DOWNPOUR_JOB={folder.name}" for folder in jobs.iterdir()} if jobs.exists() else set()
+    for pid in processes_with(marks):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def rss_mb(process: subprocess.Popen[bytes]) -> float:

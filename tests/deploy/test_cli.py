@@ -128,6 +128,10 @@ OPTIONS = [
     ),
     ("--max-iter -5", r"--max-iter: expected at least 1, got -5"),
     ("--n-push -1", r"--n-push: expected at least 1, got -1"),
+    (
+        "--n-push 3 --strategy downpour:n_push=2",
+        r"--n-push: expected 2, as --strategy has it, or none, got 3",
+    ),
     ("--n-push 9 --staleness 4", r"--staleness: pushing every 9 steps needs at least 8, got 4"),
     ("--staleness -1", r"--staleness: expected a whole number of steps or inf, got '-1'"),
     ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),

@@ -83,6 +83,12 @@ def strategy_of(what: str, value: object) -> Strategy:
     return strategy_with_options(what, kind, options)
 
 
+def options_set(text: str) -> list[str]:
+    """The options that a text such as diloco:h=50,outer_lr=0.7 sets."""
+    options = text.partition(":")[2]
+    return [option.partition("=")[0] for option in options.split(",")] if options else []
+
+
 def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
     """The strategy with the options in a text such as h=50,outer_lr=0.7; "" has none.
 

@@ -30,6 +30,7 @@ function figure(value, digits = 4) {
 }
 
 const counted = (value, noun) => `${figure(value)}\u00a0${noun}${value === 1 ? "" : "s"}`;
+const range = (noun, least, most) => (least === most ? `${noun} ${figure(least)}` : `${noun}s ${figure(least)} to ${figure(most)}`);
 const ratio = (part, whole) => `${figure(part)}\u00a0/\u00a0${figure(whole)}`;
 
 function duration(seconds) {
@@ -223,7 +224,7 @@ function showShards(now) {
   bars("#shards", now.shards.map((shard) => ({ name: `shard ${shard.shard}`, value: shard.updates_per_s ?? 0,
     text: `${figure(shard.updates_per_s, 3)} updates/s, apply ${figure(shard.apply_ms, 3)} ms, p99 ${figure(shard.apply_p99_ms, 3)} ms, queue ${shard.queue}, p99 ${figure(shard.queue_p99, 3)}, parked ${shard.waiting}, busy ${figure(100 * (shard.busy ?? 0), 2)} %` })));
   const versions = now.shards.map((shard) => shard.version);
-  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, versions ${figure(Math.min(...versions))} to ${figure(Math.max(...versions))}. Each row has updates/s, the mean time of an update and the time that 99 % of the last ones took at most, the messages of the last turn and the most of 99 % of turns, the requests parked at the gate, and the share of time spent on requests.`);
+  say("#shards", `${now.shards.length} shard${now.shards.length > 1 ? "s" : ""}, ${range("version", Math.min(...versions), Math.max(...versions))}. Each row has updates/s, the mean time of an update and the time that 99 % of the last ones took at most, the messages of the last turn and the most of 99 % of turns, the requests parked at the gate, and the share of time spent on requests.`);
 }
 
 function showTraffic(now, workers) {

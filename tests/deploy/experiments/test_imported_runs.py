@@ -117,8 +117,8 @@ def test_real_runs_alone_are_an_experiment(run: Path, tmp_path: Path, swept: Pat
 @pytest.mark.parametrize(
     ("point", "message"),
     [
-        ({"kind": "asp"}, r"expected values of one point of .*, got kind asp, which 2 have"),
-        ({"kind": "bsp"}, r"got kind bsp, which 0 have"),
+        ({"kind": "asp"}, r"expected values of one point of .*, got kind asp, which 2 points have"),
+        ({"kind": "bsp"}, r"got kind bsp, which no point has"),
     ],
 )
 def test_a_point_of_a_sweep_is_selected(

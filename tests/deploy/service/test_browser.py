@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerReading
+from deploy.progress_model import LinkReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.page import _number
 from deploy.service.retention import ServiceLimits
 from deploy.service.tokens import TokenRole
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
+from tests.support.job_readings import training_figures
 from tests.support.service_in_process import CutLine, Running, Start
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -31,25 +32,16 @@ def tab(service: Running) -> Iterator[Tab]:
 
 def write_readings(service: Running, job: str, steps: int, clocks: Sequence[int] = ()) -> None:
     """What a runner with a shard and workers at some clocks, two by default, would have written."""
-    workers = tuple(
-        WorkerReading(
-            name=f"w{number}", clock=clock, step=clock, standing="runs", waits=False, loss=1.0,
-            restarts=0,
-        )
-        for number, clock in enumerate(clocks or (steps, steps - 3))
-    )  # fmt: skip
-    shard = ShardReading(
-        shard=0, version=steps, updates_per_s=9.0, bytes_in_per_s=1e6, bytes_out_per_s=1e6,
-        max_clock_gap=3,
-    )  # fmt: skip
     files = ReadingFiles(service.service.store.folder(job) / "readings")
     for step in range(1, steps + 1):
-        figures = Readings(
-            elapsed_s=float(step), steps=step, planned=2 * steps, remaining_s=9.0,
-            samples_per_s=80.0, loss=1 / step, rate=0.1, epoch=1.0, staleness_mean=1.0,
-            staleness_max=3, bound=4, absent=0, workers=workers, shards=(shard,),
+        figures = training_figures(
+            step,
+            2 * steps,
+            elapsed_s=float(step),
+            loss=1 / step,
+            clocks=clocks or (steps, steps - 3),
             links=(LinkReading("a", HOSTILE, 1.5, 2e6),),
-        )  # fmt: skip
+        )
         now = time.time() - steps + step
         files.write(FigureTally().reading(1, now, figures, 8 * step, 0.5))
 
