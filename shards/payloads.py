@@ -140,8 +140,9 @@ def checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) ->
     plain = memoryview(frame)
     # The usual case without a further call: of plain floats only the length can be wrong.
     if kind is Kind.F4 and not zstd and plain.nbytes == 4 * count:
-        payload = np.frombuffer(plain, np.uint8)
-        return _aligned(payload) if payload.__array_interface__["data"][0] % _ALIGNED else payload
+        floats = np.frombuffer(plain, np.float32)
+        # NumPy knows whether floats are aligned; asking it for their address costs ten times more.
+        return (floats if floats.flags.aligned else floats.copy()).view(np.uint8)
     row = PAYLOADS[kind]
     most = row.max_bytes(count)
     packed = plain.cast("B")

@@ -398,9 +398,10 @@ class StepMachine:
 
     def _more_steps(self, step: int) -> int:
         """How many steps after `step` use the weights that are fetched for it."""
-        later = range(step + 1, self.plan.steps)
-        fetched = (other for other in later if self.strategy.fetches(other))
-        return next(fetched, self.plan.steps) - step - 1
+        for later in range(step + 1, self.plan.steps):
+            if self.strategy.fetches(later):
+                return later - step - 1
+        return self.plan.steps - step - 1
 
     # --- ahead of the pushes ----------------------------------------------------------------------
 

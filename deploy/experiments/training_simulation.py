@@ -304,8 +304,8 @@ class SimulatedTrainee:
             return
         now = self._world.clock.now
         for out in outs:
-            message, frames = cast(Any, out.message), cast(Any, out.frames)
-            sends, events = self.session.receive(shard, message, frames, now)
+            message: Any = out.message
+            sends, events = self.session.receive(shard, message, cast(Any, out.frames), now)
             self._outbox += sends
             for event in events:
                 if isinstance(event, Pulled) and event.request == self._asked:

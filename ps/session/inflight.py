@@ -79,11 +79,15 @@ class InflightRequests:
         if type(reply) is not expected:
             got = type(reply).__name__
             raise BadMessage(f"expected {expected.__name__} from each shard, got {got}")
-        asked.answers[shard] = (reply, frames)
-        if len(asked.answers) < len(self._shards):
-            return []
-        found: Any = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
-        replies, payloads = found
+        replies: Any
+        if len(self._shards) == 1:  # by far the most frequent case
+            replies, payloads = (reply,), (frames,)
+        else:
+            asked.answers[shard] = (reply, frames)
+            if len(asked.answers) < len(self._shards):
+                return []
+            found: Any = zip(*map(asked.answers.__getitem__, self._shards), strict=True)
+            replies, payloads = found
         if asked.kind is Push:
             del self.pushes[request]
             took_s = now - asked.since
@@ -115,6 +119,10 @@ class InflightRequests:
 
 
 def _pushed(request: int, acks: Sequence[Ack], took_s: float) -> Pushed:
+    if len(acks) == 1:
+        (ack,) = acks
+        counts = ack.seq, ack.staleness, int(ack.duplicate), took_s
+        return Pushed(request, *counts, (ack.version,), ack.scale, int(ack.dropped))
     return Pushed(
         request,
         acks[0].seq,

@@ -53,9 +53,9 @@ def write_series(home: Path, job: str, updates: int) -> None:
         files.write(FigureTally().reading(1, at, figures, 64 * steps, 0.9))
 
 
-def submitted(http: httpx.Client, solver: Path) -> str:
-    """Submit a job that trains until it is stopped, and return once it does."""
-    body = {"settings": {"solver": str(solver)}, "labels": {"stub": "train"}}
+def submitted(http: httpx.Client, solver: Path, stub: str = "train") -> str:
+    """Submit a job whose runner does as `stub` says, and return once it trains."""
+    body = {"settings": {"solver": str(solver)}, "labels": {"stub": stub}}
     job = str(http.post("/api/v1/jobs", json=body).json()["id"])
     await_state(http, job, "RUNNING")
     return job

@@ -23,7 +23,7 @@ from deploy.runner import job_folder
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.job_store import JOBS
-from tests.bench.bench_service import rss_mb, served
+from tests.bench.bench_service import end_runners, rss_mb, served
 from tests.bench.bench_service_page import submitted
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
@@ -64,7 +64,7 @@ def soaked(home: Path, solver: Path, jobs: int, viewers: int, seconds: int) -> d
     """Serve the jobs to the viewers; returns the figures of the service's memory."""
     heard: list[int] = []
     with served(home) as (process, http, _):
-        ids = [submitted(http, solver) for _ in range(jobs)]
+        ids = [submitted(http, solver, "deaf") for _ in range(jobs)]  # these cost no processor
         live = [LiveJob(home / JOBS / job) for job in ids]
         url = str(http.base_url).rstrip("/")
         threads = [threading.Thread(target=watch, args=(url, heard)) for _ in range(viewers)]
@@ -79,8 +79,7 @@ def soaked(home: Path, solver: Path, jobs: int, viewers: int, seconds: int) -> d
                 at.append(time.monotonic() - begun)
                 weights.append(rss_mb(process))
             time.sleep(max(0.0, begun + second - time.monotonic()))
-        for job in ids:
-            http.post(f"/api/v1/jobs/{job}:cancel", json={"mode": "now"}).raise_for_status()
+    end_runners(home)
     for thread in threads:
         thread.join()
     assert len(heard) == viewers, "each viewer's stream is ended by the service"

@@ -126,7 +126,8 @@ def _watch(http: httpx.Client, job: str) -> None:
 def ratio(runs: dict[str, list[Took]], above: str, below: str, what: str) -> float:
     """The median over the rounds of one way's seconds over another's."""
     pairs = zip(runs[above], runs[below], strict=True)
-    return statistics.median(getattr(one, what) / getattr(other, what) for one, other in pairs)
+    found: list[float] = [getattr(one, what) / getattr(other, what) for one, other in pairs]
+    return statistics.median(found)
 
 
 def main() -> None:
