@@ -16,7 +16,7 @@ from deploy.progress import Progress
 from deploy.progress_model import Readings
 from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
-from deploy.runner.readings import FigureTally, ReadingFiles
+from deploy.runner.readings import FigureTally, ReadingFiles, read_newest
 from deploy.summary import Rows
 from shards.errors import GiveUp
 from shards.live_settings import described
@@ -56,7 +56,10 @@ class Health:
 
 
 class RecordingProgress(Progress):
-    """A display that also appends events to a journal and writes readings once a second."""
+    """A display that also appends events to a journal and writes readings once a second.
+
+    Until an attempt has tested the weights, it shows the accuracy of the last test of those before.
+    """
 
     def __init__(self, journal: Journal, folder: Path, attempt: int, **figures: Any) -> None:
         super().__init__(**figures)
@@ -70,7 +73,8 @@ class RecordingProgress(Progress):
         self._runs = False
         self._written_at = -_EVERY_S
         self._samples = 0
-        self._accuracy: float | None = None
+        former = read_newest(folder / READINGS)
+        self._accuracy = None if former is None else former.point.accuracy
 
     @classmethod
     def into(cls, journal: Journal, folder: Path, attempt: int) -> Callable[..., Progress]:

@@ -27,7 +27,9 @@ from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
+from tests.support import run_records
 from tests.support.journal_reads import counted_bytes
+from worker.evaluation import Evaluation
 
 
 def readings(
@@ -178,6 +180,21 @@ def test_events_wait_for_a_disk_that_can_be_written(
         shown.starting("the shards and workers")
     found = [entry.data for entry in JournalReader(tmp_path / "events.jsonl").read()]
     assert found == [{"what": "Spark"}, {"text": "a notice"}, {"what": "the shards and workers"}]
+
+
+def test_an_attempt_begins_with_the_accuracy_of_the_one_before(tmp_path: Path) -> None:
+    """It is on the page until this attempt has tested the weights itself."""
+    figures = {"steps": 10, "workers": 1, "bound": 4, "rows": 10, "display": 0}
+    seen = []
+    with Journal(tmp_path / "events.jsonl") as events:
+        for attempt in (1, 2):
+            shown = RecordingProgress(events, tmp_path, attempt, average_loss=None, **figures)
+            shown.update([run_records.status(version=1, steps=1)])
+            for result in (0.5, 0.75):
+                newest = read_newest(tmp_path / "readings")
+                seen.append(None if newest is None else newest.point.accuracy)
+                shown.evaluated(Evaluation(1, 8, 1.0, {"accuracy": result}))
+    assert seen == [None, 0.5, 0.75, 0.5]
 
 
 @pytest.fixture
