@@ -12,7 +12,7 @@ import msgspec
 
 from deploy.disk_space import existing, free_bytes, megabytes
 from deploy.runner.readings import Reading
-from deploy.service.job_store import JobRow
+from deploy.service.job_rows import JobRow
 from deploy.service.states import TRAINING, JobState
 
 RESERVE_BYTES = 512 << 20

@@ -13,7 +13,7 @@ from deploy.runner.readings import Reading
 from deploy.service.access_store import AuditEntry, ProjectLimits, TokenRow
 from deploy.service.artefacts import Artefact
 from deploy.service.experiments import Experiment
-from deploy.service.job_store import JobDetails, JobShown
+from deploy.service.job_rows import JobDetails, JobShown
 from deploy.service.retention import Removal, ServiceLimits
 from deploy.service.route_roles import API
 from deploy.service.states import JobState

@@ -19,7 +19,8 @@ from deploy.service import stream, tokens_api
 from deploy.service.access import Sender, note
 from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
-from deploy.service.job_store import JobDetails, JobFilter, JobRow, JobShown, JobStore
+from deploy.service.job_rows import JobDetails, JobFilter, JobRow, JobShown
+from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, strict_router

@@ -18,7 +18,8 @@ from deploy.service.access import AccessGuard, Exposure, FailedLogins
 from deploy.service.access_store import AccessStore
 from deploy.service.answers import DescribedApp
 from deploy.service.clock import SteadyClock
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_database_error, of_error, reason_of

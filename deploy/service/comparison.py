@@ -4,7 +4,8 @@ from typing import Any
 
 from deploy.runner import job_folder
 from deploy.runner.readings import read_series
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 
 MAX_JOBS = 32
 FIGURES = ("loss", "accuracy", "samples_per_s", "staleness_p50", "staleness_p99", "updates")

@@ -29,6 +29,7 @@ from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalEnd, JournalReader
 from deploy.service import database_tables
 from deploy.service.access_store import ProjectLimits
+from deploy.service.job_rows import JobFilter, JobRow, Page, in_projects, row_of
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
@@ -43,79 +44,12 @@ _SERVICE, _RUNNER = "service", "runner"
 _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "settings"}
 
 
-class JobShown(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as users see it.
-
-    `slots` are its workers. `state_seq` grows with each transition; `code` and `reason` say why the
-    state is what it is. `contact` is empty unless the job's process is not heard from. `head` has
-    the newest figures, and a line of losses. `pinned` are the checkpoints that are never deleted.
-    Times are in seconds since 1970.
-    """
-
-    id: str
-    name: str
-    project: str
-    owner: str
-    labels: dict[str, str]
-    priority: int
-    slots: int
-    state: JobState
-    state_seq: int
-    attempt: int
-    code: str
-    reason: str
-    contact: str
-    snapshot: str | None
-    created: float
-    updated: float
-    head: dict[str, Any]
-    alerts: list[str] = []
-    pinned: list[str] = []
-
-
-class JobDetails(JobShown, frozen=True, kw_only=True):
-    """The same with `settings`, the options of `downpour train`."""
-
-    settings: dict[str, Any] = {}
-
-
-class JobRow(JobDetails, frozen=True, kw_only=True):
-    """A row of the table `job`."""
-
-    nonce: str
-    cancelled: bool
-    fruitless: int
-    not_before: float
-    request_key: str | None
-    events_read: int
-
-
 class StateChanged(GiveUp):
     """The job is in another state than the caller has seen; `state` is the present one."""
 
     def __init__(self, text: str, state: JobState) -> None:
         super().__init__(text)
         self.state = state
-
-
-class Page(msgspec.Struct, frozen=True):
-    """One page of a list of jobs; `cursor` continues it, None at the end."""
-
-    jobs: list[JobRow]
-    cursor: str | None
-
-
-class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list: all conditions hold. `label` is NAME or NAME=VALUE.
-
-    `projects` are those that the user may see; None: all.
-    """
-
-    state: Sequence[str] = ()
-    projects: Collection[str] | None = None
-    project: str | None = None
-    label: str | None = None
-    q: str | None = None
 
 
 _LISTED = [column for column in database_tables.job.c if column.name != "settings"]
@@ -210,7 +144,7 @@ class JobStore:
             ).first()
         if row is None:
             raise KeyError(job)
-        return _row(row)
+        return row_of(row)
 
     def standing(self, job: str) -> tuple[str, str]:
         """The project and the owner of a job; raises KeyError for an unknown id."""
@@ -229,7 +163,7 @@ class JobStore:
             row = connection.execute(
                 sa.select(database_tables.job).where(database_tables.job.c.request_key == key)
             ).first()
-        return _row(row) if row is not None else None
+        return row_of(row) if row is not None else None
 
     def with_run(self, run: Path) -> str | None:
         """The id of the job with this run folder; None if there is none."""
@@ -254,7 +188,7 @@ class JobStore:
         """Jobs in reverse order of submission, `limit` at most, after `cursor`."""
         table = database_tables.job
         query = sa.select(*_LISTED).order_by(table.c.id.desc()).limit(limit + 1)
-        query = query.where(_seen(wanted.projects))
+        query = query.where(in_projects(wanted.projects))
         if wanted.state:
             query = query.where(table.c.state.in_(wanted.state))
         if wanted.project is not None:
@@ -268,7 +202,7 @@ class JobStore:
         if cursor is not None:
             query = query.where(table.c.id < cursor)
         with self._engine.connect() as connection:
-            rows = [_row(row) for row in connection.execute(query)]
+            rows = [row_of(row) for row in connection.execute(query)]
         more = len(rows) > limit
         return Page(rows[:limit], rows[limit - 1].id if more else None)
 
@@ -277,7 +211,7 @@ class JobStore:
         table = database_tables.job
         query = sa.select(table).where(table.c.state.not_in(list(TERMINAL))).order_by(table.c.id)
         with self._engine.connect() as connection:
-            return [_row(row) for row in connection.execute(query)]
+            return [row_of(row) for row in connection.execute(query)]
 
     def heads(
         self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
@@ -289,11 +223,13 @@ class JobStore:
         table = database_tables.job
         which = table.c.id.in_(jobs) if jobs else table.c.state.not_in(list(TERMINAL))
         holding = sa.case((table.c.state.in_(list(HOLDING)), 0), else_=1)
-        query = sa.select(*_LISTED).where(which, _seen(projects)).order_by(holding, table.c.id)
+        query = (
+            sa.select(*_LISTED).where(which, in_projects(projects)).order_by(holding, table.c.id)
+        )
         query = query.limit(MAX_HEADS)
         with self._engine.connect() as connection:
             rows = connection.execute(query)
-            return [_row(row) for row in rows]
+            return [row_of(row) for row in rows]
 
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state."""
@@ -359,7 +295,7 @@ class JobStore:
         query = sa.select(table).where(table.c.id > after).order_by(order).limit(limit)
         if projects is not None:
             query = query.where(
-                table.c.job.in_(sa.select(database_tables.job.c.id).where(_seen(projects)))
+                table.c.job.in_(sa.select(database_tables.job.c.id).where(in_projects(projects)))
             )
         if jobs:
             query = query.where(table.c.job.in_(jobs))
@@ -600,16 +536,6 @@ def _in_turn(orders: Iterable[Entry], events: Iterable[Entry]) -> Iterator[tuple
         ((_RUNNER, entry) for entry in events),
         key=lambda each: each[1].time,
     )
-
-
-def _seen(projects: Collection[str] | None) -> sa.ColumnElement[bool]:
-    """That a job is in one of these projects; None: in any."""
-    return database_tables.job.c.project.in_(projects) if projects is not None else sa.true()
-
-
-def _row(row: sa.Row[Any]) -> JobRow:
-    # SQLAlchemy's names are of a subclass of str, which msgspec refuses.
-    return msgspec.convert({str(name): value for name, value in row._mapping.items()}, JobRow)
 
 
 def _update(connection: sa.Connection, job: str, values: Mapping[str, Any]) -> None:

@@ -28,7 +28,8 @@ from deploy.service.alerts import ALERTS
 from deploy.service.api import Services, find, seen
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments
-from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.job_rows import JobFilter, JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.problems import Problem, not_found
 from deploy.service.route_roles import API
 from deploy.service.states import JobState, Verb, states_for

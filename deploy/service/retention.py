@@ -19,7 +19,8 @@ from deploy.evaluations_csv import read_evaluations
 from deploy.run_folder import EVALUATIONS, SNAPSHOTS, UPDATES
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
-from deploy.service.job_store import JobFilter, JobRow, JobStore
+from deploy.service.job_rows import JobFilter, JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL
 from deploy.service.uploads import UPLOADS
 from deploy.snapshot_ref import origin_of

@@ -17,7 +17,8 @@ import msgspec
 
 from deploy.runner.job_folder import READINGS
 from deploy.runner.readings import read_newest
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL
 
 BATCH = 256

@@ -20,7 +20,8 @@ from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.checkpoints import checkpoints
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.states import JobState
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads

@@ -34,7 +34,8 @@ from deploy.service.alerts import (
     unwritable,
 )
 from deploy.service.checkpoints import checkpoints
-from deploy.service.job_store import CAUSE, JobRow, JobStore, StateChanged
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import CAUSE, JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.retention import needed_by
 from deploy.service.states import (

@@ -10,7 +10,8 @@ OpenTelemetry is imported only by a service with an address to send traces to.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL, JobState
 from ps import __version__
 from shards.errors import BadInput

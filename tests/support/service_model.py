@@ -32,7 +32,8 @@ from deploy.runner.journal import JournalReader
 from deploy.service import database_tables
 from deploy.service import supervisor as supervisor_module
 from deploy.service.alerts import DiskWatch
-from deploy.service.job_store import JobRow, JobStore, StateChanged, _row
+from deploy.service.job_rows import JobRow, row_of
+from deploy.service.job_store import JobStore, StateChanged
 from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRAINING, JobState, Verb
 from deploy.service.submissions import Submissions, Submitted
@@ -342,7 +343,7 @@ class ServiceModel(RuleBasedStateMachine):
 
     def _rows(self) -> dict[str, JobRow]:
         with self.engine.connect() as connection:
-            rows = [_row(row) for row in connection.execute(_ALL)]
+            rows = [row_of(row) for row in connection.execute(_ALL)]
         return {row.id: row for row in rows}
 
     def _check_row(self, row: JobRow, expected: Expected) -> None:
@@ -452,7 +453,7 @@ def memory_database() -> sa.Engine:
 def contents(store: JobStore) -> list[object]:
     """The rows of the index, without what the next reading brings."""
     with store._engine.connect() as connection:
-        rows = [_row(row) for row in connection.execute(_ALL)]
+        rows = [row_of(row) for row in connection.execute(_ALL)]
     jobs = [
         {name: value for name, value in msgspec.to_builtins(row).items() if name not in _UNINDEXED}
         for row in rows

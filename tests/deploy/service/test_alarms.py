@@ -12,7 +12,7 @@ import pytest
 from deploy.progress_model import Readings, WorkerReading
 from deploy.runner.readings import Reading, SeriesPoint
 from deploy.service.alerts import ALERTS, DiskWatch, JobWatch
-from deploy.service.job_store import JobRow
+from deploy.service.job_rows import JobRow
 from deploy.service.states import JobState
 from deploy.service.webhooks import MAX_TRIES, Hosts, Webhooks
 from shards.errors import BadInput, GiveUp

@@ -25,7 +25,8 @@ from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions
 from deploy.service.clock import SteadyClock
 from deploy.service.database_tables import DATABASE, DatabasePlace, open_database
-from deploy.service.job_store import JobFilter, JobStore
+from deploy.service.job_rows import JobFilter
+from deploy.service.job_store import JobStore
 from deploy.service.launcher import Liveness, LocalLauncher, processes_with
 from deploy.service.retention import ServiceLimits
 from deploy.service.server import Listen

@@ -13,7 +13,8 @@ from deploy.runner.job_folder import ORDERS
 from deploy.runner.journal import Journal
 from deploy.service.access_store import ProjectLimits
 from deploy.service.database_tables import DatabasePlace, open_database
-from deploy.service.job_store import JobFilter, JobStore
+from deploy.service.job_rows import JobFilter
+from deploy.service.job_store import JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState
 from tests.support.eventually import eventually

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from deploy.runner.journal import JournalReader
-from deploy.service.job_store import JobRow, JobStore
+from deploy.service.job_rows import JobRow
+from deploy.service.job_store import JobStore
 from deploy.service.launcher import Liveness, LocalLauncher
 from deploy.service.states import JobState, Verb
 from deploy.service.supervisor import Supervisor
