@@ -77,8 +77,13 @@ bench-sdk: install ## what the SDK's steps, tables and readers cost
 strategy-curves: install ## how each strategy learns MNIST with even and uneven workers; minutes
 	$(BIN)/python -m tests.bench.strategy_curves
 
-bench-service: install ## the training service: lists, restart, memory, index
-	$(BIN)/python -m tests.bench.bench_service
+bench-service: install ## the training service: lists, restart, memory, its page in Chromium, what it costs a job
+	@set -e; for bench in service service_page service_training; do \
+		echo "== $$bench"; $(BIN)/python -m "tests.bench.bench_$$bench"; done
+
+service-soak: SECONDS = 3600
+service-soak: install ## the service's memory while jobs train and viewers watch, for SECONDS=3600
+	$(BIN)/python -m tests.bench.bench_service_soak --seconds $(SECONDS)
 
 service-kills: install ## kill service, runners, Ray, Spark, shards, workers: KILLS=20 SEED=1; minutes
 	$(BIN)/python -m tests.bench.service_kills --kills $(or $(KILLS),20) --seed $(SEED)
