@@ -46,7 +46,11 @@ def shape(
     jobs: Jobs = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder to keep the outcome in, for `exp report`.", show_default=False),
+        typer.Option(
+            help="A folder to keep the outcome in, for `exp report`, and each trial as soon as it"
+            " is done: the same command continues there.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -65,7 +69,7 @@ def shape(
         minutes = plan.cpu_s / 60 / jobs
         typer.echo(f"shape {number}: {plan.trials} trials{more}, about {minutes:.1f} minutes")
         return
-    outcome = play(wanted, Preset(preset), control=control, jobs=jobs, note=typer.echo)
+    outcome = play(wanted, Preset(preset), control=control, jobs=jobs, note=typer.echo, out=out)
     for line in outcome.lines():
         typer.echo(line)
     if out is not None:

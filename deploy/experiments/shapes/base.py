@@ -6,6 +6,8 @@ them is not; otherwise an interval was too wide, or a part is missing, and it is
 """
 
 import math
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +18,10 @@ import msgspec
 from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials, seeded
 from deploy.experiments.tuning import Tuned, choose_rates
+from shards.errors import UNDECODABLE, GiveUp
 
+_TRIALS = "shape-trials"
+_NOTE_EVERY_S = 30.0
 Value = TypeVar("Value")
 
 
@@ -88,17 +93,28 @@ class ShapeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class Bench:
     """Runs the trials of one shape, chooses rates for them, and counts what that costs.
 
-    `measures` is whether a shape also does what it measures without trials.
+    `measures` is whether a shape also does what it measures without trials. With `out` the result
+    of each trial is kept in a file there as soon as it is known, and is read instead of computed
+    when the same trial is asked for again, in this run or a later one.
     """
 
     measures = True
 
-    def __init__(self, preset: Preset, jobs: int = 1, note: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        preset: Preset,
+        jobs: int = 1,
+        note: Callable[[str], None] = print,
+        out: Path | None = None,
+    ) -> None:
         self.preset = preset
         self.results: list[TrialResult] = []
         self.tuned = 0
         self.cpu_s = 0.0
         self._jobs, self._note = jobs, note
+        self._kept = None if out is None else out / _TRIALS
+        self._done = self._read = 0
+        self._noted_at = time.monotonic()
 
     def pick(self, ci: Value, small: Value) -> Value:
         """The value for the preset at hand."""
@@ -125,9 +141,42 @@ class Bench:
         return chosen
 
     def _run(self, trials: Sequence[Trial]) -> list[TrialResult]:
-        found = list(run_trials(trials, self._jobs))
-        self.cpu_s += sum(one.cpu_s for one in found)
+        earlier = [self._earlier(trial) for trial in trials]
+        left = [trial for trial, known in zip(trials, earlier, strict=True) if known is None]
+        new = run_trials(left, self._jobs)
+        found = []
+        for known in earlier:
+            result = self._keep(next(new)) if known is None else known
+            found.append(result)
+            self.cpu_s += result.cpu_s
+            self._done += 1
+            self._read += known is not None
+            self._tell()
         return found
+
+    def _earlier(self, trial: Trial) -> TrialResult | None:
+        """The kept result of a trial; None if there is none, or its file is torn."""
+        if self._kept is None:
+            return None
+        try:
+            content = (self._kept / f"{trial.id}.msgpack").read_bytes()
+            return msgspec.msgpack.decode(content, type=TrialResult)
+        except (FileNotFoundError, *UNDECODABLE):
+            return None
+
+    def _keep(self, result: TrialResult) -> TrialResult:
+        if self._kept is not None:
+            self._kept.mkdir(parents=True, exist_ok=True)
+            _write(self._kept / f"{result.trial.id}.msgpack", result)
+        return result
+
+    def _tell(self) -> None:
+        """Say from time to time how far it is."""
+        now = time.monotonic()
+        if now - self._noted_at >= _NOTE_EVERY_S:
+            self._noted_at = now
+            before = f", {self._read} of them before" if self._read else ""
+            self._note(f"  {self._done} trials done{before}")
 
 
 class Shape(NamedTuple):
@@ -140,10 +189,16 @@ class Shape(NamedTuple):
 
 
 def play(
-    shape: Shape, preset: Preset, *, control: bool, jobs: int, note: Callable[[str], None]
+    shape: Shape,
+    preset: Preset,
+    *,
+    control: bool,
+    jobs: int,
+    note: Callable[[str], None],
+    out: Path | None = None,
 ) -> ShapeOutcome:
-    """Run a shape."""
-    bench = Bench(preset, jobs, note)
+    """Run a shape; with `out`, continue there what an earlier run has begun."""
+    bench = Bench(preset, jobs, note, out)
     checks = shape.judge(bench, control)
     return ShapeOutcome(
         number=shape.number,
@@ -163,8 +218,19 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
     is the loss of a run that diverged."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
-    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
-    path.write_bytes(msgspec.msgpack.encode(outcome))
+    _write(folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack", outcome)
+
+
+def _write(path: Path, value: ShapeOutcome | TrialResult) -> None:
+    """Write a file whole: it holds all of the value, or what it held before."""
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        partial.write_bytes(msgspec.msgpack.encode(value))
+        partial.replace(path)
+    except OSError as error:
+        raise GiveUp(f"{path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def kept(folder: Path) -> list[ShapeOutcome]:

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,20 @@ from deploy.experiments.shapes import (
     speed,
     windows,
 )
-from deploy.experiments.shapes.base import Bench, Check, Preset, Shape, ShapeVerdict, play
+from deploy.experiments.shapes.base import (
+    Bench,
+    Check,
+    Preset,
+    Shape,
+    ShapeOutcome,
+    ShapeVerdict,
+    keep,
+    kept,
+    play,
+)
 from deploy.experiments.statistics import Interval
 from deploy.experiments.timing_simulation import TimingSimulation
-from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.trials import Trial, TrialResult, run_trials
 from deploy.experiments.tuning import Tuned
 from shards.errors import BadInput
 from shards.gate import Gate
@@ -153,6 +164,45 @@ def test_a_verdict_is_that_of_all_checks(verdicts: list[str], expected: str) -> 
     assert outcome.verdict == expected
     assert outcome.lines()[-1].startswith(f"shape 99: {expected}: ")
     assert outcome.lines()[-1].endswith("published: published; measured: measured")
+
+
+def test_a_shape_continues_where_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trial is kept when it is done, and is not run again; one with a torn file is."""
+    ran = list[int]()
+
+    def counted(trials: Sequence[Trial], jobs: int) -> Iterator[TrialResult]:
+        for result in run_trials(trials, jobs):
+            if len(ran) == 5:
+                raise KeyboardInterrupt
+            ran.append(result.trial.seed)
+            yield result
+
+    def judge(bench: Bench, _: bool) -> list[Check]:
+        trial = Trial(workload="quad", strategy="asp", gradients=20)
+        bench.run([trial, structs.replace(trial, rate=0.02)], 4)
+        return [check(ShapeVerdict.REPRODUCED)]
+
+    def played(out: Path | None) -> ShapeOutcome:
+        shape = Shape(99, "t", "s", judge)
+        return play(shape, Preset.CI, control=False, jobs=1, note=quiet, out=out)
+
+    whole = played(None)
+    monkeypatch.setattr(base, "run_trials", counted)
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path)
+    assert ran == [0, 1, 2, 3, 0]
+    torn, *_ = sorted((tmp_path / "shape-trials").iterdir())
+    torn.write_bytes(torn.read_bytes()[:-1])
+    ran.clear()
+    again = played(tmp_path)
+    assert len(ran) == 4
+    keep(again, tmp_path)
+    assert len(kept(tmp_path)[0].trials) == 8
+    assert not list(tmp_path.rglob("*.part"))
+    for one, other in zip(again.trials, whole.trials, strict=True):
+        assert structs.replace(one, cpu_s=0.0) == structs.replace(other, cpu_s=0.0)
 
 
 def test_a_rule_is_judged_by_the_interval() -> None:
