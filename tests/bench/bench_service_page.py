@@ -67,7 +67,7 @@ def await_state(http: httpx.Client, job: str, state: str) -> None:
 
 
 def paints_ms(url: str, path: str, times: int) -> list[float]:
-    """The milliseconds to the first paint, and to the first drawn chart, of fresh browsers."""
+    """The milliseconds to the first paint of fresh browsers, which all go on to draw the chart."""
     found = []
     for _ in range(times):
         with browser_tab(url) as tab:
