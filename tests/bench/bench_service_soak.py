@@ -3,9 +3,10 @@
     python -m tests.bench.bench_service_soak [--seconds 3600] [--jobs 20] [--viewers 50]
 
 The jobs are runners that train nothing (tests/support/stub_runner.py). As those of real jobs, their
-folders get a reading each second and an event each minute. The memory is sampled every ten
-seconds; its growth is the slope of a line through the samples after the first tenth, in which
-libraries and caches fill up.
+folders get a reading each second and an event each minute; their series are as long as a series
+gets from the start, because memory that holds a longer series is no leak. The memory is sampled
+every ten seconds; its growth is the slope of a line through the samples after the first tenth, in
+which libraries and caches fill up.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.job_store import JOBS
 from tests.bench.bench_service import end_runners, rss_mb, served
-from tests.bench.bench_service_page import submitted
+from tests.bench.bench_service_page import submitted, write_series
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
 from tests.support.job_readings import training_figures
@@ -65,6 +66,8 @@ def soaked(home: Path, solver: Path, jobs: int, viewers: int, seconds: int) -> d
     heard: list[int] = []
     with served(home) as (process, http, _):
         ids = [submitted(http, solver, "deaf") for _ in range(jobs)]  # these cost no processor
+        for job in ids:
+            write_series(home, job, 10**6)
         live = [LiveJob(home / JOBS / job) for job in ids]
         url = str(http.base_url).rstrip("/")
         threads = [threading.Thread(target=watch, args=(url, heard)) for _ in range(viewers)]
