@@ -197,14 +197,13 @@ class TrainingPlan(Options):
             if name in given:
                 raise BadInput(f"{self.named(name)} {given[name]}: {why}")
         strategy = strategy_of(self.named("strategy"), self.strategy)
-        for name, value in given.items():
-            if isinstance(self.strategy, str) and name in options_set(self.strategy):
-                own = getattr(strategy, name)
-                if own != value:
-                    raise BadInput(
-                        f"{self.named(name)}: expected {own}, as {self.named('strategy')} has it,"
-                        f" or none, got {value}"
-                    )
+        for name in options_set(self.strategy):
+            own = getattr(strategy, name)
+            if given.get(name, own) != own:
+                raise BadInput(
+                    f"{self.named(name)}: expected {own}, as {self.named('strategy')} has it,"
+                    f" or none, got {given[name]}"
+                )
         return replace(strategy, **given)
 
 

@@ -8,7 +8,6 @@ What a real run has not measured is NaN: the error of a run without tests.
 """
 
 import math
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from deploy.experiments.runner import Folder
 from deploy.experiments.sweeps import Point, read_sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult
+from deploy.experiments.whole_files import whole_file
 from deploy.run_folder import EVALUATIONS, SETTINGS, SUMMARY
 from deploy.summary import Summary
 from deploy.updates_parquet import SCHEMA
@@ -83,15 +83,12 @@ def import_run(
     table = read_record(run, SCHEMA.names)
     found = ImportedRun(name=kept.stem, point=_point(folder, point), result=_result(run, table))
     metadata = {_RUN: msgspec.msgpack.encode(found)}
-    partial = kept.with_suffix(f".{os.getpid()}.part")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata(metadata), partial)
-        partial.replace(kept)
+        with whole_file(kept) as partial:
+            pq.write_table(table.replace_schema_metadata(metadata), partial)
     except OSError as error:
         raise BadInput(f"{kept}: expected to write the run, got: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return found
 
 

@@ -34,6 +34,7 @@ from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial, TrialResult, run_trial
+from deploy.experiments.whole_files import whole_file
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 
 _RESULT = b"result"
@@ -115,15 +116,12 @@ class Folder:
         table = pa.Table.from_pylist(curve, _CURVE)
         table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
         kept = self.result(result.trial.id)
-        partial_file = kept.with_suffix(f".{os.getpid()}.part")
         try:
-            pq.write_table(table, partial_file)
-            partial_file.replace(kept)
+            with whole_file(kept) as partial_file:
+                pq.write_table(table, partial_file)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise BadFolder(f"{kept}: expected to write a result, got: {reason}") from None
-        finally:
-            partial_file.unlink(missing_ok=True)
 
     def load(self, trial: Trial) -> TrialResult | None:
         """The result of a trial; None if there is none, or its file is torn."""

@@ -56,16 +56,21 @@ def served(
     begun = time.perf_counter()
     words = [str(home), str(port), str(STUB), str(slots)]
     process = subprocess.Popen([sys.executable, "-c", _SERVE, *words])
+    with client_of(process, home, port) as http:
+        yield process, http, time.perf_counter() - begun
+
+
+@contextmanager
+def client_of(process: subprocess.Popen[bytes], home: Path, port: int) -> Iterator[httpx.Client]:
+    """A client of a service, once it is ready; the process is ended afterwards."""
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             while True:
-                try:
+                with suppress(httpx.TransportError):
                     if http.get("/readyz").status_code == 200:
                         break
-                except httpx.TransportError:
-                    pass
                 time.sleep(0.02)
-            yield process, http, time.perf_counter() - begun
+            yield http
     except BaseException:
         end_runners(home)
         raise
@@ -81,6 +86,18 @@ def end_runners(home: Path) -> None:
     for pid in processes_with(marks):
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+def submit(http: httpx.Client, solver: Path, stub: str = "train") -> str:
+    """Submit a job whose runner is the stub with this behaviour; returns its id."""
+    body = {"settings": {"solver": str(solver)}, "labels": {"stub": stub}}
+    return str(http.post("/api/v1/jobs", json=body).json()["id"])
+
+
+def lines_read(url: str) -> int:
+    """Read a stream, as an open page does, until the service ends it; returns its lines."""
+    with httpx.stream("GET", url, timeout=None) as answer:
+        return sum(1 for _ in answer.iter_lines())
 
 
 def rss_mb(process: subprocess.Popen[bytes]) -> float:
@@ -128,10 +145,9 @@ def long_list(home: Path, jobs: int) -> dict[str, float]:
 def live_jobs(home: Path, solver: Path, count: int) -> dict[str, float]:
     """Jobs that train while the service is killed: how soon the next one has them all."""
     with served(home) as (process, http, _):
-        body = {"settings": {"solver": str(solver)}, "labels": {"stub": "train"}}
         begun = time.perf_counter()
-        ids = [http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(count)]
-        submit = (time.perf_counter() - begun) / count
+        ids = [submit(http, solver) for _ in range(count)]
+        spent = (time.perf_counter() - begun) / count
         while len(http.get("/api/v1/jobs?state=RUNNING&limit=200").json()["jobs"]) < count:
             time.sleep(0.05)
         weight = rss_mb(process)
@@ -147,7 +163,7 @@ def live_jobs(home: Path, solver: Path, count: int) -> dict[str, float]:
             time.sleep(0.05)
         while len(http.get("/api/v1/jobs?state=CANCELLED&limit=200").json()["jobs"]) < count:
             time.sleep(0.05)
-    return {"restart_s": back, "submit_ms": 1000 * submit, "rss_live_mb": weight}
+    return {"restart_s": back, "submit_ms": 1000 * spent, "rss_live_mb": weight}
 
 
 def keyed(home: Path, solver: Path, count: int, seed: int) -> dict[str, float]:
@@ -156,7 +172,7 @@ def keyed(home: Path, solver: Path, count: int, seed: int) -> dict[str, float]:
     body = {"settings": given, "labels": {"stub": "train"}}
     dice = random.Random(seed)
 
-    def submit(http: httpx.Client, numbers: range) -> dict[int, str]:
+    def submit_keyed(http: httpx.Client, numbers: range) -> dict[int, str]:
         found = {}
         for number in numbers:
             with suppress(httpx.TransportError):
@@ -165,15 +181,15 @@ def keyed(home: Path, solver: Path, count: int, seed: int) -> dict[str, float]:
         return found
 
     with served(home, slots=2) as (process, http, _):
-        first = submit(http, range(dice.randrange(count // 4, 3 * count // 4)))
+        first = submit_keyed(http, range(dice.randrange(count // 4, 3 * count // 4)))
         victim = threading.Timer(dice.uniform(0.0, 0.5), process.kill)
         victim.start()
-        first |= submit(http, range(len(first), count))
+        first |= submit_keyed(http, range(len(first), count))
         victim.join()
         process.wait()
     begun = time.perf_counter()
     with served(home, slots=2) as (_, http, _):
-        again = submit(http, range(count))
+        again = submit_keyed(http, range(count))
         spent = time.perf_counter() - begun
         cursor, ids = None, set()
         while True:
@@ -192,8 +208,7 @@ def keyed(home: Path, solver: Path, count: int, seed: int) -> dict[str, float]:
 def busy(home: Path, solver: Path, jobs: int, rate: int, viewers: int) -> dict[str, float]:
     """Events of live jobs while viewers watch: how late they arrive, and what that costs."""
     with served(home) as (process, http, _), ExitStack() as stack:
-        body = {"settings": {"solver": str(solver)}, "labels": {"stub": "train"}}
-        ids = [http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(jobs)]
+        ids = [submit(http, solver) for _ in range(jobs)]
         while len(http.get("/api/v1/jobs?state=RUNNING&limit=200").json()["jobs"]) < jobs:
             time.sleep(0.05)
         for _ in range(viewers - 1):

@@ -23,7 +23,7 @@ import httpx
 from deploy.runner import job_folder
 from deploy.runner.readings import MAX_POINTS, FigureTally, ReadingFiles, SeriesPoint
 from deploy.service.job_store import JOBS
-from tests.bench.bench_service import p95_ms, served
+from tests.bench.bench_service import p95_ms, served, submit
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
 from tests.support.browser_tab import CHROMIUM, Tab, browser_tab
@@ -51,14 +51,6 @@ def write_series(home: Path, job: str, updates: int) -> None:
         )
         at = now - 10.0 * (MAX_POINTS - point)
         files.write(FigureTally().reading(1, at, figures, 64 * steps, 0.9))
-
-
-def submitted(http: httpx.Client, solver: Path, stub: str = "train") -> str:
-    """Submit a job whose runner does as `stub` says, and return once it trains."""
-    body = {"settings": {"solver": str(solver)}, "labels": {"stub": stub}}
-    job = str(http.post("/api/v1/jobs", json=body).json()["id"])
-    await_state(http, job, "RUNNING")
-    return job
 
 
 def await_state(http: httpx.Client, job: str, state: str) -> None:
@@ -128,7 +120,8 @@ def main() -> int:
         home.mkdir(mode=0o700)
         solver = tiny_job.write_job(Path(folder))
         with served(home) as (_, http, _):
-            job, url = submitted(http, solver), str(http.base_url).rstrip("/")
+            job, url = submit(http, solver), str(http.base_url).rstrip("/")
+            await_state(http, job, "RUNNING")
             write_series(home, job, chosen.updates)
             columns = ",".join(
                 name for name in SeriesPoint.__struct_fields__ if name not in ("time", "seconds")

@@ -12,20 +12,18 @@ which libraries and caches fill up.
 import argparse
 import statistics
 import tempfile
-import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import numpy as np
 
 from deploy.runner import job_folder
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.job_store import JOBS
-from tests.bench.bench_service import end_runners, rss_mb, served
-from tests.bench.bench_service_page import submitted, write_series
+from tests.bench.bench_service import end_runners, lines_read, rss_mb, served, submit
+from tests.bench.bench_service_page import await_state, write_series
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
 from tests.support.job_readings import training_figures
@@ -52,27 +50,16 @@ class LiveJob:
             self._journal.append("notice", 1, text=f"after {second} s")
 
 
-def watch(url: str, heard: list[int]) -> None:
-    """Read a stream of all jobs until the service ends it; count its lines."""
-    with (
-        suppress(httpx.TransportError),
-        httpx.stream("GET", f"{url}/api/v1/stream", timeout=None) as answer,
-    ):
-        heard.append(sum(1 for _ in answer.iter_lines()))
-
-
 def soaked(home: Path, solver: Path, jobs: int, viewers: int, seconds: int) -> dict[str, float]:
     """Serve the jobs to the viewers; returns the figures of the service's memory."""
-    heard: list[int] = []
-    with served(home) as (process, http, _):
-        ids = [submitted(http, solver, "deaf") for _ in range(jobs)]  # these cost no processor
+    with ThreadPoolExecutor(viewers) as pool, served(home) as (process, http, _):
+        ids = [submit(http, solver, "deaf") for _ in range(jobs)]  # these cost no processor
         for job in ids:
+            await_state(http, job, "RUNNING")
             write_series(home, job, 10**6)
         live = [LiveJob(home / JOBS / job) for job in ids]
-        url = str(http.base_url).rstrip("/")
-        threads = [threading.Thread(target=watch, args=(url, heard)) for _ in range(viewers)]
-        for thread in threads:
-            thread.start()
+        url = str(http.base_url.join("/api/v1/stream"))
+        streams = [pool.submit(lines_read, url) for _ in range(viewers)]
         begun = time.monotonic()
         at, weights = list[float](), list[float]()
         for second in range(1, seconds + 1):
@@ -83,15 +70,12 @@ def soaked(home: Path, solver: Path, jobs: int, viewers: int, seconds: int) -> d
                 weights.append(rss_mb(process))
             time.sleep(max(0.0, begun + second - time.monotonic()))
     end_runners(home)
-    for thread in threads:
-        thread.join()
-    assert len(heard) == viewers, "each viewer's stream is ended by the service"
     warm = len(at) // 10
     slope = float(np.polyfit(at[warm:], weights[warm:], 1)[0])
     return {
         "seconds": at[-1], "rss_first_mb": weights[warm], "rss_last_mb": weights[-1],
         "rss_most_mb": max(weights), "growth_mb_an_hour": 3600 * slope,
-        "lines_a_viewer": statistics.mean(heard),
+        "lines_a_viewer": statistics.mean(stream.result() for stream in streams),
     }  # fmt: skip
 
 

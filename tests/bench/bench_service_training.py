@@ -11,15 +11,14 @@ viewers are open streams of the job, as a page has one.
 
 import argparse
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from deploy.run_folder import SUMMARY
 from deploy.runner.job_folder import RUN
 from deploy.service.job_store import JOBS
 from deploy.summary import Summary
-from tests.bench.bench_service import end_runners
+from tests.bench.bench_service import client_of, lines_read
 from tests.bench.report import Goal, goals, save
 from tests.support.ports import free_port
 
@@ -78,49 +77,25 @@ def service(home: Path) -> Iterator[tuple[psutil.Process, httpx.Client]]:
     words = [sys.executable, "-c", _COMMAND, "serve", "--port", str(port), "--limit", "free-mb=0"]
     with (home.parent / "service.log").open("ab") as log:
         process = subprocess.Popen(words, env=environ, stdout=log, stderr=log)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-            while True:
-                with suppress(httpx.TransportError):
-                    if http.get("/readyz").status_code == 200:
-                        break
-                time.sleep(0.05)
-            yield psutil.Process(process.pid), http
-    except BaseException:
-        end_runners(home)
-        raise
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+    with client_of(process, home, port) as http:
+        yield psutil.Process(process.pid), http
 
 
 def by_service(home: Path, steps: int, viewers: int) -> Took:
     """Train as a job of a service, with this many open streams of it."""
-    with service(home) as (process, http):
+    with ThreadPoolExecutor(max(1, viewers)) as pool, service(home) as (process, http):
         before = sum(process.cpu_times()[:2])
         begun = time.perf_counter()
         job = str(http.post("/api/v1/jobs", json={"settings": settings(steps)}).json()["id"])
-        watching = [threading.Thread(target=_watch, args=(http, job)) for _ in range(viewers)]
-        for thread in watching:
-            thread.start()
+        url = str(http.base_url.join(f"/api/v1/stream?jobs={job}"))
+        streams = [pool.submit(lines_read, url) for _ in range(viewers)]
         while (state := http.get(f"/api/v1/jobs/{job}").json()["state"]) not in _ENDS:
             time.sleep(0.5)
         whole_s = time.perf_counter() - begun
         assert state == "SUCCEEDED", http.get(f"/api/v1/jobs/{job}").json()
         cpu_s = sum(process.cpu_times()[:2]) - before
-    for thread in watching:
-        thread.join()
+    assert all(stream.result() > 0 for stream in streams)
     return Took(trained_s(home / JOBS / job / RUN), whole_s, cpu_s)
-
-
-def _watch(http: httpx.Client, job: str) -> None:
-    """Read a stream of the job until the service ends it."""
-    with (
-        suppress(httpx.TransportError),
-        http.stream("GET", f"/api/v1/stream?jobs={job}", timeout=None) as answer,
-    ):
-        for _ in answer.iter_bytes():
-            pass
 
 
 def ratio(runs: dict[str, list[Took]], above: str, below: str, what: str) -> float:

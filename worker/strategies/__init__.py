@@ -83,10 +83,10 @@ def strategy_of(what: str, value: object) -> Strategy:
     return strategy_with_options(what, kind, options)
 
 
-def options_set(text: str) -> list[str]:
-    """The options that a text such as diloco:h=50,outer_lr=0.7 sets."""
-    options = text.partition(":")[2]
-    return [option.partition("=")[0] for option in options.split(",")] if options else []
+def options_set(value: object) -> list[str]:
+    """The options that a text such as diloco:h=50,outer_lr=0.7 sets; none for a strategy."""
+    options = value.partition(":")[2] if isinstance(value, str) else ""
+    return [field for field, _, _ in _assignments(options)]
 
 
 def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
@@ -96,13 +96,13 @@ def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
     """
     known, found = kind.__struct_fields__, dict[str, Any]()
     name = kind.__struct_config__.tag
-    for option in text.split(",") if text else ():
-        field, equals, value = option.partition("=")
+    for field, equals, value in _assignments(text):
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
             raise BadInput(f"{what} {name}: unknown option {argument_checks.shown(field)}; {takes}")
         if not equals or field in found:
-            raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {option}")
+            got = f"{field}{equals}{value}"
+            raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {got}")
         found[field] = _by_worker(value) if field == "speeds" else value
     try:
         return msgspec.convert(found | {"strategy": name}, kind, strict=False)
@@ -112,6 +112,11 @@ def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
             wrong = field.rstrip("`")
             message = f"{wrong}: {message[0].lower()}{message[1:]}, {found.get(wrong)!r}"
         raise BadInput(f"{what} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
+
+
+def _assignments(text: str) -> list[tuple[str, str, str]]:
+    """The name, the sign and the value of each option in a text such as h=50,outer_lr=0.7."""
+    return [option.partition("=") for option in text.split(",")] if text else []
 
 
 def _by_worker(text: str) -> dict[str, str]:

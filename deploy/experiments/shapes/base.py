@@ -6,7 +6,6 @@ them is not; otherwise an interval was too wide, or a part is missing, and it is
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -14,13 +13,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec import structs
 
+from deploy.experiments.runner import Folder
 from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials, seeded
 from deploy.experiments.tuning import Tuned, choose_rates
-from shards.errors import UNDECODABLE, GiveUp
+from deploy.experiments.whole_files import whole_file
+from shards.errors import GiveUp
 
-_TRIALS = "shape-trials"
+_TRIALS = "shape-trials"  # a folder of results, as a sweep has one
 _NOTE_EVERY_S = 30.0
 Value = TypeVar("Value")
 
@@ -112,7 +114,12 @@ class Bench:
         self.tuned = 0
         self.cpu_s = 0.0
         self._jobs, self._note = jobs, note
-        self._kept = None if out is None else out / _TRIALS
+        self._folder: Folder | None = None
+        self._earlier_cpu_s: dict[str, float] = {}  # of trials, by id
+        if out is not None:
+            self._folder = Folder(out / _TRIALS)
+            self._folder.make()
+            self._earlier_cpu_s = self._folder.cost()
         self._done = self._read = 0
         self._noted_at = time.monotonic()
 
@@ -155,19 +162,16 @@ class Bench:
         return found
 
     def _earlier(self, trial: Trial) -> TrialResult | None:
-        """The kept result of a trial; None if there is none, or its file is torn."""
-        if self._kept is None:
+        """The kept result of a trial, with what it cost; None if there is none."""
+        found = self._folder.load(trial) if self._folder is not None else None
+        if found is None:
             return None
-        try:
-            content = (self._kept / f"{trial.id}.msgpack").read_bytes()
-            return msgspec.msgpack.decode(content, type=TrialResult)
-        except (FileNotFoundError, *UNDECODABLE):
-            return None
+        return structs.replace(found, cpu_s=self._earlier_cpu_s.pop(trial.id, 0.0))
 
     def _keep(self, result: TrialResult) -> TrialResult:
-        if self._kept is not None:
-            self._kept.mkdir(parents=True, exist_ok=True)
-            _write(self._kept / f"{result.trial.id}.msgpack", result)
+        if self._folder is not None:
+            self._folder.save(result)
+            self._folder.note_cost(result.trial.id, result.cpu_s)
         return result
 
     def _tell(self) -> None:
@@ -218,19 +222,12 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
     is the loss of a run that diverged."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "-control" if outcome.control else ""
-    _write(folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack", outcome)
-
-
-def _write(path: Path, value: ShapeOutcome | TrialResult) -> None:
-    """Write a file whole: it holds all of the value, or what it held before."""
-    partial = path.with_suffix(f".{os.getpid()}.part")
+    path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
     try:
-        partial.write_bytes(msgspec.msgpack.encode(value))
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_bytes(msgspec.msgpack.encode(outcome))
     except OSError as error:
         raise GiveUp(f"{path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def kept(folder: Path) -> list[ShapeOutcome]:

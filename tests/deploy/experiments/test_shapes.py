@@ -193,7 +193,7 @@ def test_a_shape_continues_where_it_was_killed(
     with pytest.raises(KeyboardInterrupt):
         played(tmp_path)
     assert ran == [0, 1, 2, 3, 0]
-    torn, *_ = sorted((tmp_path / "shape-trials").iterdir())
+    torn, *_ = sorted((tmp_path / "shape-trials" / "trials").iterdir())
     torn.write_bytes(torn.read_bytes()[:-1])
     ran.clear()
     again = played(tmp_path)
