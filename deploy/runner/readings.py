@@ -2,7 +2,8 @@
 
 `newest.json` is replaced once a second. `series.jsonl` has a point for each second at first. When
 it has 4,000 points, every second point is dropped and the interval doubles, so a job of months
-needs the same space, and its whole course can be drawn at any time.
+needs the same space, and its whole course can be drawn at any time. A job that recovers continues
+from a snapshot: the points after it are void, and `read_series` leaves them out.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from shards.errors import UNDECODABLE
 
 MAX_POINTS = 4000
 LARGEST_STALENESS = 64
+Value = TypeVar("Value")
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +174,8 @@ class ReadingFiles:
         self._last = point.time
         self._count += 1
         if self._count >= MAX_POINTS:
-            kept = read_series(self._series)[::2]
+            points = read_series(self._series)
+            kept = thinned(points, len(points) // 2)
             partial = self._series.with_name(f".{SERIES}.partial")
             partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
             partial.replace(self._series)
@@ -188,10 +192,25 @@ def read_newest(folder: Path) -> Reading | None:
 
 
 def read_series(path: Path) -> list[SeriesPoint]:
-    """The points of a series in order; a torn last line is left out."""
+    """The points of a series that count, in order; `updates` never falls from one to the next.
+
+    A rollback makes the points void that are beyond where the job continued. A torn last line is
+    left out.
+    """
     points: list[SeriesPoint] = []
     with suppress(OSError):
         for line in path.read_bytes().splitlines():
             with suppress(*UNDECODABLE):
-                points.append(msgspec.json.decode(line, type=SeriesPoint))
+                point = msgspec.json.decode(line, type=SeriesPoint)
+                while points and points[-1].updates > point.updates:
+                    points.pop()
+                points.append(point)
     return points
+
+
+def thinned(values: Sequence[Value], most: int) -> list[Value]:
+    """At most `most` of the values, evenly spread, with the first and the last; `most` is >= 2."""
+    if len(values) <= most:
+        return list(values)
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(n * step)] for n in range(most)]

@@ -1,9 +1,10 @@
 """Jobs next to each other: their curves, and the settings in which they differ."""
 
+from itertools import accumulate
 from typing import Any
 
 from deploy.runner import job_folder
-from deploy.runner.readings import read_series
+from deploy.runner.readings import read_series, thinned
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 
@@ -39,9 +40,14 @@ def differences(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def curve(
     store: JobStore, row: JobRow, names: list[str], x: str, points: int
 ) -> tuple[list[float], dict[str, list[Any]]]:
-    """Columns of a job's series over updates, samples or seconds; `points` points at most."""
-    found = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
-    found = found[:: max(1, -(-len(found) // points))]
-    start = found[0].time - found[0].seconds if found else 0.0
-    across = [each.time - start if x == "seconds" else getattr(each, x) for each in found]
-    return across, {name: [getattr(each, name) for each in found] for name in names}
+    """Columns of a job's series over updates, samples or seconds; `points` points at most.
+
+    The newest point is among them. The axis never falls.
+    """
+    series = read_series(store.folder(row.id) / job_folder.READINGS / job_folder.SERIES)
+    shown = thinned(series, points)
+    start = shown[0].time - shown[0].seconds if shown else 0.0
+    across = [point.time - start if x == "seconds" else getattr(point, x) for point in shown]
+    # The clock of a machine may be set back, and samples are those of the last report.
+    across = list(accumulate(across, max))
+    return across, {name: [getattr(point, name) for point in shown] for name in names}

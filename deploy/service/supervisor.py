@@ -23,7 +23,7 @@ from deploy.run_folder import EVALUATIONS
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
-from deploy.runner.readings import Reading, read_newest, read_series
+from deploy.runner.readings import Reading, read_newest, read_series, thinned
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.alerts import (
     RESERVE_BYTES,
@@ -315,8 +315,9 @@ class Supervisor:
                 "planned": reading.readings.planned,
                 "time": reading.time,
                 **{name: getattr(reading.point, name) for name in _HEAD},
-                "line": _thinned(
-                    [each.loss for each in read_series(readings / job_folder.SERIES)[-2000:]]
+                "line": thinned(
+                    [point.loss for point in read_series(readings / job_folder.SERIES)[-2000:]],
+                    _LINE_POINTS,
                 ),
             }
             self._store.show(row.id, head=head)
@@ -496,14 +497,6 @@ _HEAD = (
     "loss", "accuracy", "samples_per_s", "samples", "updates", "waiting",
     "staleness_p50", "staleness_p99", "staleness_max", "clock_gap",
 )  # fmt: skip
-
-
-def _thinned(values: list[float | None]) -> list[float | None]:
-    """At most `_LINE_POINTS` of the values, evenly spread, the last among them."""
-    if len(values) <= _LINE_POINTS:
-        return values
-    step = (len(values) - 1) / (_LINE_POINTS - 1)
-    return [values[round(n * step)] for n in range(_LINE_POINTS)]
 
 
 def evaluations(settings: TrainSettings) -> list[dict[str, Any]]:

@@ -204,6 +204,38 @@ def test_a_run_of_train_is_adopted(idle: Running, tmp_path: Path) -> None:
         assert idle.http.post("/api/v1/jobs:adopt", json={"run": str(wrong)}).status_code == 422
 
 
+def test_curves_of_a_job_that_recovered_never_step_back(idle: Running) -> None:
+    """Series, CSV and comparison have the newest point, and none that the recovery made void."""
+    job = idle.submit("train")
+    series = idle.service.store.folder(job) / "readings" / "series.jsonl"
+    point = SeriesPoint(
+        time=0.0, seconds=0.0, updates=0, samples=0, loss=1.0, samples_per_s=1.0, accuracy=0.5,
+        staleness_p50=0.0, staleness_p99=0.0, staleness_max=0, clock_gap=0, waiting=0,
+    )  # fmt: skip
+    steps = [*range(1, 1001), *range(700, 1100)]
+    lines = [
+        msgspec.json.encode(
+            msgspec.structs.replace(
+                point, time=100.0 + n, seconds=float(n), updates=step, samples=64 * step
+            )
+        )
+        for n, step in enumerate(steps)
+    ]
+    series.write_bytes(b"\n".join(lines) + b"\n")
+    for x, last in (("updates", 1099), ("samples", 64 * 1099), ("seconds", len(steps) - 1)):
+        for points in (7, 600, 2000):
+            where = f"names=loss&x={x}&points={points}"
+            found = idle.http.get(f"/api/v1/jobs/{job}/series?{where}").json()["x"]
+            assert found == sorted(found)
+            assert (found[-1], len(found)) == (last, min(points, 1100))
+            rows = idle.http.get(f"/api/v1/jobs/{job}/series?{where}&format=csv").text.splitlines()
+            assert [float(row.partition(",")[0]) for row in rows[1:]] == found
+            (curve,) = idle.http.get(
+                f"/api/v1/compare?jobs={job}&name=loss&x={x}&points={points}"
+            ).json()["curves"]
+            assert curve["x"] == found
+
+
 def test_nothing_that_is_needed_is_deleted(idle: Running) -> None:
     """Neither of a job under way, nor what another job began with, pinned, newest or best."""
     store, home = idle.service.store, idle.service.options.home

@@ -21,6 +21,7 @@ from deploy.runner.readings import (
     WorkerTimes,
     read_newest,
     read_series,
+    thinned,
 )
 from deploy.runner.recording import DEGRADED_AFTER_S, Health, RecordingProgress
 from deploy.settings import TrainSettings
@@ -121,6 +122,27 @@ def test_series_stay_small_and_cover_the_whole_job(tmp_path: Path) -> None:
     newest = read_newest(tmp_path)
     assert newest is not None
     assert newest.time == seconds
+
+
+def test_points_that_a_rollback_made_void_are_left_out(tmp_path: Path) -> None:
+    """An attempt that continues from step 60 of 100 voids the points above 60, and no others."""
+    first, tally = ReadingFiles(tmp_path), FigureTally()
+    for second in range(1, 101):
+        first.write(tally.reading(1, float(second), readings(steps=second), second, None))
+    later = ReadingFiles(tmp_path)
+    for second in range(101, 111):
+        steps = second - 41
+        later.write(tally.reading(2, float(second), readings(steps=steps), steps, None))
+    points = read_series(tmp_path / "series.jsonl")
+    assert [point.updates for point in points] == [*range(1, 61), *range(60, 70)]
+    assert [point.time for point in points] == [*range(1, 61), *range(101, 111)]
+
+
+def test_the_first_and_the_last_of_many_values_are_kept() -> None:
+    """Values are thinned evenly to a number of them; fewer stay as they are."""
+    assert thinned(range(100), 4) == [0, 33, 66, 99]
+    assert thinned(range(3), 4) == [0, 1, 2]
+    assert all(thinned(range(n), 2) == [0, n - 1] for n in range(2, 50))
 
 
 def test_figures_of_update_records() -> None:
