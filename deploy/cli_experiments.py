@@ -29,7 +29,11 @@ class Size(StrEnum):
 
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="Processes that run trials.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the number of trials and minutes, and end.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print the number of trials and minutes, and what a sweep leaves out, and end.",
+    ),
 ]
 
 
@@ -161,8 +165,15 @@ def run(
         minutes = estimate_s(found, folder) / 60 / jobs
         rates = f", rates of {len(found.levels)} levels to choose" if found.levels else ""
         count = sum(len(point.trials) for point in found.points)
+        for combination in found.left_out:
+            typer.echo(f"left out: {combination.label}: {combination.reason}")
         typer.echo(f"{count} trials in {folder}, about {minutes:.1f} minutes to go{rates}")
         return
+    if found.left_out:
+        typer.echo(
+            f"{len(found.left_out)} of {len(found.left_out) + len(found.points)} combinations are"
+            " left out, which --dry-run lists"
+        )
     _finish(found, folder, jobs)
 
 

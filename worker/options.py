@@ -52,7 +52,7 @@ _MAX_DIGITS = 100  # longer numbers are rejected as text, before int() spends ti
 _DOWNPOUR = {field.name: str(field.default) for field in fields(Downpour)}
 
 
-def _staleness(what: str, value: object) -> int | str | None:
+def staleness_bound(what: str, value: object) -> int | str | None:
     """A bound in steps, also as text; `inf` and None are no bound. USUAL stays as it is."""
     if value == USUAL:
         return USUAL
@@ -124,7 +124,7 @@ class TrainingPlan(Options):
     staleness: Parsed[int | None, float | str] = option(
         f"Steps the fastest worker may be ahead of the slowest, {NO_BOUND} or {USUAL}.",
         default=USUAL, shown="usual: of most strategies 4, in rounds 0",
-        check=_staleness, is_text=True,
+        check=staleness_bound, is_text=True,
     )  # fmt: skip
     rate_factor: float | None = option(
         "A factor on the learning rates of all schedules.",

@@ -14,6 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 18, 10, 34
 _COLOURS = ("#2a6fbb", "#c2410c", "#15803d", "#7c3aed", "#b45309", "#0e7490", "#be185d", "#4b5563")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 4", "4 2 1 2", "1 3", "10 2 2 2 2 2")
 MAX_POINTS = 200
+_WIDE = 3
+"""A range with ends further apart than by this factor has a logarithmic axis."""
 
 
 class Series(NamedTuple):
@@ -24,17 +26,29 @@ class Series(NamedTuple):
 
 
 def lines(series: Sequence[Series], x: str, y: str) -> str:
-    """A chart of lines; points that are not finite are left out."""
+    """A chart of lines; points that are not finite are left out.
+
+    The lines of a training fall steeply at first, and their ends are what a reader compares. So
+    values above all of the later half of the lines are cut off, and a wide range has a logarithmic
+    axis.
+    """
     kept = [
         one._replace(points=[p for p in _thinned(one.points) if all(map(math.isfinite, p))])
         for one in series
     ]
-    frame = _Frame([p for one in kept for p in one.points])
-    body = []
+    frame = _Frame([p for one in kept for p in one.points], top=_top([one.points for one in kept]))
+    body = [frame.clipped]
     for number, one in enumerate(kept):
         path = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in one.points)
         body.append(f'<polyline points="{path}" fill="none" {_stroke(number)}/>')
-    return _chart(frame, body, series, x, y)
+    body.append("</svg>")
+    return _chart(frame, body, series, x, f"{y}, logarithmic" if frame.logarithmic else y)
+
+
+def _top(lines: Sequence[Sequence[tuple[float, float]]]) -> float | None:
+    """The largest value in the later half of any line; None if no line has points."""
+    later = [y for points in lines for _, y in points[len(points) // 2 :]]
+    return max(later, default=None)
 
 
 def bars(series: Sequence[Series], x: str, y: str) -> str:
@@ -51,18 +65,44 @@ def bars(series: Sequence[Series], x: str, y: str) -> str:
 class _Frame:
     """The range of both axes, and where a value is on the page."""
 
-    def __init__(self, points: Sequence[tuple[float, float]], zero: bool = False) -> None:
+    def __init__(
+        self, points: Sequence[tuple[float, float]], zero: bool = False, top: float | None = None
+    ) -> None:
         xs, ys = [a for a, _ in points] or [0.0], [b for _, b in points] or [0.0]
         self.left, self.right = min(xs), max(*xs, min(xs) + 1e-9)
-        self.low, self.high = (0.0 if zero else min(ys)), max(*ys, min(ys) + 1e-9)
+        self.low = 0.0 if zero else min(ys)
+        self.high = max(max(ys) if top is None else top, self.low + 1e-9)
+        self.logarithmic = top is not None and 0 < _WIDE * self.low < self.high
 
     def x(self, value: float) -> float:
         share = (value - self.left) / (self.right - self.left)
         return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        if self.logarithmic:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+    @property
+    def clipped(self) -> str:
+        """The start of a picture in the picture, with the same coordinates, inside the axes."""
+        width, height = _WIDTH - _LEFT - _RIGHT + 2, _HEIGHT - _TOP - _BOTTOM + 2
+        area = f"{_LEFT - 1} {_TOP - 1} {width} {height}"
+        return (
+            f'<svg x="{_LEFT - 1}" y="{_TOP - 1}" width="{width}" height="{height}"'
+            f' viewBox="{area}">'
+        )
+
+    @property
+    def levels(self) -> list[float]:
+        """The values of y with a line across the chart."""
+        if not self.logarithmic:
+            return ticks(self.low, self.high)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        values = (times * 10.0**power for power in powers for times in (1, 2, 5))
+        return [value for value in values if self.low <= value <= self.high]
 
 
 def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: str) -> str:
@@ -70,7 +110,7 @@ def _chart(frame: _Frame, body: list[str], series: Sequence[Series], x: str, y: 
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(at):.1f}"'
         f' y2="{frame.y(at):.1f}" stroke="#e4e7eb"/>'
         f'<text x="{_LEFT - 4}" y="{frame.y(at) + 3:.1f}" text-anchor="end">{at:g}</text>'
-        for at in ticks(frame.low, frame.high)
+        for at in frame.levels
     ]
     grid += [
         f'<text x="{frame.x(at):.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{at:g}</text>'

@@ -166,7 +166,7 @@ def _result(run: Path, table: pa.Table) -> TrialResult:
         batch=max(1, round(int(counts["samples"].sum()) / max(1, steps))),
         strategy=":".join(filter(None, (settings.strategy, ",".join(options)))),
         rate=float(counts["rate"][0]),
-        bound=settings.staleness if isinstance(settings.staleness, int) else None,
+        staleness=settings.staleness if isinstance(settings.staleness, int) else None,
         gradients=steps,
         seed=int(counts["seed"][0]),
         cluster=ClusterModel(

@@ -13,19 +13,12 @@ import numpy as np
 from deploy.experiments import charts
 from deploy.experiments.accept_rules import staleness_distance
 from deploy.experiments.charts import Series
+from deploy.experiments.combinations import shown_value
 from deploy.experiments.imported_runs import ImportedRun, imported
 from deploy.experiments.runner import Folder, judge_sweep
 from deploy.experiments.shapes.base import ShapeOutcome, kept
 from deploy.experiments.statistics import mean_interval
-from deploy.experiments.sweeps import (
-    RATES,
-    Point,
-    Rates,
-    Sweep,
-    read_rates,
-    read_sweep,
-    shown_value,
-)
+from deploy.experiments.sweeps import RATES, Point, Rates, Sweep, read_rates, read_sweep
 from deploy.experiments.trials import TrialResult
 from ps import __version__
 from ps.build_id import build_id
@@ -135,18 +128,19 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
         Measured(point, [folder.load(trial) for trial in point.trials]) for point in sweep.points
     ]
     status = folder.status(sweep)
+    keys = list(dict.fromkeys(key for point in sweep.points for key in point.values))
     digest = hashlib.sha256(sweep.text.encode()).hexdigest()[:16]
     parts = [
         f"<h2>Sweep {escape(sweep.name)}</h2><p>{escape(str(status))}.</p>",
         _READING,
         _table(
             (
-                *(sweep.points[0].values or {"setting": "all"}),
+                *(keys or ["setting"]),
                 *("error %", "loss", "staleness, mean", "compute share", "wait share", "seconds"),
                 "updates",
                 "diverged",
             ),
-            (_point_row(one) for one in points),
+            (_point_row(one, keys) for one in points),
         ),
     ]
     if rates := read_rates(folder.path / RATES):
@@ -160,9 +154,10 @@ def _sweep(folder: Folder, sweep: Sweep) -> list[str]:
         if left:
             parts.append(f"<p>Curves of {_DRAWN} points; {left} more are in tables.</p>")
         parts += [
-            charts.lines([_curve(one, "gradients") for one in drawn], "gradients", "error %"),
-            charts.lines([_curve(one, "seconds") for one in drawn], "seconds", "error %"),
-            charts.lines([_curve(one, "updates") for one in drawn], "updates", "error %"),
+            *(
+                charts.lines([_curve(one, over) for one in drawn], over, "error %")
+                for over in ("gradients", "seconds", "updates")
+            ),
             charts.bars([_histogram(one) for one in drawn], "staleness", "share of updates"),
         ]
     results = [result for one in points for result in one.found]
@@ -188,8 +183,9 @@ def _spread(points: Sequence[Measured]) -> list[Measured]:
     return [points[place] for place in places]
 
 
-def _point_row(one: Measured) -> list[str]:
-    values = [shown_value(value) for value in one.point.values.values()] or ["all"]
+def _point_row(one: Measured, keys: Sequence[str]) -> list[str]:
+    given = one.point.values
+    values = [shown_value(given[key]) if key in given else "-" for key in keys] or ["all"]
     found = one.found
     if not found:
         return [*values, *["-"] * 8]

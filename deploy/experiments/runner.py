@@ -167,6 +167,7 @@ def run_sweep(
     """Run the trials that are not done yet; returns where the sweep then stands."""
     folder = Folder(path)
     folder.create(sweep)
+    labels = sweep.labels
     with folder.locked():
         for torn in (path / "trials").glob("*.part"):
             torn.unlink()
@@ -179,7 +180,7 @@ def run_sweep(
         ):
             folder.note_cost(trial, cpu_s)
             ended = f"failed: {failure}" if failure else f"done in {cpu_s:.1f} CPU s"
-            note(f"{number} of {len(sweep.trials)}: {trial} {ended}")
+            note(f"{number} of {len(sweep.trials)}: {labels[trial]}: {ended} ({trial})")
         return folder.status(sweep)
 
 

@@ -1,9 +1,10 @@
 """A sweep: a TOML file that describes trials, and the trials that it stands for.
 
 The settings of a trial stand at the top; `[grid]` crosses lists of values with each other, `[zip]`
-takes one value of each of its lists together, and each `[[list]]` names one choice of values. All
-three may be given; they are crossed, and every point runs with every seed. A key is a setting, such
-as rate or cluster.workers, or a name of your own that a text refers to as {name}:
+takes one value of each of its lists together, and each `[[list]]` table is one choice of values.
+All three may be given; they are crossed (combinations.py), and every point runs with every seed. A
+key is a setting, such as rate or cluster.workers, an option of a strategy, or a name of your own
+that a text refers to as {name}:
 
     strategy = "softsync:n={n}"
     [grid]
@@ -18,8 +19,7 @@ and a memory (limits.py). Neither is part of a trial's id.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +27,8 @@ import msgspec
 from msgspec import structs
 
 from deploy.experiments.accept_rules import Expectation
-from deploy.experiments.cluster import ClusterModel, LinkPartition, StepTimes, WorkerKill
+from deploy.experiments.cluster import LinkPartition, StepTimes, WorkerKill
+from deploy.experiments.combinations import Combination, LeftOut, read_combinations, values_label
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import TUNING_SEEDS
@@ -37,12 +38,6 @@ Value = TypeVar("Value")
 
 MAX_TRIALS = 10_000
 """More trials than this need the user's consent."""
-
-_OWN = ("name", "seeds", "grid", "zip", "list", "expect", "limits")
-_TEXTS = ("strategy", "rule", "workload", "cluster.link")
-_SETTINGS = {name for name in Trial.__struct_fields__ if name not in {"seed", "cluster"}} | {
-    f"cluster.{name}" for name in ClusterModel.__struct_fields__
-}
 
 _KEYS = {
     "limits": TrialLimits.__struct_fields__,
@@ -84,22 +79,35 @@ class Point(NamedTuple):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k} {shown_value(v)}" for k, v in self.values.items()) or "all"
+        return values_label(self.values)
 
 
 class Sweep(NamedTuple):
-    """A sweep's name, its points, the text of its file, its accept rules and limits."""
+    """A sweep's name, its points, the text of its file, its accept rules and limits.
+
+    `left_out` are the combinations of its values that are no points.
+    """
 
     name: str
     points: list[Point]
     text: str
     expect: list[Expectation]
     limits: TrialLimits
+    left_out: list[LeftOut]
 
     @property
     def trials(self) -> list[Trial]:
         """All trials, each once: chosen rates of two points may be the same."""
         return list({trial.id: trial for point in self.points for trial in point.trials}.values())
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The label of each trial's point, and its seed, by the trial's id."""
+        return {
+            trial.id: f"{point.label}, seed {trial.seed}"
+            for point in reversed(self.points)
+            for trial in point.trials
+        }
 
     @property
     def levels(self) -> dict[str, tuple[str, Trial]]:
@@ -113,11 +121,6 @@ class Sweep(NamedTuple):
 
 def _without_rate(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "rate"}
-
-
-def shown_value(value: object) -> str:
-    """A value as reports show it; an empty text, such as no link, is none."""
-    return "none" if value == "" else str(value)
 
 
 def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
@@ -134,7 +137,7 @@ def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
         return _sweep(given, text, consent, rates)
     except BadInput as error:
         # The strategies' errors speak of a job's bound by its full name.
-        text = str(error).replace("staleness bound", "bound")
+        text = re.sub("^staleness bound: ", "staleness: ", str(error))
         raise BadInput(f"{path}: {text}") from None
 
 
@@ -151,16 +154,15 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
     if not isinstance(name, str) or not name or not all(c.isalnum() or c in "-_" for c in name):
         raise BadInput(f"name: expected letters, digits, - and _, got {name!r}")
     seeds = _seeds(given.get("seeds", [0, 2]))
-    base = {key: value for key, value in given.items() if key not in _OWN}
-    points = list(_points(given))
-    count = len(points) * len(seeds)
+    combinations, left_out = read_combinations(given)
+    count = len(combinations) * len(seeds)
     if count > MAX_TRIALS and not consent:
         raise BadInput(f"expected at most {MAX_TRIALS} trials without --yes, got {count}")
-    found = [_point(base, values, seeds, rates) for values in points]
+    found = [_point(combination, seeds, rates) for combination in combinations]
     known: dict[str, str] = {}
-    for point in found:
+    for combination, point in zip(combinations, found, strict=True):
         point.trials[0].check()
-        for trial in point.trials if _chosen_rate(base, point.values) is None else ():
+        for trial in point.trials if _chosen_rate(combination) is None else ():
             if trial.id in known:
                 raise BadInput(
                     f"trial {trial.id}: expected one trial for each id, got two: {point.label},"
@@ -174,7 +176,7 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
         except BadInput as error:
             raise BadInput(f"expect[{number}]: {error}") from None
     limits = _converted("limits", given.get("limits", {}), TrialLimits)
-    return Sweep(name, found, text, expect, limits)
+    return Sweep(name, found, text, expect, limits, left_out)
 
 
 def _converted(what: str, given: object, kind: type[Value]) -> Value:
@@ -203,33 +205,11 @@ def _seeds(given: object) -> range:
     raise BadInput(f"seeds: expected [first, last], such as [0, 9], got {given!r}")
 
 
-def _points(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    grid, zipped, listed = given.get("grid", {}), given.get("zip", {}), given.get("list", [{}])
-    for part, table in (("grid", grid), ("zip", zipped)):
-        if part in given and not table:
-            raise BadInput(f"{part}: expected a list of values for each key, got none")
-        for key, values in table.items():
-            if not isinstance(values, list) or not values:
-                raise BadInput(f"{part}: {key}: expected a list of values, got {values!r}")
-    if not listed:
-        raise BadInput("list: expected at least one table, got none")
-    lengths = {key: len(values) for key, values in zipped.items()}
-    if len(set(lengths.values())) > 1:
-        raise BadInput(f"zip: expected lists of one length, got {lengths}")
-    rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
-    crossed = [dict(zip(grid, row, strict=True)) for row in product(*grid.values())]
-    for one, row, choice in product(crossed, rows or [{}], listed):
-        keys = [*one, *row, *choice]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise BadInput(f"{twice[0]}: expected it in one of grid, zip and list, got two")
-        yield {**one, **row, **choice}
-
-
-def _point(base: dict[str, Any], values: dict[str, Any], seeds: range, rates: Rates) -> Point:
-    chosen = _chosen_rate(base, values)
+def _point(combination: Combination, seeds: range, rates: Rates) -> Point:
+    values, settings = combination.values, combination.settings
+    chosen = _chosen_rate(combination)
     if chosen is None:
-        return Point(values, _trials(base, values, seeds))
+        return Point(values, _trials(settings, seeds))
     reserved = sorted(set(seeds) & set(TUNING_SEEDS))
     if reserved:
         raise BadInput(
@@ -237,7 +217,7 @@ def _point(base: dict[str, Any], values: dict[str, Any], seeds: range, rates: Ra
             f" got {reserved[0]}"
         )
     rate, factor = chosen
-    trials = _trials({**base, "rate": 0.0}, {**values, "rate": 0.0}, seeds)
+    trials = _trials({**settings, "rate": 0.0}, seeds)
     level = structs.replace(trials[0], seed=0, look_every=0, until_error=-1.0)
     if level.id not in rates:
         return Point(values, trials, level)
@@ -245,13 +225,13 @@ def _point(base: dict[str, Any], values: dict[str, Any], seeds: range, rates: Ra
     return Point(values, [structs.replace(one, rate=value) for one in trials])
 
 
-def _chosen_rate(base: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, float] | None:
+def _chosen_rate(combination: Combination) -> tuple[str, float] | None:
     """Which rate is to be chosen, best or greedy, and the factor on it; None for a number."""
-    given = values.get("rate", base.get("rate"))
+    given = combination.settings.get("rate")
     if not isinstance(given, str):
         return None
     found = re.fullmatch(r"(best|greedy)(?:\s*([*/])\s*(\S+))?", given.strip())
-    factor = None if found is None else _number(found[3] or "1", values)
+    factor = None if found is None else _number(found[3] or "1", combination.values)
     if found is None or factor is None or not factor > 0:
         raise BadInput(
             "rate: expected a number, or best or greedy with * or / and a number or a name of the"
@@ -269,31 +249,7 @@ def _number(text: str, values: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _trials(base: dict[str, Any], values: Mapping[str, Any], seeds: range) -> list[Trial]:
-    settings = {key: value for key, value in base.items() if key != "cluster"}
-    cluster = base.get("cluster", {})
-    if not isinstance(cluster, dict):
-        raise BadInput(f"cluster: expected a table, got {cluster!r}")
-    settings |= {f"cluster.{key}": value for key, value in cluster.items()}
-    own = {key: value for key, value in values.items() if key not in _SETTINGS}
-    settings |= {key: value for key, value in values.items() if key in _SETTINGS}
-    texts = " ".join(str(settings.get(key, "")) for key in _TEXTS)
-    for key in own:
-        if f"{{{key}}}" not in texts:
-            raise BadInput(
-                f"{key}: expected a setting ({', '.join(sorted(_SETTINGS))}), or a name that"
-                f" {', '.join(_TEXTS)} refer to as {{{key}}}, got neither"
-            )
-    for key in _TEXTS:
-        if isinstance(settings.get(key), str):
-            for name, value in own.items():
-                settings[key] = settings[key].replace(f"{{{name}}}", str(value))
-    unknown = sorted(key for key in settings if key not in _SETTINGS)
-    if unknown:
-        raise BadInput(
-            f"{unknown[0]}: expected one of {', '.join(sorted({*_OWN, *_SETTINGS}))},"
-            " got an unknown key"
-        )
+def _trials(settings: Mapping[str, Any], seeds: range) -> list[Trial]:
     nested: dict[str, Any] = {"cluster": {}}
     for key, value in settings.items():
         outer, _, inner = key.partition(".")

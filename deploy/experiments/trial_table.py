@@ -12,10 +12,11 @@ from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import TrialResult
 from shards.errors import BadInput
 
-_SETTINGS = ("workload", "batch", "strategy", "rule", "rate", "bound", "on_stale", "seed")
+_SETTINGS = ("workload", "batch", "strategy", "rule", "rate", "staleness", "on_stale", "seed")
 _CLUSTER = ("workers", "shards", "link")
 _COUNTS = ("gradients", "dropped", "clock_gap", "diverged_at")
-COLUMNS = ("from", "name", *_SETTINGS, *_CLUSTER, *FIGURES, *_COUNTS)
+_SETTING_COLUMNS = ("staleness_bound" if name == "staleness" else name for name in _SETTINGS)
+COLUMNS = ("from", "name", *_SETTING_COLUMNS, *_CLUSTER, *FIGURES, *_COUNTS)
 
 
 def write_table(path: Path, out: Path) -> int:

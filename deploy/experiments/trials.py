@@ -28,14 +28,24 @@ from shards import argument_checks
 from shards.aggregation import stale_limit_of
 from shards.errors import BadInput
 from shards.rules import RULES, Rule, rule_of
-from worker.strategies import Strategy, strategy_of, strategy_with_options
+from worker.strategies import STRATEGIES, Strategy, strategy_of, strategy_with_options
+
+STRATEGY_KINDS: dict[str, type[msgspec.Struct]] = {
+    **STRATEGIES,
+    str(LossyDiLoCo.__struct_config__.tag): LossyDiLoCo,
+}
+"""The strategies of experiments by name."""
+
+RULE_KINDS: dict[str, Any] = {**RULES, "proximal": Proximal}
+"""The rules of experiments by name."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run: what is trained, by which strategy on which cluster, and for how long.
 
     `strategy` is a text as in `downpour train --strategy`; `rule` is the shards' rule in the same
-    form, such as momentum:momentum=0.9. `on_stale` is wait, scale:N or drop:N, as for `downpour
+    form, such as momentum:momentum=0.9. `staleness` is the bound in steps, None for none, and
+    `on_stale` is wait, scale:N or drop:N, as for `downpour
     train`. The run ends after `gradients` of all workers together, or
     earlier at an error of `until_error` percent; the weights are measured every `look_every`
     gradients (0: at the end), on the first `tested` rows of the test data.
@@ -47,7 +57,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strategy: str = "asp"
     rule: str = "sgd"
     rate: float = 0.01
-    bound: int | None = None
+    staleness: int | None = None
     on_stale: str = "wait"
     gradients: int = 10_000
     look_every: int = 0
@@ -58,20 +68,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def job(self) -> SimulatedJob:
         """The job to simulate; raises BadInput for a setting that a part of it does not know."""
         return SimulatedJob(
-            strategy=self._strategy().for_workers(self.cluster.workers),
+            strategy=self._build_strategy().for_workers(self.cluster.workers),
             cluster=self.cluster,
             rate=self.rate,
             seed=self.seed,
             rule=rule_named(self.rule),
-            bound=self.bound,
+            bound=self.staleness,
             stale=stale_limit_of("on_stale", self.on_stale),
         )
 
-    def _strategy(self) -> Strategy:
-        if self.strategy.partition(":")[0] != LossyDiLoCo.__struct_config__.tag:
-            return strategy_of("strategy", self.strategy)
-        lossy = strategy_with_options("strategy", LossyDiLoCo, self.strategy.partition(":")[2])
-        return structs.replace(lossy, seed=self.seed)
+    def _build_strategy(self) -> Strategy:
+        strategy = trial_strategy(self.strategy)
+        if isinstance(strategy, LossyDiLoCo):
+            return structs.replace(strategy, seed=self.seed)
+        return strategy
 
     def check(self) -> None:
         """Raise BadInput for a setting that cannot be run, before anything is."""
@@ -193,10 +203,18 @@ def run_trials(trials: Sequence[Trial], jobs: int = 1) -> Iterator[TrialResult]:
         yield from pool.imap(run_trial, trials)
 
 
+def trial_strategy(text: str) -> Strategy:
+    """The strategy in a text such as diloco:h=50; raises BadInput."""
+    name, _, options = text.partition(":")
+    if name == LossyDiLoCo.__struct_config__.tag:
+        return strategy_with_options("strategy", LossyDiLoCo, options)
+    return strategy_of("strategy", text)
+
+
 def rule_named(text: str) -> Rule:
     """The update rule in a text: adam, or momentum:momentum=0.9. Raises BadInput."""
     name, _, options = argument_checks.text("rule", text, "a rule").partition(":")
-    kinds: dict[str, Any] = {**RULES, "proximal": Proximal}
+    kinds = RULE_KINDS
     if name not in kinds:
         return rule_of("rule", text)
     found: dict[str, Any] = {}

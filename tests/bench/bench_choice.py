@@ -31,7 +31,7 @@ def choices_of(sweep: Sweep, path: Path) -> list[Choice]:
             link=trial.cluster.link,
             straggler=bool(trial.cluster.stragglers),
             strategy=trial.strategy,
-            bound=trial.bound,
+            bound=trial.staleness,
             rate=trial.rate,
             seconds=median if math.isfinite(median) else None,
             staleness=sum(one.mean_staleness for one in results) / len(results),

@@ -40,7 +40,7 @@ def long_run(strategy: str, bound: int | None, rule: str, updates: int) -> RealR
     """A real run of this number of updates."""
     trial = Trial(
         strategy=strategy,
-        bound=bound,
+        staleness=bound,
         rule=rule,
         rate=1e-3 if rule == "adam" else 1e-2,
         gradients=updates * GRADIENTS.get(strategy, 1),

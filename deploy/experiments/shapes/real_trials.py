@@ -29,8 +29,8 @@ def _trial(strategy: str, rate: float, times: StepTimes = _EVEN, **more: object)
 
 REAL_TRIALS: dict[int, Trial] = {
     1: _trial("softsync:n=3", 0.02, rule=_MOMENTUM),
-    2: _trial("ssp", 0.1, _UNEVEN, bound=2),
-    3: _trial("ssp", 0.1, _UNEVEN, bound=4, workload="l1", rule="proximal"),
+    2: _trial("ssp", 0.1, _UNEVEN, staleness=2),
+    3: _trial("ssp", 0.1, _UNEVEN, staleness=4, workload="l1", rule="proximal"),
     4: _trial("sparknet:tau=5", 0.1),
     5: _trial("easgd:tau=4", 0.1),
     6: _trial("dc_asgd:adaptive=true", 0.1),

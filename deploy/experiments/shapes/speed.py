@@ -55,7 +55,7 @@ def speeds(cluster: ClusterModel, rounds: int) -> list[Check]:
 def _per_update(
     cluster: ClusterModel, strategy: str, bound: int | None, rounds: int, cancel: bool = False
 ) -> float:
-    trial = Trial(workload="quad", strategy=strategy, bound=bound, cluster=cluster)
+    trial = Trial(workload="quad", strategy=strategy, staleness=bound, cluster=cluster)
     done = TimingSimulation(trial.job(), cancel=cancel).run(rounds * cluster.workers)
     return done.seconds / done.updates
 

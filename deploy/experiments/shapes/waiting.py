@@ -124,7 +124,7 @@ def _at_bounds(
     bench: Bench, first: Trial, bounds: Sequence[int]
 ) -> tuple[list[list[TrialResult]], list[Tuned]]:
     """The results of a trial at each bound, with the best rate for it, and these rates."""
-    levels = [structs.replace(first, bound=bound) for bound in bounds]
+    levels = [structs.replace(first, staleness=bound) for bound in bounds]
     rates = bench.tune([structs.replace(one, look_every=0) for one in levels])
     tuned = [structs.replace(one, rate=rate.best) for one, rate in zip(levels, rates, strict=True)]
     return bench.run(tuned, bench.pick(5, 10)), rates

@@ -27,7 +27,7 @@ FIXED = StepTimes(mean_s=0.002, law=Law.FIXED)
 
 
 def real(strategy: str, bound: int | None, rule: str = "sgd") -> RealRun:
-    trial = structs.replace(TRIAL, strategy=strategy, bound=bound, rule=rule)
+    trial = structs.replace(TRIAL, strategy=strategy, staleness=bound, rule=rule)
     return run_real(trial, workload_of("quad"))
 
 

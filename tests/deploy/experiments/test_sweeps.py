@@ -2,6 +2,7 @@
 
 import errno
 import html
+import itertools
 import multiprocessing
 import re
 import resource
@@ -63,10 +64,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_grid_zip_and_list_are_crossed(tmp_path: Path) -> None:
     """Each point has one value of each key, zipped ones together, and runs with every seed."""
-    text = f"{SWEEP}[[list]]\nbound = 3\nkind = 'asp'\n".replace('kind = ["asp", "downpour"]\n', "")
+    text = f"{SWEEP}[[list]]\nstaleness = 3\nkind = 'asp'\n".replace(
+        'kind = ["asp", "downpour"]\n', ""
+    )
     found = read_sweep(written(tmp_path, text.replace("asp'", "downpour'"))).trials
     assert len(found) == 2 * 2 * 2
-    assert {(one.strategy, one.rate, one.bound) for one in found} == {
+    assert {(one.strategy, one.rate, one.staleness) for one in found} == {
         ("downpour:scale=1", 0.01, 3),
         ("downpour:scale=0.5", 0.02, 3),
     }
@@ -288,6 +291,16 @@ def test_axes_have_round_values(low: float, high: float, expected: list[float]) 
     assert charts.ticks(low, high) == expected
 
 
+def test_the_ends_of_lines_are_apart() -> None:
+    """Lines that fall from 90 to a few percent end at different heights."""
+    falling = [[(0.0, 90.0), (1.0, 30.0), (2.0, 6.0), (3.0, end)] for end in (1.6, 2.4, 5.0)]
+    drawn = charts.lines([charts.Series("a", line) for line in falling], "gradients", "error %")
+    assert "error %, logarithmic" in drawn
+    ends = [float(end) for end in re.findall(r',([\d.]+)" fill="none"', drawn)]
+    heights = sorted(ends)
+    assert all(above - below > 20 for below, above in itertools.pairwise(heights)), ends
+
+
 def test_the_trials_are_one_table(swept: Path, tmp_path: Path) -> None:
     """A row for each trial, simulated or of a shape, with settings and figures."""
     result = run_trial(Trial(workload="quad", gradients=8))
@@ -404,13 +417,15 @@ def test_a_wrong_rule_is_one_sentence(rule: str, message: str, tmp_path: Path) -
 def test_an_impossible_bound_is_named_as_the_sweep_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key of the file is `bound`; the option of `downpour train` is called otherwise."""
+    """The key of the file, as `downpour train` calls it, begins the sentence."""
     exp = command(capsys, monkeypatch, "exp")
-    text = 'name = "x"\nworkload = "quad"\nstrategy = "downpour:n_push=9,n_fetch=9"\nbound = 2\n'
+    text = (
+        'name = "x"\nworkload = "quad"\nstrategy = "downpour:n_push=9,n_fetch=9"\nstaleness = 2\n'
+    )
     file = written(tmp_path, text)
     status, _, err = exp("run", file, "--dry-run")
     assert status == 2
-    assert re.search(rf"{file}: bound: pushing every 9 steps .*needs at least \d+, got 2", err)
+    assert re.search(rf"{file}: staleness: pushing every 9 steps .*needs at least \d+, got 2", err)
 
 
 def test_a_rule_that_does_not_hold_sets_the_exit_status(
