@@ -84,6 +84,7 @@ class Inputs:
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
         solver = read_solver(settings.solver)
+        solver.steps(settings.max_iter)
         self.data = data_of(solver.train)
         if settings.data is None and self.data.source is None:
             raise BadInput(
@@ -148,16 +149,17 @@ class Inputs:
         """One line for each file of weights, and for each setting that has no effect."""
         found = [str(copied) for copied in self.copied]
         found += self.solver.notices
-        if self.solver.tests and self.solver.test_interval and self.test is None:
+        if self.solver.tested and self.solver.test_interval and self.test is None:
             found.append(
                 f"{self.settings.solver}: test_interval has no effect: {self.place} has no test"
                 " part, and no --test-data was given"
             )
         schedule, steps = self.solver.schedule, self.settings.max_iter
-        if isinstance(schedule, Poly) and steps is not None and steps > schedule.max_iteration:
+        ends = isinstance(schedule, Poly) and self.solver.max_iter > 0
+        if ends and steps is not None and steps > self.solver.max_iter:
             found.append(
                 f"{self.settings.solver}: lr_policy poly reaches 0 at the file's max_iter,"
-                f" {schedule.max_iteration}: nothing is learned from there to --max-iter {steps}"
+                f" {self.solver.max_iter}: nothing is learned from there to --max-iter {steps}"
             )
         return found
 
@@ -166,7 +168,7 @@ class Inputs:
 
         None at all if there is no such data.
         """
-        tests, given = self.solver.tests, self.settings.test_data
+        tests, given = self.solver.tested, self.settings.test_data
         if given is not None:
             needs_test_net(self.solver, "--test-data", given)
             return self._opened(given, part_to_test(given))
@@ -190,7 +192,7 @@ class Inputs:
     def _opened(self, data: Path, split: Split) -> list[ImageSource]:
         """The same data for each test net, opened once if all want it in the same way."""
         opened: list[tuple[NetData, ImageSource]] = []
-        for wanted in (data_of(test.net) for test in self.solver.tests):
+        for wanted in (data_of(test.net) for test in self.solver.tested):
             alike = [source for other, source in opened if other.options == wanted.options]
             source = alike[0] if alike else self._open(wanted, data, split, self.classes)
             opened.append((wanted, source))
@@ -204,7 +206,7 @@ class Inputs:
         self.test_rows = sum(source.rows for source in sources)
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
-            for test, source in zip(self.solver.tests, sources, strict=True)
+            for test, source in zip(self.solver.tested, sources, strict=True)
         ]
         start = self.weights if self.weights is not None else self.model.initial(1)
         given = self.settings.test_data or self.settings.data

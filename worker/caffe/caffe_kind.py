@@ -72,6 +72,7 @@ class Caffe(msgspec.Struct, frozen=True):
     def fit_to(self, df: "spark.DataFrame | spark.SparkSession", options: TrainArguments) -> Fitted:
         """See `worker.train`."""
         source = None
+        self._read.steps(options.max_iter)  # an error before any row is looked at
         if isinstance(df, spark.SparkSession):
             source = _named_source(self._read, options)
             solver = self._read.with_data_shape(source.shape, source.row_shapes)
@@ -147,7 +148,7 @@ def _evaluator(
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
-        if solver.test_interval and solver.tests:
+        if solver.test_interval and solver.tested:
             _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
@@ -165,16 +166,16 @@ def _evaluator(
         part, classes = part_to_test(data), classes_of(model.net)
         sources = [
             open_net_data(data_of(test.net), data, part, classes, skip_images=skip_images)
-            for test in solver.tests
+            for test in solver.tested
         ]
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
-            for test, source in zip(solver.tests, sources, strict=True)
+            for test, source in zip(solver.tested, sources, strict=True)
         ]
         evaluator = Evaluator(tests, model, skip_images)
     else:
         evaluator = Evaluator(
-            [(test, lambda: batches) for test in solver.tests], model, skip_images
+            [(test, lambda: batches) for test in solver.tested], model, skip_images
         )
         evaluator.check_names(data.columns, "Caffe: test_data")
         batches += spark.first_rows(data, evaluator.max_rows)

@@ -722,7 +722,7 @@ class LRNParameter(_message.Message):
     def __init__(self, local_size: _Optional[int] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., norm_region: _Optional[_Union[LRNParameter.NormRegion, str]] = ..., k: _Optional[float] = ..., engine: _Optional[_Union[LRNParameter.Engine, str]] = ...) -> None: ...
 
 class PoolingParameter(_message.Message):
-    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode")
+    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "ceil_mode")
     class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MAX: _ClassVar[PoolingParameter.PoolMethod]
@@ -758,6 +758,7 @@ class PoolingParameter(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_POOLING_FIELD_NUMBER: _ClassVar[int]
     ROUND_MODE_FIELD_NUMBER: _ClassVar[int]
+    CEIL_MODE_FIELD_NUMBER: _ClassVar[int]
     pool: PoolingParameter.PoolMethod
     kernel_size: int
     stride: int
@@ -771,7 +772,8 @@ class PoolingParameter(_message.Message):
     engine: PoolingParameter.Engine
     global_pooling: bool
     round_mode: PoolingParameter.RoundMode
-    def __init__(self, pool: _Optional[_Union[PoolingParameter.PoolMethod, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[PoolingParameter.Engine, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[PoolingParameter.RoundMode, str]] = ...) -> None: ...
+    ceil_mode: bool
+    def __init__(self, pool: _Optional[_Union[PoolingParameter.PoolMethod, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[PoolingParameter.Engine, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[PoolingParameter.RoundMode, str]] = ..., ceil_mode: _Optional[bool] = ...) -> None: ...
 
 class SPPParameter(_message.Message):
     __slots__ = ("pyramid_height", "pool", "engine")

@@ -34,6 +34,7 @@ class _Tested(NamedTuple):
 
     model: CaffeModel
     iterations: int
+    number: int
     rows: Rows
 
 
@@ -50,21 +51,24 @@ class Evaluator:
         trained: CaffeModel,
         skip_images: int = MAX_SKIPPED,
     ) -> None:
-        self._nets = [_Tested(CaffeModel(test.net), test.iterations, rows) for test, rows in tests]
+        self._nets = [
+            _Tested(CaffeModel(test.net), test.iterations, test.number, rows)
+            for test, rows in tests
+        ]
         self._trained = trained
         self._skip_images = skip_images
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raise BadInput unless the images that the test nets read are among these columns."""
-        for model, _, _ in self._nets:
-            for column in model.net.column_specs:
+        for tested in self._nets:
+            for column in tested.model.net.column_specs:
                 if column.kind is ColumnKind.IMAGE:
                     column.find(names, where)
 
     @property
     def max_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
-        return max(model.net.batch_size * iterations for model, iterations, _ in self._nets)
+        return max(each.model.net.batch_size * each.iterations for each in self._nets)
 
     def check(self, weights: Floats) -> None:
         """Raise BadInput unless the first row fits every test net."""
@@ -97,10 +101,10 @@ class Evaluator:
     def _all(self, weights: Floats, wanted: KeepBatch, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
-        for number, tested in enumerate(self._nets):
+        for tested in self._nets:
             most = None if whole else tested.model.net.batch_size * tested.iterations
             for name, value in self._outputs(tested, weights, most, wanted).items():
-                figures[name_of(name, number)] = value
+                figures[name_of(name, tested.number)] = value
         return figures
 
     def _outputs(
@@ -131,8 +135,9 @@ def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:
 
 def needs_test_net(solver: Solver, what: str, data: object) -> None:
     """Raise BadInput for test data without a test net in the solver."""
-    if not solver.tests:
-        raise BadInput(f"{what} {data}: expected a solver with a test_iter, got one without")
+    if not solver.tested:
+        got = "one with a test_iter of 0" if solver.tests else "one without"
+        raise BadInput(f"{what} {data}: expected a solver with a test_iter, got {got}")
 
 
 def classes_of(net: Network) -> int | None:

@@ -25,6 +25,8 @@ def caffe_job(
     used. With `logs_apart` each node has its own folder for the shards' logs. Raises BadInput for a
     net without anything to train.
     """
+    steps = solver.steps(options.max_iter)
+    schedule = solver.schedule_for(steps)
     model = partial(CaffeModel, replace(solver.train, precision=options.precision))
     built = model()
     cut_evenly(Layout((built.table,)), options.shards)
@@ -36,16 +38,16 @@ def caffe_job(
     return Job(
         model=model,
         plan=Plan(
-            steps=solver.max_iter if options.max_iter is None else options.max_iter,
+            steps=steps,
             seed=solver.seed(options.seed),
             strategy=options.build_strategy(),
-            schedule=solver.schedule,
+            schedule=schedule,
             iter_size=solver.iter_size,
             clip=solver.clip_gradients or 0.0,
             prefetch=options.prefetch,
         ),
         rule=solver.rule,
-        schedule=solver.schedule,
+        schedule=schedule,
         decay=solver.decay,
         batch_size=built.net.batch_size,
         workers=workers,

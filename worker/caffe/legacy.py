@@ -1,8 +1,8 @@
 """Converts nets in older forms into the present one, before anything else reads them.
 
-Three forms are found in published files: `layers { type: CONVOLUTION }` (version 1); `layers {
-layer { type: "conv" } }` (version 0, legacy_v0.py); and inputs declared by `input` and `input_dim`
-or `input_shape` at the top of the net.
+Four forms are found in published files: `layers { type: CONVOLUTION }` (version 1); `layers {
+layer { type: "conv" } }` (version 0, legacy_v0.py); inputs declared by `input` and `input_dim` or
+`input_shape` at the top of the net; and `ceil_mode`, which forks have in place of `round_mode`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from worker.caffe.caffe_pb2 import (
     LayerParameter,
     NetParameter,
     ParamSpec,
+    PoolingParameter,
     V1LayerParameter,
 )
 from worker.caffe.legacy_v0 import from_version_0, without_padding_layers
@@ -36,7 +37,8 @@ _RENAMED = {
 
 def upgrade(net: NetParameter, file: str) -> NetParameter:
     """The same net with `layer` entries only; the argument is not changed."""
-    if not net.layers and not net.input:
+    forked = any(layer.pooling_param.HasField("ceil_mode") for layer in net.layer)
+    if not net.layers and not net.input and not forked:
         return net
     if net.layers and net.layer:
         raise BadInput(f"{file}: has both `layer` and older `layers` entries; expected one kind")
@@ -47,6 +49,9 @@ def upgrade(net: NetParameter, file: str) -> NetParameter:
     new.layer.extend(_inputs(net, file))
     new.layer.extend(net.layer)
     new.layer.extend(_layer(old, file) for old in without_padding_layers(net.layers, file))
+    for layer in new.layer:
+        if layer.pooling_param.HasField("ceil_mode"):
+            _set_round_mode(layer, file)
     return new
 
 
@@ -64,9 +69,25 @@ def type_name(kind: int) -> str:
     return _RENAMED.get(old) or "".join(word.capitalize() for word in old.split("_"))
 
 
+def _set_round_mode(layer: LayerParameter, file: str) -> None:
+    """Replace `ceil_mode` by the `round_mode` that means the same."""
+    param = layer.pooling_param
+    mode = PoolingParameter.CEIL if param.ceil_mode else PoolingParameter.FLOOR
+    if param.HasField("round_mode") and param.round_mode != mode:
+        raise BadInput(
+            f"{file}: layer {layer.name} ({layer.type}): expected ceil_mode or round_mode, or both"
+            f" alike, got ceil_mode: {str(param.ceil_mode).lower()} and round_mode:"
+            f" {PoolingParameter.RoundMode.Name(param.round_mode)}"
+        )
+    param.round_mode = mode
+    param.ClearField("ceil_mode")
+
+
 def _inputs(net: NetParameter, file: str) -> list[LayerParameter]:
     shapes = [list(shape.dim) for shape in net.input_shape]
     dims = list(net.input_dim)
+    if not shapes and not dims:  # as in Caffe: an Input layer makes the blob, or its reader fails
+        return []
     if not shapes and len(dims) % 4 == 0:
         shapes = [dims[i : i + 4] for i in range(0, len(dims), 4)]
     if len(shapes) != len(net.input):

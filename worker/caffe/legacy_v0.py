@@ -95,7 +95,10 @@ EVERYWHERE = {"name", "type", "blobs", "blobs_lr", "weight_decay", "hdf5_output_
 
 
 def from_version_0(entry: V1LayerParameter, file: str) -> LayerParameter:
-    """The present form of a layer of version 0; raises BadInput naming a field that has none."""
+    """The present form of a layer of version 0; raises BadInput for an unknown type.
+
+    As in Caffe, a field that layers of this type do not read is left out.
+    """
     old = entry.layer
     where = f"{file}: layer {old.name or '(unnamed)'}"
     if old.type not in _TYPES:
@@ -114,7 +117,7 @@ def from_version_0(entry: V1LayerParameter, file: str) -> LayerParameter:
         new.hdf5_output_param.CopyFrom(old.hdf5_output_param)
     for field, value in old.ListFields():
         if field.name not in EVERYWHERE:
-            _set(new, old.type, field.name, value, where)
+            _set(new, old.type, field.name, value)
     return new
 
 
@@ -151,10 +154,10 @@ def _with_pad(
     return new
 
 
-def _set(new: LayerParameter, kind: str, field: str, value: object, where: str) -> None:
+def _set(new: LayerParameter, kind: str, field: str, value: object) -> None:
     name, messages = FIELDS.get(field, ("", {}))
     if kind not in messages:
-        raise BadInput(f"{where}: {field} is not supported for a layer of type {kind}")
+        return
     message = getattr(new, messages[kind])
     described = message.DESCRIPTOR.fields_by_name[name]
     if described.message_type is not None:

@@ -21,7 +21,7 @@ from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParamete
 from worker.caffe.net import Description
 from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
-from worker.caffe.solver_fields import check_fields, notices
+from worker.caffe.solver_fields import notices
 from worker.caffe.text import parse_net, parse_solver, read_text
 from worker.options import DEFAULT_SEED
 
@@ -31,12 +31,16 @@ _T = TypeVar("_T")
 
 
 class TestNet(msgspec.Struct, frozen=True):
-    """A net to measure with, and how many batches a measurement takes."""
+    """A net to measure with, and how many batches a measurement takes.
+
+    With 0 `iterations` training does not test with it. `number` counts the solver's test nets.
+    """
 
     __test__ = False  # pytest: this is no test
 
     net: Description
     iterations: int
+    number: int = 0
 
     def with_data_shape(
         self, shape: DataShape | None, row_shapes: Mapping[str, tuple[int, ...]]
@@ -49,7 +53,8 @@ class Solver(msgspec.Struct, frozen=True):
     """Everything that a solver file says; `file` is its name.
 
     `clip_gradients` is the largest global L2 norm, or None. `iter_size` is the number of batches
-    that are summed for one update. The intervals and `max_iter` count updates, and 0 means never.
+    that are summed for one update. The intervals and `max_iter` count updates, and 0 means never;
+    a file for tests alone needs no `max_iter`. `tests` are all test nets, `tested` those of a run.
     `average_loss` is the number of updates over which a displayed loss is averaged, None if the
     file does not set it. `weights` are the files to start from, and `device` is what the workers
     compute on (worker/device_selection.py). `notices` are one line for each field that is set and
@@ -76,6 +81,29 @@ class Solver(msgspec.Struct, frozen=True):
     notices: tuple[str, ...] = ()
     file: str = "solver"
 
+    @property
+    def tested(self) -> tuple[TestNet, ...]:
+        """The test nets that a run tests with: a test_iter of 0 leaves a net out."""
+        return tuple(test for test in self.tests if test.iterations)
+
+    def steps(self, given: int | None) -> int:
+        """The steps of a run: `given`, else the file's max_iter; raises BadInput for none."""
+        if given is not None:
+            return given
+        if self.max_iter < 1:
+            got = self.max_iter or "none"
+            raise BadInput(
+                f"{self.file}: max_iter: expected at least 1, got {got}; write it there, or give"
+                " it as --max-iter or max_iter="
+            )
+        return self.max_iter
+
+    def schedule_for(self, steps: int) -> schedules.Schedule:
+        """The schedule of a run of `steps`: poly ends there if the file has no max_iter."""
+        if isinstance(self.schedule, schedules.Poly) and self.max_iter < 1:
+            return replace(self.schedule, max_iteration=steps)
+        return self.schedule
+
     def seed(self, given: int | None) -> int:
         """The seed of a run: `given`, else the file's, else `DEFAULT_SEED`."""
         if given is not None:
@@ -99,14 +127,14 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
     """The solver at `path` with its nets; `data_shape` (c, h, w) is for data layers without one."""
     file = str(path)
     param = parse_solver(read_text(path), file)
-    check_fields(param, file)
     _check_numbers(param, file)
+    train = _train_net(param, path)
     tests = _test_nets(param, path)
     solver = Solver(
         rule=_named(file, lambda: _rule(param)),
         schedule=_named(file, lambda: _schedule(param)),
         decay=_decay(param, file),
-        train=_train_net(param, path),
+        train=train,
         tests=tests,
         max_iter=param.max_iter,
         iter_size=param.iter_size,
@@ -133,7 +161,6 @@ def _check_numbers(param: SolverParameter, file: str) -> None:
     if not param.base_lr > 0:
         raise BadInput(f"{file}: base_lr: expected more than 0, got {param.base_lr:g}")
     for field, least in (
-        ("max_iter", 1),
         ("iter_size", 1),
         ("average_loss", 1),
         ("test_interval", 0),
@@ -143,21 +170,25 @@ def _check_numbers(param: SolverParameter, file: str) -> None:
         value = getattr(param, field)
         if value < least:
             raise BadInput(f"{file}: {field}: expected at least {least}, got {value}")
-    if param.test_iter and min(param.test_iter) < 1:
-        raise BadInput(f"{file}: test_iter: expected at least 1, got {min(param.test_iter)}")
+    if param.test_iter and min(param.test_iter) < 0:
+        raise BadInput(f"{file}: test_iter: expected at least 0, got {min(param.test_iter)}")
 
 
 def _without_tests(param: SolverParameter, tests: tuple[TestNet, ...], file: str) -> list[str]:
     """A notice if tests during training are requested and there is no test net."""
-    if not param.test_interval or tests:
+    if not param.test_interval or any(test.iterations for test in tests):
         return []
-    return [f"{file}: test_interval has no effect: there is no test net, which takes a test_iter"]
+    why = "every test_iter is 0" if tests else "there is no test net, which takes a test_iter"
+    return [f"{file}: test_interval has no effect: {why}"]
 
 
 def _weights(param: SolverParameter, path: Path) -> tuple[str, ...]:
-    """The files to start from; as in Caffe, one entry may name several, separated by commas."""
+    """The files to start from; as in Caffe, one entry may name several, separated by commas.
+
+    One that is not there is an error where it is read: --weights and --resume need none of them.
+    """
     names = [name.strip() for entry in param.weights for name in entry.split(",")]
-    return tuple(str(_find(name, path, "weights")) for name in names)
+    return tuple(str(_near(name, path) or path.parent / name) for name in names if name)
 
 
 def _device(param: SolverParameter) -> str:
@@ -210,7 +241,8 @@ def _schedule(param: SolverParameter) -> schedules.Schedule:
             steps = tuple(param.stepvalue)
             return schedules.MultiStep(base_rate=base, gamma=gamma, steps=steps)
         case "poly":
-            return schedules.Poly(base_rate=base, power=power, max_iteration=param.max_iter)
+            end = max(param.max_iter, 1)  # schedule_for has the true end if the file has none
+            return schedules.Poly(base_rate=base, power=power, max_iteration=end)
         case "sigmoid":
             return schedules.Sigmoid(base_rate=base, gamma=gamma, step_size=param.stepsize)
     known = ", ".join(schedules.SCHEDULES)
@@ -238,15 +270,19 @@ def _train_net(param: SolverParameter, path: Path) -> Description:
         got = " and ".join(given) or "none"
         raise BadInput(f"{path}: expected one training net ({', '.join(fields)}), got {got}")
     source: str | NetParameter = getattr(param, given[0])
-    return _description(source, path, Phase.TRAIN, param.train_state)
+    return _description(given[0], source, path, Phase.TRAIN, param.train_state)
 
 
 def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
     """The nets of test_net_param and test_net; then `net` for each test_iter that remains."""
-    sources: list[str | NetParameter] = [*param.test_net_param, *param.test_net]
+    sources: list[tuple[str, str | NetParameter]] = [
+        *(("test_net_param", net) for net in param.test_net_param),
+        *(("test_net", net) for net in param.test_net),
+    ]
     remaining = len(param.test_iter) - len(sources)
-    if remaining > 0 and (param.HasField("net") or param.HasField("net_param")):
-        sources += [param.net if param.HasField("net") else param.net_param] * remaining
+    for field in ("net", "net_param"):
+        if remaining > 0 and param.HasField(field):
+            sources += [(field, getattr(param, field))] * remaining
     if len(sources) != len(param.test_iter):
         raise BadInput(
             f"{path}: expected a test_iter for each of {len(sources)} test nets,"
@@ -258,17 +294,18 @@ def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
             f" got {len(param.test_state)}"
         )
     states = list(param.test_state) or [NetState()] * len(sources)
+    each = enumerate(zip(sources, states, param.test_iter, strict=True))
     return tuple(
-        TestNet(_description(source, path, Phase.TEST, state), iterations)
-        for source, state, iterations in zip(sources, states, param.test_iter, strict=True)
+        TestNet(_description(*source, path, Phase.TEST, state), iterations, number)
+        for number, (source, state, iterations) in each
     )
 
 
 def _description(
-    source: str | NetParameter, solver: Path, phase: Phase, state: NetState
+    field: str, source: str | NetParameter, solver: Path, phase: Phase, state: NetState
 ) -> Description:
     if isinstance(source, str):
-        path = _find(source, solver, "net")
+        path = _find(source, solver, field)
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
@@ -278,16 +315,25 @@ def _description(
     return with_files(Description(text, phase, tuple(state.stage), state.level, file=file))
 
 
-def _find(name: str, solver: Path, what: str) -> Path:
+def _find(name: str, solver: Path, field: str) -> Path:
+    """The file that a field of the solver names; raises BadInput if it is not there."""
+    path = _near(name, solver)
+    if path is None:
+        folders = dict.fromkeys((solver.parent.absolute(), Path.cwd()))
+        raise BadInput(
+            f"{solver}: {field}: expected a file, got {quoted(name)}, which is not in"
+            f" {' or '.join(map(str, folders))}"
+        )
+    return path
+
+
+def _near(name: str, solver: Path) -> Path | None:
     """A file relative to the solver file's folder, or, as in Caffe, to the working directory."""
-    near = solver.parent / name
-    for path in (near, Path(name)):
+    for path in (solver.parent / name, Path(name)):
         with suppress(OSError):  # the name may be too long for a file name
             if path.is_file():
                 return path
-    raise BadInput(
-        f"{solver}: {what} {quoted(name)}: found neither in {solver.parent} nor in {Path.cwd()}"
-    )
+    return None
 
 
 def _named(file: str, read: Callable[[], _T]) -> _T:

@@ -1,14 +1,9 @@
 """How each field of a solver file is treated: no field is silently ignored.
 
-Every field of `SolverParameter` is in exactly one of the three tables. docs/reference/solver.md
+Every field of `SolverParameter` is in exactly one of the two tables. docs/reference/solver.md
 shows them to users. A test compares the tables with the protobuf message and with that page.
 """
 
-from collections.abc import Iterator
-
-from google.protobuf.descriptor import FieldDescriptor
-
-from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import SolverParameter
 
 HONOURED = {
@@ -20,7 +15,8 @@ HONOURED = {
     "test_net_param": "The same, written inside the solver file.",
     "train_state": "Level and stages of the net for training.",
     "test_state": "Level and stages of each net for tests.",
-    "test_iter": "Batches in one test during training, from the start of the test data.",
+    "test_iter": "Batches in one test during training, from the start of the test data. 0: training"
+    " does not test with this net.",
     "test_interval": "Iterations between two tests during training. 0: no such tests.",
     "test_initialization": "Whether the initial weights are tested, too.",
     "base_lr": "The learning rate that `lr_policy` scales. It must be more than 0.",
@@ -29,7 +25,7 @@ HONOURED = {
     "power": "For `inv` and `poly`.",
     "stepsize": "For `step` and `sigmoid`.",
     "stepvalue": "For `multistep`.",
-    "max_iter": "Steps of each worker, unless `--max-iter` says otherwise.",
+    "max_iter": "Steps of each worker, unless `--max-iter` says otherwise. Only training needs it.",
     "iter_size": "Number of batches with gradients that are summed for one step.",
     "type": "`SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta` or `Adam`.",
     "solver_type": "The older form of `type`. It counts where `type` is not set.",
@@ -59,49 +55,15 @@ NOTED = {
     "test_compute_loss": "a test reports every loss of its net in any case",
     "debug_info": "nothing more is logged than without it",
     "layer_wise_reduce": "workers exchange gradients with the shards, not with each other",
+    "snapshot_diff": "snapshots hold no gradients",
 }
 """Fields that have no effect here. A solver that sets one is accepted, and a notice says why."""
 
-REFUSED = {
-    "snapshot_diff": "gradients are not saved",
-}
-"""Fields that accept only their default, and why."""
-
-
-def check_fields(param: SolverParameter, file: str) -> None:
-    """Raise BadInput for a field that asks for something that does not exist here."""
-    for field, value in _asking(param):
-        if field.name in REFUSED:
-            raise BadInput(
-                f"{file}: {field.name}: expected {_written(field, field.default_value)}, got"
-                f" {_written(field, value)}: {_plain(REFUSED[field.name])}"
-            )
-
 
 def notices(param: SolverParameter, file: str) -> list[str]:
-    """One line for each field that is set and has no effect."""
+    """One line for each field that has no effect and is not at its default."""
     return [
-        f"{file}: {field.name} has no effect: {_plain(NOTED[field.name])}"
-        for field, _ in _asking(param)
-        if field.name in NOTED
+        f"{file}: {field.name} has no effect: {NOTED[field.name].replace('`', '')}"
+        for field, value in param.ListFields()
+        if field.name in NOTED and value != field.default_value
     ]
-
-
-def _asking(param: SolverParameter) -> Iterator[tuple[FieldDescriptor, object]]:
-    """The fields that are set to a value other than their default."""
-    for field, value in param.ListFields():
-        if field.is_repeated or value != field.default_value:
-            yield field, value
-
-
-def _written(field: FieldDescriptor, value: object) -> str:
-    """A value in the syntax of a prototxt."""
-    if field.enum_type is not None:
-        assert isinstance(value, int), "protobuf keeps an enum as its number"
-        return str(field.enum_type.values_by_number[value].name)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _plain(text: str) -> str:
-    """The text without the code marks that the documentation needs."""
-    return text.replace("`", "")

@@ -64,7 +64,8 @@ def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied
                 f" got {len(found)}"
             )
         for at, blob in found.items():
-            _copy(blob, views[every[at]], f"{source}: layer {layer}: blob {at}")
+            where = f"{source}: layer {layer}: blob {at}"
+            _copy(blob, views[every[at]], where, filled=every[at] not in net.buffers)
             filled.add(every[at])
         copied.append(layer)
     left = [layer for layer, names in net.layer_tensors.items() if not filled.issuperset(names)]
@@ -124,20 +125,24 @@ def starting_weights(
     return arena, reports
 
 
-def _copy(blob: Floats, view: Floats, where: str) -> None:
+def _copy(blob: Floats, view: Floats, where: str, *, filled: bool) -> None:
+    """Copy a blob to its place; `filled` is whether a filler could replace it."""
     if not _same_shape(blob.shape, view.shape):
-        raise BadInput(
-            f"{where}: expected shape {view.shape}, got {blob.shape}; to start the layer from its"
-            " filler, give it another name"
-        )
+        remedy = "; to start the layer from its filler, give it another name" if filled else ""
+        raise BadInput(f"{where}: expected shape {view.shape}, got {blob.shape}{remedy}")
     view[...] = blob.reshape(view.shape)
 
 
 def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether the shapes are equal, apart from the leading ones of the older form."""
-    return stored == wanted or (
-        len(stored) == 4 and len(wanted) < 4 and stored == (1,) * (4 - len(wanted)) + wanted
-    )
+    """Whether the shapes are equal, apart from axes of size 1, which do not order numbers.
+
+    Older files have four axes: (1, 1, 1, N) for a bias, (1, C, 1, 1) for statistics by channel.
+    """
+    return _without_ones(stored) == _without_ones(wanted)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _listed(layers: tuple[str, ...]) -> str:

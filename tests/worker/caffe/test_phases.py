@@ -6,6 +6,7 @@ from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import LayerParameter, V0LayerParameter, V1LayerParameter
 from worker.caffe.legacy import type_name, upgrade
 from worker.caffe.legacy_v0 import EVERYWHERE, FIELDS
+from worker.caffe.net import Description, Network
 from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
@@ -108,6 +109,44 @@ def test_version_0_layers_become_present_ones() -> None:
     assert upgrade(old, "net") == new
 
 
+def test_a_setting_that_a_version_0_layer_does_not_read_is_left_out() -> None:
+    """As Caffe leaves it out."""
+    old = parse_net("""layers { bottom: "a" top: "r"
+        layer { name: "r" type: "relu" num_output: 3 new_num: 2 } }""")
+    new = parse_net('layer { name: "r" type: "ReLU" bottom: "a" top: "r" }')
+    assert upgrade(old, "net") == new
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ("ceil_mode: false", "FLOOR"),
+        ("ceil_mode: true", "CEIL"),
+        ("ceil_mode: false round_mode: FLOOR", "FLOOR"),
+        ("ceil_mode: true round_mode: CEIL", "CEIL"),
+    ],
+)
+def test_ceil_mode_is_round_mode(settings: str, mode: str) -> None:
+    """In a layer of any version; the file's own layers are left alone."""
+    plain = parse_net(f'layer {{ type: "Pooling" pooling_param {{ round_mode: {mode} }} }}')
+    for entry in ('layer { type: "Pooling"', "layers { type: POOLING"):
+        forked = parse_net(f"{entry} pooling_param {{ {settings} }} }}")
+        new = upgrade(forked, "net")
+        new.layer[0].ClearField("name")
+        assert new == plain
+        assert "ceil_mode" in str(forked)
+
+
+def test_an_input_without_dims_is_dropped() -> None:
+    """As in Caffe: an Input layer makes the blob, or its first reader is refused."""
+    made = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+              layer { name: "r" type: "ReLU" bottom: "x" top: "r" }"""
+    assert upgrade(parse_net(f'input: "x" {made}'), "net") == parse_net(made)
+    lacking = 'input: "x" layer { name: "r" type: "ReLU" bottom: "x" top: "r" }'
+    with pytest.raises(BadInput, match=r"layer r \(ReLU\): no layer before .* makes its bottom x"):
+        Network(Description(lacking))
+
+
 def test_every_setting_of_version_0_has_its_place() -> None:
     """Its fields are in the table, apart from those that every type has, or that none reads."""
     unread = {"new_num", "new_channels"}
@@ -155,8 +194,18 @@ def test_inputs_at_the_top_become_layers(inputs: str) -> None:
             "layer x: expected a type among .*'convolve'",
         ),
         (
-            'layers { layer { name: "x" type: "relu" num_output: 3 } }',
-            "layer x: num_output is not supported for a layer of type relu",
+            (
+                'layer { name: "p" type: "Pooling"'
+                " pooling_param { ceil_mode: true round_mode: FLOOR } }"
+            ),
+            r"layer p \(Pooling\): .* got ceil_mode: true and round_mode: FLOOR",
+        ),
+        (
+            (
+                'layers { name: "p" type: POOLING'
+                " pooling_param { ceil_mode: false round_mode: CEIL } }"
+            ),
+            r"layer p \(Pooling\): .* got ceil_mode: false and round_mode: CEIL",
         ),
         (
             'layers { bottom: "a" layer { name: "p" type: "padding" } }',

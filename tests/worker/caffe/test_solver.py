@@ -9,9 +9,12 @@ from shards import rules, schedules
 from shards.errors import BadInput
 from shards.rules import Decay, DecayKind
 from tests.support.small_nets import SMALL
+from worker.caffe.evaluator import Evaluator, needs_test_net
+from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver, read_solver
+from worker.options import TrainOptions
 
 BASE = 'net: "net.prototxt" base_lr: 0.1 max_iter: 10 '
 
@@ -138,13 +141,39 @@ def test_a_net_is_found_next_to_the_solver_or_in_the_working_directory(
     path = here / "solver.prototxt"
     path.write_text(BASE)
     with pytest.raises(
-        BadInput, match=r"net net.prototxt: found neither in .*here.* nor in .*there"
+        BadInput, match=r"net: expected a file, got net.prototxt, which is not in .*here or .*there"
     ):
         read_solver(path)
     (there / "net.prototxt").write_text(SMALL)
     assert read_solver(path).train.file == "net.prototxt"
     (here / "net.prototxt").write_text(SMALL)
     assert read_solver(path).train.file == str(here / "net.prototxt")
+
+
+def test_a_test_iter_of_0_switches_its_net_off(tmp_path: Path) -> None:
+    """No test of that net in a run; the others keep their numbers."""
+    none = read(tmp_path, BASE + "test_iter: 0 test_interval: 1000000")
+    assert none.tested == ()
+    second = read(tmp_path, BASE + "test_iter: 0 test_iter: 2 test_interval: 0")
+    assert [(test.number, test.iterations) for test in second.tested] == [(1, 2)]
+    evaluator = Evaluator([(test, list) for test in second.tested], CaffeModel(second.train))
+    assert evaluator.max_rows == 2 * CaffeModel(second.train).net.batch_size
+    with pytest.raises(BadInput, match=r"data rows: expected .* got one with a test_iter of 0"):
+        needs_test_net(none, "data", "rows")
+
+
+@pytest.mark.parametrize("written", ["", "max_iter: 0", "max_iter: -1"])
+def test_a_solver_without_max_iter_needs_one_to_train(tmp_path: Path, written: str) -> None:
+    """Only there: a run that is given its steps, and a test, need none."""
+    text = f'net: "net.prototxt" base_lr: 0.1 lr_policy: "poly" power: 1 {written}'
+    solver = read(tmp_path, text)
+    got = {"max_iter: -1": "-1"}.get(written, "none")
+    with pytest.raises(BadInput, match=f"solver.prototxt: max_iter: .*, got {got}; .*--max-iter"):
+        caffe_job(solver, TrainOptions(), workers=1)
+    job = caffe_job(solver, TrainOptions(max_iter=4), workers=1)
+    assert job.plan.steps == 4
+    assert job.schedule == job.plan.schedule
+    assert [job.schedule.rate(step) for step in (0, 2, 4)] == pytest.approx([0.1, 0.05, 0])
 
 
 @pytest.mark.parametrize(
@@ -158,14 +187,15 @@ def test_a_net_is_found_next_to_the_solver_or_in_the_working_directory(
         (BASE + 'regularization_type: "L3"', "regularization_type: expected L1 or L2, got L3"),
         (BASE + "iter_size: 0", "iter_size: expected at least 1, got 0"),
         ('net: "net.prototxt" max_iter: 1', "expected a base_lr, got none"),
-        ('net: "net.prototxt" base_lr: 1', "max_iter: expected at least 1, got 0"),
         ("base_lr: 1 max_iter: 1", "expected one training net .*, got none"),
+        ("base_lr: 1 max_iter: 1 test_iter: 1", "expected one training net .*, got none"),
+        (BASE + 'test_net: "gone" test_iter: 1', "test_net: expected a file, got gone, which"),
         (BASE + 'train_net: "net.prototxt"', "expected one training net .*, got net and train_net"),
         (BASE + 'test_net: "net.prototxt"', "a test_iter for each of 1 test nets, got 0"),
         (BASE + "test_state { } test_iter: 1 test_iter: 2", "a test_state for each of 2 test nets"),
         (
             f'net: "{"n" * 5000}" base_lr: 1 max_iter: 1',
-            "net .n+.*: found neither in",
+            "net: expected a file, got n+.*, which is not in",
         ),
         (BASE + "momentun: 0.9", "no field momentun; expected one of .* of which momentum, "),
     ],

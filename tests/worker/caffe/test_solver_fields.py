@@ -9,8 +9,10 @@ from tests.support.doc_pages import read as read_page
 from tests.support.doc_pages import rows, section
 from tests.support.small_nets import SMALL
 from worker.caffe.caffe_pb2 import SolverParameter
+from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
-from worker.caffe.solver_fields import HONOURED, NOTED, REFUSED
+from worker.caffe.solver_fields import HONOURED, NOTED
+from worker.caffe.weights import starting_weights
 
 FIELDS = [field.name for field in SolverParameter.DESCRIPTOR.fields]
 NET = 'net: "net.prototxt" '
@@ -93,9 +95,9 @@ def read(tmp_path: Path, text: str) -> Solver:
 
 def test_each_field_is_in_exactly_one_table() -> None:
     """A field that is added to the protobuf message cannot be ignored in silence."""
-    assert sorted([*HONOURED, *NOTED, *REFUSED]) == sorted(FIELDS)
+    assert sorted([*HONOURED, *NOTED]) == sorted(FIELDS)
     assert set(PAIRS) == set(HONOURED)
-    assert set(SET) == {*NOTED, *REFUSED}
+    assert set(SET) == set(NOTED)
 
 
 @pytest.mark.parametrize("field", HONOURED)
@@ -115,20 +117,12 @@ def test_a_field_without_effect_is_named_in_a_notice(tmp_path: Path, field: str)
     assert (noted.rule, noted.schedule, noted.train) == (plain.rule, plain.schedule, plain.train)
 
 
-@pytest.mark.parametrize("field", REFUSED)
-def test_a_refused_field_is_named(tmp_path: Path, field: str) -> None:
-    """One line has the field, the expected and the actual value; the default is accepted."""
-    default = {"snapshot_diff": "false"}[field]
-    assert read(tmp_path, NET + RATE + f"{field}: {default}").notices == ()
-    line = f"solver.prototxt: {field}: expected {default}, got {SET[field]}: "
-    with pytest.raises(BadInput, match=line):
-        read(tmp_path, NET + RATE + f"{field}: {SET[field]}")
-
-
 def test_tests_of_no_net_are_named_in_a_notice(tmp_path: Path) -> None:
     """An interval for tests needs a net to test."""
     (notice,) = read(tmp_path, NET + RATE + "test_interval: 5").notices
     assert "test_interval has no effect: there is no test net" in notice
+    (notice,) = read(tmp_path, NET + RATE + "test_interval: 5 test_iter: 0").notices
+    assert "test_interval has no effect: every test_iter is 0" in notice
 
 
 def test_several_files_of_weights(tmp_path: Path) -> None:
@@ -138,8 +132,9 @@ def test_several_files_of_weights(tmp_path: Path) -> None:
     text = 'weights: "a, b" weights: "w.caffemodel"'
     expected = tuple(str(tmp_path / name) for name in ("a", "b", "w.caffemodel"))
     assert read(tmp_path, NET + RATE + text).weights == expected
-    with pytest.raises(BadInput, match="weights nowhere: found neither in"):
-        read(tmp_path, NET + RATE + 'weights: "nowhere"')
+    gone = read(tmp_path, NET + RATE + 'weights: "nowhere.caffemodel"')
+    with pytest.raises(BadInput, match=f"{tmp_path}/nowhere.caffemodel: cannot be read: No such"):
+        starting_weights(CaffeModel(gone.train), gone.weights, 1)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,7 @@ def test_several_files_of_weights(tmp_path: Path) -> None:
         ("display", "-1", "at least 0"),
         ("snapshot", "-1", "at least 0"),
         ("average_loss", "0", "at least 1"),
-        ("test_iter", "0", "at least 1"),
+        ("test_iter", "-1", "at least 0"),
     ],
 )
 def test_numbers_that_would_do_nothing(tmp_path: Path, field: str, value: str, least: str) -> None:
@@ -164,7 +159,7 @@ def test_numbers_that_would_do_nothing(tmp_path: Path, field: str, value: str, l
 
 @pytest.mark.parametrize(
     ("heading", "table"),
-    [("Honoured", HONOURED), ("Without effect", NOTED), ("Refused", REFUSED)],
+    [("Honoured", HONOURED), ("Without effect", NOTED)],
 )
 def test_the_page_shows_the_tables(heading: str, table: dict[str, str]) -> None:
     """A row for each field, in the order and the words of the code."""

@@ -15,7 +15,7 @@ from worker.caffe import weights
 from worker.caffe.caffe_pb2 import NetParameter, V1LayerParameter
 from worker.caffe.net import Network
 from worker.caffe.phases import Phase
-from worker.caffe.weight_files import read_blobs, write_weights
+from worker.caffe.weight_files import read_blobs, write_blobs, write_weights
 
 INPUT = (
     'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: [3, 1, 12, 12] } } }'
@@ -180,6 +180,49 @@ def test_files_of_the_older_form_are_read(tmp_path: Path) -> None:
                 blobs.add(num=n, channels=c, height=h, width=w, data=tensor.ravel().tolist())
         path.write_bytes(old.SerializeToString())
         np.testing.assert_array_equal(load(path, net), arena)
+
+
+BY_CHANNEL = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
+    layer { name: "n" type: "BatchNorm" bottom: "x" top: "n" }
+    layer { name: "s" type: "Scale" bottom: "n" top: "s" scale_param { bias_term: true } }
+    layer { name: "b" type: "Bias" bottom: "s" top: "b" }
+    layer { name: "p" type: "PReLU" bottom: "b" top: "p" }
+    layer { name: "one" type: "PReLU" bottom: "p" top: "one" prelu_param { channel_shared: true } }
+    layer { name: "c" type: "Convolution" bottom: "one" top: "c"
+            convolution_param { num_output: 5 kernel_size: 1 } }
+    layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip"
+            inner_product_param { num_output: 6 } }
+"""
+
+
+@pytest.mark.parametrize("pad", [(0, 4), (1, 2), (2, 0)], ids=["behind", "around", "before"])
+def test_blobs_with_axes_of_size_1_are_read(tmp_path: Path, pad: tuple[int, int]) -> None:
+    """Statistics, factors, slopes, biases and products of (1, C, 1, 1) and the like."""
+    net = network(BY_CHANNEL)
+    arena = np.random.default_rng(3).random(net.table.size, np.float32)
+    views = net.table.views(arena)
+    blobs = {
+        name: view.reshape((1,) * pad[0] + view.shape + (1,) * pad[1])
+        for name, view in views.items()
+    }
+    path = tmp_path / "old.caffemodel"
+    write_blobs(path, blobs)
+    read = net.table.empty()
+    weights.into_arena(read_blobs(path), net, read, "old")
+    for name, view in net.table.views(read).items():
+        np.testing.assert_array_equal(view, views[name], err_msg=name)
+
+
+def test_statistics_of_another_size_have_no_remedy_that_would_lose_them() -> None:
+    """Another name would start them at zero; the numbers may not be in another order, either."""
+    net = network(BY_CHANNEL)
+    blobs = {f"n/{at}": np.ones((1, 4, 1, 1), np.float32) for at in range(3)}
+    with pytest.raises(BadInput, match=r"blob 0: expected shape \(3,\), got \(1, 4, 1, 1\)$"):
+        weights.into_arena(blobs, net, net.table.empty(), "w")
+    turned = {f"ip/{at}": np.ones(shape, np.float32) for at, shape in enumerate([(80, 6), (6,)])}
+    with pytest.raises(BadInput, match=r"ip: blob 0: expected shape \(6, 80\), got \(80, 6\)"):
+        weights.into_arena(turned, net, net.table.empty(), "w")
 
 
 def test_double_precision_blobs_are_read(tmp_path: Path) -> None:
