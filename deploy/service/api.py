@@ -21,6 +21,7 @@ from deploy.service.access_store import AccessStore, ProjectLimits
 from deploy.service.comparison import curve
 from deploy.service.job_rows import JobDetails, JobFilter, JobRow, JobShown
 from deploy.service.job_store import JobStore
+from deploy.service.long_answers import CHUNK_BYTES, opened_at, pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.states import JobState, Verb
 from deploy.service.strict_requests import CURSOR, strict_router
@@ -31,7 +32,6 @@ from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings
 
 MAX_LOG_BYTES = 16 << 20
-_CHUNK = 64 << 10
 
 JobId = Annotated[str, Path(description="The id of a job.", max_length=64)]
 Key = Annotated[
@@ -355,7 +355,7 @@ def _add_details(router: APIRouter, services: Services) -> None:
     def logs(
         job: JobId,
         part: Annotated[str | None, Query(max_length=100)] = None,
-        tail: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = _CHUNK,
+        tail: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = CHUNK_BYTES,
         after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
         """The end of a log, or what follows the byte `after`.
@@ -371,17 +371,14 @@ def _add_details(router: APIRouter, services: Services) -> None:
                 return Response("", media_type="text/plain", headers=headers)
             raise not_found("part", name[:80], f"this job has {', '.join(sorted(parts)) or 'none'}")
         try:
-            with parts[name].open("rb") as file:
-                size = file.seek(0, 2)
-                start = max(0, size - tail) if after is None else min(after, size)
-                file.seek(start)
-                content = file.read(MAX_LOG_BYTES)
+            file, start, size = opened_at(parts[name], tail, after, MAX_LOG_BYTES)
         except FileNotFoundError:
             raise Problem(410, "gone", f"part {name}: deleted") from None
         except OSError as error:
             raise Problem(503, "unreachable", f"part {name}: {error.strerror}") from None
-        headers["X-Log-Next"] = str(start + len(content))
-        return Response(content, media_type="text/plain; charset=utf-8", headers=headers)
+        headers |= {"X-Log-Next": str(start + size), "Content-Length": str(size)}
+        content = pieces(file, size)
+        return StreamingResponse(content, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 def _as_csv(x: str, across: list[float], columns: dict[str, list[Any]]) -> Response:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from deploy.service import api, maintenance_api, page, results_api
 from deploy.service.access import AccessGuard, Exposure, FailedLogins
@@ -21,6 +22,7 @@ from deploy.service.clock import SteadyClock
 from deploy.service.job_rows import JobRow
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import LocalLauncher
+from deploy.service.long_answers import LongAnswers
 from deploy.service.metrics import ServiceMetrics
 from deploy.service.problems import Problem, of_database_error, of_error, reason_of
 from deploy.service.retention import ServiceLimits
@@ -171,6 +173,7 @@ def application(service: Service) -> FastAPI:
     )
     failures, render = FailedLogins(), page.renderer()
     pages = page.ErrorPages(render)
+    app.add_middleware(LongAnswers)  # the last one that is added is the first to see a request
     app.add_middleware(
         AccessGuard,
         exposure=service.exposure,
@@ -178,6 +181,12 @@ def application(service: Service) -> FastAPI:
         store=service.store,
         failures=failures,
         answer=pages.answer,
+    )
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=1000,
+        compresslevel=5,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream"),
     )
     _add_errors(app, pages)
     parts = api.Services(

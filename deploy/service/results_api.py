@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
-from starlette.background import BackgroundTask
 
 from deploy.runner.readings import SeriesPoint
 from deploy.service.access import Sender
@@ -18,6 +17,7 @@ from deploy.service.checkpoints import FORMATS, checkpoints, compared, exported,
 from deploy.service.comparison import MAX_JOBS, compare
 from deploy.service.experiments import experiments, report
 from deploy.service.job_store import JobStore
+from deploy.service.long_answers import pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.strict_requests import NUMBER, strict_router
 from deploy.settings import TrainSettings
@@ -89,15 +89,13 @@ def _add_checkpoints(router: APIRouter, store: JobStore) -> None:
         with tempfile.TemporaryDirectory() as folder:
             exported(_settings(store, job), number, FilePath(folder) / name)
             file = (FilePath(folder) / name).open("rb")  # it can be read without its name
+        size = os.fstat(file.fileno()).st_size
         headers = {
-            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Length": str(size),
             "Content-Disposition": f'attachment; filename="{name}"',
         }
         return StreamingResponse(
-            iter(lambda: file.read(1 << 20), b""),
-            headers=headers,
-            media_type="application/octet-stream",
-            background=BackgroundTask(file.close),
+            pieces(file, size), headers=headers, media_type="application/octet-stream"
         )
 
     def pin(job: str, number: str, *, pinned: bool) -> dict[str, Any]:

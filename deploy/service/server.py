@@ -19,6 +19,7 @@ from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database_tables import DatabasePlace, is_database
 from deploy.service.job_store import JOBS, JobStore
+from deploy.service.long_answers import STALLED_S
 from shards.errors import BadInput
 
 HOME_VARIABLE = "DOWNPOUR_HOME"
@@ -188,6 +189,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     fcntl.fcntl(listener, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * STALLED_S))
     try:
         listener.bind((host.strip("[]"), port))
         listener.listen(2048)

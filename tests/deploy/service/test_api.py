@@ -221,7 +221,7 @@ def test_series(idle: Running) -> None:
     path.write_bytes(b"\n".join(map(msgspec.json.encode, points)) + b"\n{torn")
     url = f"/api/v1/jobs/{job}/series"
     found = idle.http.get(f"{url}?names=loss,staleness_p99&x=samples&points=10").json()
-    assert found["x"] == [80 * n for n in range(1, 101, 10)]
+    assert found["x"] == [80 * n for n in range(1, 101, 11)]
     assert found["series"]["loss"][0] == 1.0
     lines = idle.http.get(f"{url}?names=loss&x=updates&format=csv&points=2000").text.splitlines()
     assert (lines[0], len(lines)) == ("updates,loss", 101)
