@@ -30,7 +30,7 @@ from deploy.runner.journal import Entry, Journal, JournalEnd, JournalReader
 from deploy.service import database_tables
 from deploy.service.access_store import ProjectLimits
 from deploy.service.job_rows import JobFilter, JobRow, Page, in_projects, row_of
-from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState
+from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState, QueuedJob
 from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
@@ -90,6 +90,8 @@ class JobStore:
         self._clock = clock
         self._last_id_ms = 0
         self._lock = threading.RLock()
+        self.version = 0
+        """Differs after each transition and order, and not after new figures."""
         self._behind: set[str] = set()  # jobs whose journals have what the database may lack
         # Where the journals of unfinished jobs end, and how far the database follows them: without
         # these, each order would read all orders before it.
@@ -212,6 +214,22 @@ class JobStore:
         query = sa.select(table).where(table.c.state.not_in(list(TERMINAL))).order_by(table.c.id)
         with self._engine.connect() as connection:
             return [row_of(row) for row in connection.execute(query)]
+
+    def active(self) -> list[str]:
+        """The ids of the jobs that evidence or time can advance, the oldest first."""
+        table = database_tables.job
+        states = [*ATTEMPTED, JobState.RECOVERING]
+        query = sa.select(table.c.id).where(table.c.state.in_(states)).order_by(table.c.id)
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def queued(self) -> list[QueuedJob]:
+        """The jobs that wait for slots, the oldest first."""
+        table = database_tables.job
+        columns = (table.c.id, table.c.slots, table.c.priority, table.c.project)
+        query = sa.select(*columns).where(table.c.state == JobState.QUEUED).order_by(table.c.id)
+        with self._engine.connect() as connection:
+            return [QueuedJob(*row) for row in connection.execute(query)]
 
     def heads(
         self, jobs: Sequence[str] = (), projects: Collection[str] | None = None
@@ -371,6 +389,7 @@ class JobStore:
             ):
                 connection.execute(sa.delete(table).where(column == seen.id))
             self._forget_journal(seen.id)
+            self.version += 1
         self._changed()
 
     # Idempotency keys.
@@ -462,6 +481,7 @@ class JobStore:
         }
         with self._engine.begin() as connection:
             connection.execute(sa.insert(database_tables.job).values(values))
+        self.version += 1
         orders = JournalReader(folder / job_folder.ORDERS).read()
         events = JournalReader(folder / job_folder.EVENTS).read()
         states = [entry.data["state"] for entry in orders if "state" in entry.data]
@@ -527,6 +547,7 @@ class JobStore:
             shown = {name: value for name, value in entry.data.items() if name not in _HIDDEN}
             _add_event(connection, job, _SERVICE, msgspec.structs.replace(entry, data=shown))
             _update(connection, job, {**columns, "updated": entry.time})
+        self.version += 1
 
 
 def _in_turn(orders: Iterable[Entry], events: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:

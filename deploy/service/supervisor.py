@@ -45,7 +45,6 @@ from deploy.service.states import (
     TRAINING,
     Ending,
     JobState,
-    QueuedJob,
     Quota,
     Verb,
     after_end,
@@ -104,6 +103,9 @@ class Supervisor:
         self._complaints: dict[str, str] = {}  # why a job could not be advanced, once in the log
         self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
+        # The store's version and the limits for which the queue has nothing more to start; None in
+        # the place of limits if it was empty.
+        self._scheduled: tuple[int, Mapping[str, ProjectLimits] | None] | None = None
         self.halted = ""
         """Why no queued job is started at present; empty if jobs are started."""
         self._log = logger("service")
@@ -111,17 +113,17 @@ class Supervisor:
     def reconcile(self) -> None:
         """Advance every unfinished job as far as the evidence allows, and start what fits."""
         self._store.settle()
-        for row in self._store.unfinished():
+        for job in self._store.active():
             with self._lock:
                 try:
-                    self._advance(self._store.get(row.id))
-                    self._complaints.pop(row.id, None)
+                    self._advance(self._store.get(job))
+                    self._complaints.pop(job, None)
                 except StateChanged:
                     continue  # the next reconciliation sees the present state
                 except Exception as error:  # noqa: BLE001  # one job must not stop the others
-                    if self._complaints.get(row.id) != repr(error):
-                        self._log.warning("%s", f"job {row.id}: {error!r}")
-                    self._complaints[row.id] = repr(error)
+                    if self._complaints.get(job) != repr(error):
+                        self._log.warning("%s", f"job {job}: {error!r}")
+                    self._complaints[job] = repr(error)
         with self._lock:
             self._start_queued()
 
@@ -190,33 +192,41 @@ class Supervisor:
     # What follows from evidence.
 
     def _start_queued(self) -> None:
-        """Start the queued jobs that fit into the free slots."""
-        queued = [row for row in self._store.unfinished() if row.state is JobState.QUEUED]
+        """Start the queued jobs that fit into the free slots.
+
+        A queue that had nothing to start is read again after a change of a job or of a limit.
+        """
         folder = self._store.folder("")
         self.halted = self._disk.halts_queue(folder)
         if lost := unwritable(folder):
             self.halted = f"{lost}; jobs under way are left alone"
-        if not queued or self.halted:
+        if self.halted:
+            self._scheduled = None
             return
-        free = self.slots - self._store.slots_held()
-        rows = {row.id: row for row in queued}
-        waiting = [
-            QueuedJob(row.id, min(row.slots, self.slots), row.priority, row.project)
-            for row in queued
-        ]
-        for job in schedule(waiting, free, self._quotas()):
-            with suppress(StateChanged):
-                self._start(rows[job], JobState.CHECKING)
+        version = self._store.version
+        if self._scheduled == (version, None):
+            return
+        limits = self._limits()  # another process may change them
+        if self._scheduled == (version, limits):
+            return
+        queued = self._store.queued()
+        if queued:
+            free = self.slots - self._store.slots_held()
+            waiting = [job._replace(slots=min(job.slots, self.slots)) for job in queued]
+            for job in schedule(waiting, free, self._quotas(limits)):
+                with suppress(StateChanged):
+                    self._start(self._store.get(job), JobState.CHECKING)
+        self._scheduled = version, limits if queued else None
 
-    def _quotas(self) -> dict[str, Quota]:
+    def _quotas(self, limits: Mapping[str, ProjectLimits]) -> dict[str, Quota]:
         """What each project with limits may still start."""
-        found = {}
-        for project, limits in self._limits().items():
+        quotas = {}
+        for project, most in limits.items():
             used = self._store.usage(project)
-            found[project] = Quota(
-                left(limits.running, used.running), left(limits.workers, used.workers)
+            quotas[project] = Quota(
+                left(most.running, used.running), left(most.workers, used.workers)
             )
-        return found
+        return quotas
 
     def _start(self, row: JobRow, to: JobState) -> None:
         """Start the next attempt. The order is on disk before the process exists."""

@@ -1,6 +1,7 @@
 """The training service: how fast lists are, how soon it is back, what it weighs.
 
     python tests/bench/bench_service.py [--jobs 10000] [--folders 1000] [--live 20] [--keyed 1000]
+                                        [--queued 500] [--unread 60]
 
 Each part starts a `downpour serve` of its own in a fresh home. The jobs of the long list are rows
 of the database; the folders that are indexed again are real ones, of jobs in a terminal state; the
@@ -8,11 +9,11 @@ live jobs are runners that train nothing (tests/support/stub_runner.py).
 """
 
 import argparse
-import gzip
 import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -29,6 +31,7 @@ import sqlalchemy as sa
 
 from deploy.runner.job_folder import Submission
 from deploy.service import database_tables, server
+from deploy.service.access_store import ProjectLimits
 from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.job_store import JOBS, JobStore
 from deploy.service.launcher import processes_with
@@ -45,6 +48,9 @@ _SERVE = (
     "server.serve(app.ServeOptions(home=Path(sys.argv[1]), slots=int(sys.argv[4])),"
     " server.Listen(host='127.0.0.1', port=int(sys.argv[2])))"
 )
+
+
+_PARTS = ("list", "live", "folders", "keyed", "busy", "queue", "unread")
 
 
 @contextmanager
@@ -105,18 +111,19 @@ def rss_mb(process: subprocess.Popen[bytes]) -> float:
 
 
 def p95_ms(http: httpx.Client, path: str, times: int = 100) -> tuple[float, int]:
-    """The 95th percentile of the time of a GET, and the compressed size of its answer."""
-    spent = []
+    """The 95th percentile of the time of a GET, and the bytes of its answer as they were sent."""
+    spent, size = [], 0
     for _ in range(times):
         begun = time.perf_counter()
         answer = http.get(path)
         spent.append(1000 * (time.perf_counter() - begun))
         answer.raise_for_status()
-    return statistics.quantiles(spent, n=20)[-1], len(gzip.compress(answer.content))
+        size = answer.num_bytes_downloaded
+    return statistics.quantiles(spent, n=20)[-1], size
 
 
-def long_list(home: Path, jobs: int) -> dict[str, float]:
-    """A list of many jobs: rows of all states, with figures as of jobs that trained."""
+def fill(home: Path, jobs: int, **columns: Any) -> None:
+    """Give the database of a home many jobs, with figures as of jobs that trained."""
     engine = open_database(home / DATABASE)
     head = {"steps": 10**6, "planned": 10**6, "loss": 0.1, "line": [1.0 / n for n in range(1, 41)]}
     settings = TrainSettings(solver=Path("/s"), out=Path("/o")).plain()
@@ -125,12 +132,58 @@ def long_list(home: Path, jobs: int) -> dict[str, float]:
         "settings": settings, "state": JobState.SUCCEEDED, "state_seq": 6, "attempt": 1,
         "nonce": "", "code": "", "reason": "done", "contact": "", "cancelled": False,
         "fruitless": 0, "not_before": 0.0, "events_read": 9, "created": 1.0, "updated": 2.0,
-        "head": head,
+        "head": head, **columns,
     }  # fmt: skip
     rows = [blank | {"id": f"{n:017x}", "name": f"job {n}"} for n in range(jobs)]
     with engine.begin() as connection:
         connection.execute(sa.insert(database_tables.job), rows)
     engine.dispose()
+
+
+def queue(home: Path, jobs: int) -> dict[str, float]:
+    """The share of a core that a service uses for jobs that a limit keeps in the queue."""
+    fill(home, jobs, state=JobState.QUEUED)
+    with server.access_of(home) as access:
+        access.set_limits("default", ProjectLimits(running=0))
+    with served(home) as (process, http, _):
+        time.sleep(2.0)
+        before, begun = psutil.Process(process.pid).cpu_times(), time.perf_counter()
+        time.sleep(20.0)
+        now, spent = psutil.Process(process.pid).cpu_times(), time.perf_counter() - begun
+        found = http.get("/api/v1/jobs?state=QUEUED&limit=200").json()["jobs"]
+        assert len(found) == min(jobs, 200)
+    return {"queued_cpu_share": (now.user + now.system - before.user - before.system) / spent}
+
+
+def unread(home: Path, solver: Path, clients: int) -> dict[str, float]:
+    """What a service weighs while clients ask for the end of a long log and read nothing."""
+    with served(home) as (process, http, _):
+        job = submit(http, solver)
+        line = b"".join(b"line %011d of a log\n" % number for number in range(1 << 15))
+        with (home / JOBS / job / "logs" / "shard-0.log").open("wb") as file:
+            for _ in range(84_000_000 // len(line) + 1):
+                file.write(line)
+        path = f"/api/v1/jobs/{job}/logs?part=shard-0&tail={16 << 20}"
+        assert len(http.get(path).content) == 16 << 20
+        before, peak = rss_mb(process), 0.0
+        with ExitStack() as stack:
+            for _ in range(clients):
+                made = socket.create_connection((http.base_url.host, http.base_url.port or 80))
+                stack.callback(made.close)
+                host = f"Host: {http.base_url.host}:{http.base_url.port}"
+                made.sendall(f"GET {path} HTTP/1.1\r\n{host}\r\n\r\n".encode())
+            for _ in range(50):
+                time.sleep(0.1)
+                peak = max(peak, rss_mb(process))
+        time.sleep(1.0)
+        after = rss_mb(process)
+        http.post(f"/api/v1/jobs/{job}:cancel", json={"mode": "now"})
+    return {"unread_more_mb": peak - before, "unread_kept_mb": after - before}
+
+
+def long_list(home: Path, jobs: int) -> dict[str, float]:
+    """A list of many jobs: rows of all states."""
+    fill(home, jobs)
     with served(home) as (process, http, _):
         idle = rss_mb(process)
         first, size = p95_ms(http, "/api/v1/jobs?limit=50")
@@ -285,13 +338,17 @@ def main() -> None:
     parser.add_argument("--folders", type=int, default=1000)
     parser.add_argument("--live", type=int, default=20)
     parser.add_argument("--keyed", type=int, default=1000)
+    parser.add_argument("--queued", type=int, default=500)
+    parser.add_argument("--unread", type=int, default=60)
     chosen = parser.parse_args()
     figures: dict[str, float] = {"cores": len(os.sched_getaffinity(0))}
     with tempfile.TemporaryDirectory() as folder:
-        homes = [Path(folder) / name for name in ("list", "live", "folders", "keyed", "busy")]
+        homes = [Path(folder) / name for name in _PARTS]
         for home in homes:
             home.mkdir(mode=0o700)
         solver = tiny_job.write_job(Path(folder))
+        figures |= queue(homes[5], chosen.queued)
+        figures |= unread(homes[6], solver, chosen.unread)
         figures |= long_list(homes[0], chosen.jobs)
         figures |= live_jobs(homes[1], solver, chosen.live)
         figures |= reindexed(homes[2], solver, chosen.folders)
@@ -301,7 +358,7 @@ def main() -> None:
     goals(
         [
             Goal(f"list of {chosen.jobs} jobs, p95", figures["list_p95_ms"], 100, "ms"),
-            Goal("list of 50 jobs, compressed", figures["list_bytes"] / 1e3, 60, "kB"),
+            Goal("list of 50 jobs, as sent", figures["list_bytes"] / 1e3, 60, "kB"),
             Goal("page of 50 jobs, p95", figures["page_p95_ms"], 500, "ms"),
             Goal("service, idle", figures["rss_idle_mb"], 110, "MB"),
             Goal(f"service, {chosen.live} live jobs", figures["rss_live_mb"], 150, "MB"),
@@ -309,6 +366,18 @@ def main() -> None:
             Goal("events taken in", figures["events_per_s"], 5000, "/s", at_least=True),
             Goal("event to a viewer, p95", figures["event_lag_p95_s"], 1, "s"),
             Goal("service, 20 live jobs and 50 viewers", figures["busy_rss_mb"], 150, "MB"),
+            Goal(
+                f"service, {chosen.queued} queued jobs",
+                100 * figures["queued_cpu_share"],
+                2,
+                "% of a core",
+            ),
+            Goal(
+                f"{chosen.unread} clients that never read, more",
+                figures["unread_more_mb"],
+                64,
+                "MB",
+            ),
             Goal(f"reindex of {chosen.folders} folders", figures["reindex_s"], 20, "s"),
         ]
     )

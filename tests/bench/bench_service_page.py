@@ -9,7 +9,6 @@ time that its event has to the change of the page's list of events.
 """
 
 import argparse
-import gzip
 import re
 import statistics
 import sys
@@ -71,12 +70,12 @@ def paints_ms(url: str, path: str, times: int) -> list[float]:
 
 
 def weight(http: httpx.Client, path: str) -> int:
-    """The compressed bytes of a page, its styles and its scripts."""
+    """The bytes of a page, its styles and its scripts as they are sent."""
     page = http.get(path)
     files = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
     assert files, "a page has styles and scripts"
-    bodies = [page.content, *(http.get(file).raise_for_status().content for file in files)]
-    return sum(len(gzip.compress(body)) for body in bodies)
+    answers = [page, *(http.get(file).raise_for_status() for file in files)]
+    return sum(answer.num_bytes_downloaded for answer in answers)
 
 
 def transitions_s(http: httpx.Client, tab: Tab, job: str, count: int) -> list[float]:
@@ -150,7 +149,7 @@ def main() -> int:
             Goal("series of 600 points, p95", one, 150, "ms"),
             Goal("series of 2,000 points, 10 columns, p95", most, 150, "ms"),
             Goal("transition to page, p95", figures["transition_p95_s"], 1, "s"),
-            Goal("page and scripts, compressed", figures["page_bytes"] / 1e3, 250, "kB"),
+            Goal("page and scripts, as sent", figures["page_bytes"] / 1e3, 250, "kB"),
         ]
     )
     return 0

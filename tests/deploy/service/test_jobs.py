@@ -16,7 +16,7 @@ from deploy.service.database_tables import DatabasePlace, open_database
 from deploy.service.job_rows import JobFilter
 from deploy.service.job_store import JobStore
 from deploy.service.launcher import processes_with
-from deploy.service.states import ATTEMPTED, TERMINAL, JobState
+from deploy.service.states import ATTEMPTED, TERMINAL, JobState, QueuedJob
 from tests.support.eventually import eventually
 from tests.support.journal_reads import counted_bytes
 from tests.support.service_in_process import Running, Start
@@ -176,6 +176,51 @@ def test_silence_changes_no_state(service: Running) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert (found["state"], found["attempt"]) == ("RUNNING", 1)
+
+
+def test_a_queue_is_read_again_after_a_change(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that a limit keeps back cost nothing until it, a job or a priority changes."""
+    with start(driven=False) as running:
+        store, supervisor = running.service.store, running.service.supervisor
+        reads: list[int] = []
+        read = store.queued
+
+        def queued() -> list[QueuedJob]:
+            reads.append(1)
+            return read()
+
+        monkeypatch.setattr(store, "queued", queued)
+
+        def pass_over(times: int = 3) -> int:
+            reads.clear()
+            for _ in range(times):
+                type(supervisor).reconcile(supervisor)
+            return len(reads)
+
+        running.service.access.set_limits("default", ProjectLimits(running=0))
+        jobs = [running.submit("train", name=f"job {n}") for n in range(3)]
+        assert pass_over() == 1
+        assert pass_over() == 0
+        running.http.patch(f"/api/v1/jobs/{jobs[2]}", json={"priority": 5})
+        assert (pass_over(), pass_over()) == (1, 0)
+        running.service.access.set_limits("default", ProjectLimits(running=1))
+        assert pass_over() > 0
+        states = [running.get(job)["state"] for job in jobs]
+        assert (states[:2], states[2] in {"CHECKING", "STARTING", "RUNNING"}) == (
+            ["QUEUED", "QUEUED"],
+            True,
+        )
+        running.ask(jobs[2], "cancel", mode="now")
+        for job in jobs[:2]:
+            running.ask(job, "cancel")
+        eventually(
+            lambda: pass_over(1) is not None and running.get(jobs[2])["state"] == "CANCELLED",
+            because=lambda: str(running.get(jobs[2])),
+        )
+        pass_over()
+        assert pass_over() == 0
 
 
 @pytest.fixture
