@@ -5,20 +5,22 @@ A source is one file, or, as in Caffe, a text file that lists files. Rows are re
 
 from collections.abc import Iterator
 from math import prod
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from shards.errors import BadInput
+from shards.errors import BadInput, quoted
 from worker.arrow_images import Extents
 from worker.columns import Shape
 from worker.data.image_table import BATCH_ROWS
 from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
+from worker.text_files import first_line, read_lines
 
 _MAX_VALUES = 1 << 27  # of a row, and of a chunk
+_MAX_LIST_BYTES = 1 << 28
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -106,24 +108,35 @@ def is_hdf5(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        start = file.readline(1 << 16)
-    listed = start.strip().decode(errors="replace").endswith(_SUFFIXES)
-    return start.startswith(_SIGNATURE[:6]) or path.suffix in _SUFFIXES or listed
+        start = file.read(6)
+    if start == _SIGNATURE[:6] or path.suffix.lower() in _SUFFIXES:
+        return True
+    return first_line(path).lower().endswith(_SUFFIXES)
 
 
 def _files(path: Path) -> list[Path]:
     """The file at `path`, or the files that it lists, by their paths from there or from here."""
     with path.open("rb") as file:
         start = file.read(8)
-    if start == _SIGNATURE or path.suffix in _SUFFIXES:
+    if start == _SIGNATURE or path.suffix.lower() in _SUFFIXES:
         return [path]
-    names = path.read_text(errors="replace").split("\n")
-    listed = [name.strip() for name in names if name.strip()]
-    found = [near if (near := path.parent / name).exists() else Path(name) for name in listed]
-    for each in found:
-        if not each.is_file():
-            raise BadInput(f"{path}: expected the HDF5 file {each}, got nothing there")
-    return found
+    files = []
+    for number, line in enumerate(read_lines(path, _MAX_LIST_BYTES), 1):
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        tries = [path.parent / name, Path(name)]
+        if "\\" in name:  # written on Windows
+            tries.append(path.parent / PureWindowsPath(name).as_posix())
+        file = next((file for file in tries if file.is_file()), None)
+        if file is None:
+            folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
+            raise BadInput(
+                f"{path}:{number}: expected the name of an HDF5 file, got {quoted(name)}, which is"
+                f" not in {' or '.join(map(str, folders))}"
+            )
+        files.append(file)
+    return files
 
 
 def _opened(file: str) -> Any:

@@ -1,7 +1,8 @@
 """Image files: those that a list names, as in Caffe, and those of a folder for each class."""
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
@@ -10,8 +11,17 @@ from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
+from worker.text_files import first_line, read_lines
 
 _MAX_BYTES = 1 << 28  # of one image file, and of a list
+
+# As in Caffe, the name ends at the last space, and a name may have spaces.
+_ENTRY = re.compile(r"(?P<name>.*\S)[ \t]+(?P<label>[+-]?\d+)(?:\.0*)?", re.ASCII)
+_NUMBER = re.compile(r"\S.*\s[+-]?[\d.][\d.eE+-]*", re.ASCII)
+_IMAGE = "|".join(re.escape(suffix) for suffix in image_decoding.SUFFIXES)
+_SEVERAL = re.compile(rf".*(?:{_IMAGE})(?:\s+[+-]?[\d.]+){{2,}}", re.ASCII | re.IGNORECASE)
+_NAMES_IMAGE = re.compile(rf".*(?:{_IMAGE})\b", re.IGNORECASE)
+_LIST_SUFFIXES = {".txt", ".list", ".lst", ""}
 
 
 class ImageListSource(Source):
@@ -45,29 +55,24 @@ class ImageListSource(Source):
 
 
 def open_list(path: Path, options: ReadOptions) -> ImageListSource:
-    """The images that the file at `path` lists: on each line a name, a space and a label."""
-    try:
-        text = path.read_bytes()[: _MAX_BYTES + 1].decode()
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(
-            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
-        ) from None
-    files, labels = list[str](), list[int]()
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+    """The images that the file at `path` lists: on each line a name, a space and a label.
+
+    Empty lines are left out, and so are lines that begin with # and name no file.
+    """
+    files, labels, root = list[str](), list[int](), _root_folder(options.root, path.parent)
+    for number, line in enumerate(read_lines(path, _MAX_BYTES), 1):
+        entry = line.strip()
+        found = _ENTRY.fullmatch(entry)
+        file = None if found is None else _locate(found["name"], path.parent, root)
+        if not entry or (entry.startswith("#") and not (file and Path(file).is_file())):
             continue
-        name, _, label = line.rstrip().rpartition(" ")
-        if not name or not label.lstrip("-").isdecimal():
-            raise BadInput(
-                f"{path}:{number}: expected the name of a file, a space and a whole label, got"
-                f" {quoted(line)}"
-            )
-        # As in Caffe the root precedes the name, so it ends in a slash; or else it is a folder.
-        root = Path(options.root) if options.root else path.parent
-        files.append(str(root / name.strip()) if options.root or not _there(name) else name)
-        labels.append(int(label))
+        several = _SEVERAL.fullmatch(entry) is not None
+        if found is None or file is None or (several and not Path(file).is_file()):
+            what = "the name of a file, a space and a whole label"
+            more = " (one label: HDF5 files hold several)" if several else ""
+            raise BadInput(f"{path}:{number}: expected {what}{more}, got {quoted(entry)}")
+        files.append(file)
+        labels.append(int(found["label"]))
     if not files:
         raise BadInput(f"{path}: expected lines with a file and a label, got none")
     return ImageListSource(path, files, labels, options, shuffle=options.shuffle)
@@ -100,20 +105,43 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file is a list of images and labels, by its first line."""
-    if not path.is_file() or path.suffix not in {".txt", ".list", ".lst"}:
+    """Whether a file is meant as a list of images and labels, by its first line.
+
+    That line may have a fault, which `open_list` names.
+    """
+    if not path.is_file():
         return False
-    with path.open("rb") as file:
-        name, _, label = file.readline(1 << 16).rstrip().rpartition(b" ")
-    return bool(name) and label.lstrip(b"-").isdigit()
+    line, listed = first_line(path), path.suffix.lower() in _LIST_SUFFIXES
+    if _NAMES_IMAGE.match(line):
+        return listed or _ENTRY.fullmatch(line) is not None
+    empty = not line and path.suffix != ""
+    return listed and (empty or _NUMBER.fullmatch(line) is not None)
 
 
 def _is_image(file: Path) -> bool:
     return file.suffix.lower() in image_decoding.SUFFIXES
 
 
-def _there(name: str) -> bool:
-    return Path(name).is_absolute() or Path(name).is_file()
+def _root_folder(root: str, folder: Path) -> Path | None:
+    """The folder that precedes the names in a list in `folder`: from here, or from the list."""
+    if not root:
+        return None
+    near = folder.absolute() / root
+    return near if near.is_dir() and not Path(root).is_dir() else Path(root).absolute()
+
+
+def _locate(name: str, folder: Path, root: Path | None) -> str:
+    """The file that a list in `folder` names, which need not be there.
+
+    Without a root the name is a path from the working directory, or else from the list. A root
+    precedes every name, as in Caffe, unless only the absolute path itself is a file.
+    """
+    tries = [name, str(folder / name)]
+    if root is not None:
+        tries = [str(root / name.lstrip("/"))] + [name] * name.startswith("/")
+    if "\\" in name:  # written on Windows
+        tries.append(_locate(PureWindowsPath(name).as_posix(), folder, root))
+    return next((file for file in tries[:-1] if Path(file).is_file()), tries[-1])
 
 
 def _contents(file: str) -> bytes | Undecodable:

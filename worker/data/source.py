@@ -109,7 +109,9 @@ class Source(ABC):
             channels, height, width = image.shape
             whole = image.dtype == np.uint8
             return (channels, height, width), pa.binary() if whole else pa.list_(pa.float32())
-        raise BadInput(f"{self.path}: expected images, got none that can be decoded")
+        raise BadInput(
+            f"{self.path}: expected images, got none that can be decoded; {skipped.first}"
+        )
 
     def _decoded(self, start: int, stop: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """The number, the label and the image of each row that can be decoded."""
@@ -181,11 +183,13 @@ class _Skipped:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._names: list[str] = []
+        self.first = ""  # the first image, and what is wrong with it
 
     def add(self, name: str, why: str) -> None:
         """Count an image; raises BadInput if there are too many."""
         most = self._source.options.max_skipped
         self._names.append(name)
+        self.first = self.first or f"{quoted(name, 300)}: {why}"
         if len(self._names) > most:
             raise BadInput(
                 f"{self._source.path}: {name}: {why}; expected at most {most} images that cannot be"
@@ -199,8 +203,8 @@ class _Skipped:
             names = ", ".join(quoted(name) for name in self._names[:_NAMED])
             names += f" and {more} more" if more > 0 else ""
             _LOG.warning(
-                "%s: skipped %d of %d images, which cannot be decoded: %s",
-                self._source.path, len(self._names), rows, names,
+                "%s: skipped %d of %d images, which cannot be decoded: %s; the first, %s",
+                self._source.path, len(self._names), rows, names, self.first,
             )  # fmt: skip
 
 

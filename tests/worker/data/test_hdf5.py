@@ -40,6 +40,35 @@ def test_rows_of_several_files_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(table["y"].to_pylist()), Y[9:20], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfa.h5\nsub/b c.H5\n",
+        "a.h5\r\nsub\\b c.H5\r\n".encode("utf-16"),
+        b"\n# files\n a.h5 \n\nsub/b c.H5",
+    ],
+    ids=["mark", "Windows", "blanks"],
+)
+def test_a_list_of_files_from_any_editor(tmp_path: Path, content: bytes) -> None:
+    """All of its files are read."""
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "a.h5", 0, 12), write(tmp_path / "sub" / "b c.H5", 12, 30)
+    (tmp_path / "list.txt").write_bytes(content)
+    source = open_source(tmp_path / "list.txt", tops=("x", "y"))
+    assert source.rows == 30
+
+
+def test_a_list_names_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """The error has the line, the name, and where it was looked for."""
+    write(tmp_path / "a.h5")
+    (tmp_path / "list.txt").write_text("a.h5\ngone.h5\n")
+    line = (
+        rf"list\.txt:2: expected the name of an HDF5 file, got gone\.h5, .* not in {tmp_path} or "
+    )
+    with pytest.raises(BadInput, match=line):
+        open_source(tmp_path / "list.txt", tops=("x", "y"))
+
+
 NET = """
 layer {{ name: "rows" type: "HDF5Data" top: "x" top: "y"
          hdf5_data_param {{ source: "{source}" batch_size: 10 }} }}

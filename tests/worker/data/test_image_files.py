@@ -119,6 +119,50 @@ def test_a_list_of_files(tmp_path: Path) -> None:
         open_source(tmp_path / "images" / "list.txt", classes=3)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfa.png 0\nb c.PNG 1\n",
+        "a.png 0\r\nb c.PNG 1\r\n".encode("utf-16"),
+        b"a.png   0  \r\n\r\nb c.PNG \t 1",
+        b"\n\na.png\t0\n  b c.PNG\t1\t\n",
+        b"# name label\na.png 0\n# gone.png 5\nb c.PNG +1.0\n",
+        b"a.png 0\rb c.PNG 1\r",
+        b"./a.png 0\nsub/../b c.PNG 1",
+        b".\\a.png 0\nsub\\..\\b c.PNG 1",
+    ],
+    ids=["mark", "UTF-16", "CRLF", "tabs", "comments", "CR", "paths", "Windows"],
+)
+@pytest.mark.parametrize("name", ["list.txt", "LIST.TXT", "train_list", "train.files"])
+def test_a_list_from_any_editor(tmp_path: Path, content: bytes, name: str) -> None:
+    """No image is lost: marks, ends of lines, tabs, comments and backslashes are understood."""
+    written(tmp_path, "a.png", 1), written(tmp_path, "b c.PNG", 2)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / name).write_bytes(content)
+    source = open_source(tmp_path / name)
+    assert isinstance(source, Source)
+    table = pa.Table.from_batches(list(source.batches()), source.schema)
+    assert table["label"].to_pylist() == [0, 1]
+    assert greys(source) == [1, 2]
+
+
+def test_a_root_precedes_the_names_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the working directory or from the list, with or without a slash, and before /names."""
+    written(tmp_path / "images" / "one", "a.png", 7)
+    lists, elsewhere = tmp_path / "lists", tmp_path / "elsewhere"
+    lists.mkdir(), elsewhere.mkdir()
+    (lists / "list.txt").write_text("/one/a.png 0\n")
+    for folder, root in ((tmp_path, "images/"), (tmp_path, "images"), (elsewhere, "../images")):
+        monkeypatch.chdir(folder)
+        source = open_source(lists / "list.txt", root=root)
+        monkeypatch.chdir(tmp_path.parent)  # another process may read it from elsewhere
+        assert greys(source) == [7]
+    (lists / "list.txt").write_text(f"{tmp_path}/images/one/a.png 0\n")
+    assert greys(open_source(lists / "list.txt", root="images")) == [7]
+
+
 def test_a_shuffled_list_depends_on_the_seed_alone(tmp_path: Path) -> None:
     """Two readers see one order, and another seed gives another."""
     names = [written(tmp_path, f"{i}.png", i) for i in range(20)]
@@ -153,7 +197,14 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
         ("a.png 0\nb.png\n", r"list\.txt:2: expected the name of a file, a space and a whole"),
         ("a.png 0\nb.png 1.5\n", r"list\.txt:2: .*, got b\.png 1\.5"),
         ("a.png 0\n\xff 1", r"list\.txt: expected UTF-8 text, got byte 0xff"),
-        ("a.png 0\n", "expected images, got none that can be decoded"),
+        ("a.png 0\n", r"none that can be decoded; \S+/a\.png: cannot be read: No such file"),
+        ("", "expected lines with a file and a label, got none"),
+        ("# a.png 0\n", "expected lines with a file and a label, got none"),
+        ("a.png\n", r"list\.txt:1: expected the name of a file, a space and a whole label"),
+        ("a.png,0\n", r"list\.txt:1: .* a space and a whole label, got a\.png,0"),
+        ("a.png 0.865\n", r"list\.txt:1: .* a whole label, got a\.png 0\.865"),
+        ("a.png 1 2 3\n", r"list\.txt:1: .*\(one label: HDF5 files hold several\), got a\.png 1"),
+        ("sub\\a.png 0\n", r"none that can be decoded; \S+/sub/a\.png: cannot be read: No such"),
     ],
 )
 def test_a_list_that_makes_no_sense(tmp_path: Path, text: str, error: str) -> None:
