@@ -7,9 +7,11 @@
                 step.loss, gradients = value_and_grad(params, batch)
                 step.push(gradients)
 
-A step is one tick of the worker's clock and one atomic push: it is applied once, on every shard,
-with all tables that it pushes to, or not at all. A step that raises pushes nothing and does not
-tick. `step.ack` is a future: the push travels while the caller computes the next step.
+A step is one tick of the worker's clock and one push, with all tables that it pushes to. Each shard
+applies its part of the push whole and once. The worker repeats it until every shard has it; if the
+worker dies before that, the push may stay at some shards only, and the worker's next life begins
+after it. A step that raises pushes nothing and does not tick. `step.ack` is a future: the push
+travels while the caller computes the next step.
 
 The worker is a thin layer over `Client`, which it gives arrays in the user's own structure.
 """
@@ -327,8 +329,9 @@ class WorkerStep:
     def gradients(self, table: str | None = None) -> Any:
         """Zeroed, writable arrays to fill in place of a `push`: what they hold is pushed.
 
-        They are float32, in the table's structure, and in shared memory where a shard is on this
-        host: nothing is copied.
+        A further call returns the same arrays, with what they hold, to which gradients can be
+        added. They are float32, in the table's structure, and in shared memory where a shard is on
+        this host: nothing is copied.
         """
         name, arena = self._views.name(table), self._gradients()
         if name not in self._pushed:
@@ -339,11 +342,18 @@ class WorkerStep:
     def push(self, table: Any, gradient: Any = _NOTHING) -> None:
         """Give the step the gradient of a table, in the table's structure, to send at its end.
 
-        `push(gradient)` is for a job with one table, `push("net", gradient)` for any. A second push
-        to a table in one step replaces the first; a table that is not pushed to does not change.
-        Raises BadInput, naming the table and the array, for another structure, shape or dtype.
+        `push(gradient)` is for a job with one table, `push("net", gradient)` for any. A table that
+        is not pushed to does not change. Raises BadInput, naming the table and the array, for
+        another structure, shape or dtype, and for a second push to a table in one step, which would
+        drop the first: add the gradients up, as in the arrays of `gradients`, or take a step each.
         """
         name = self._views.name(None if gradient is _NOTHING else table)
+        self._check_open()
+        if name in self._pushed:
+            raise self._misused(
+                f"table {name} already has a gradient in this step; expected one push to a table in"
+                " a step: add the gradients up, or take a step for each"
+            )
         self._views.write(name, table if gradient is _NOTHING else gradient, self._gradients())
         self._pushed.add(name)
 

@@ -7,7 +7,8 @@ incarnation under the same name. Two numbers make every push count exactly once:
   every message of a lower one is refused, so a zombie cannot write.
 - the *seq* orders a worker's pushes. The only push applied is `last + 1`. A smaller number was
   applied before: it is acknowledged again and changes nothing. A larger one means that a message
-  was lost: the refusal names the number that is expected.
+  was lost: the refusal names the number that is expected. An incarnation that joins says after
+  which push it begins: it skips those that its predecessor left at some shards only.
 
 Only active workers, those that have joined, count at the gate, because Spark starts tasks in waves
 and a task that has not started must not hold back those that have. A worker that joins late starts
@@ -110,15 +111,17 @@ class Ledger(msgspec.Struct):
         self._stand(entry, Standing.ACTIVE)
         return entry.clock
 
-    def restore_seq(self, worker: str, seq: int, step: int) -> None:
-        """After a rollback, continue after push `seq`, the last one acknowledged to the worker.
+    def skip_to(self, worker: str, seq: int, step: int) -> int:
+        """Expect the push after `seq` next; returns the steps of the pushes that are skipped.
 
-        The rolled-back state may lack some of its pushes up to `seq`. They are lost: the worker
-        does not repeat what was acknowledged.
+        The worker never sends those that are missing up to `seq`: it died while other shards had
+        applied them, or this shard acknowledged them before a rollback.
         """
         entry = self.entries[worker]
-        if seq > entry.seq:
-            entry.seq, entry.step = seq, step
+        if seq <= entry.seq:
+            return 0
+        skipped, entry.seq, entry.step = max(0, step - entry.step), seq, step
+        return skipped
 
     def roll_back(self) -> None:
         """Mark the active workers as unheard: the state may be older than the weights they have.

@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from shards.tables import MAX_TABLES
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_PROBE_BYTES = 4 << 20
 PIECE_BYTES = 4 << 20  # a larger state travels in pieces of this size (state_pieces.py)
 
@@ -162,9 +162,9 @@ class Registered(FromWorker, frozen=True):
 class Join(Registered, frozen=True, tag="join"):
     """Count the worker at the gate from `clock` on, or from the slowest clock if that is later.
 
-    `again`: this incarnation of the worker was admitted before. `seq` is the last push that the
-    shard has acknowledged to it and `step` the steps up to it; they matter if the shard was rolled
-    back.
+    `again`: this incarnation of the worker was admitted before. The worker continues after push
+    `seq` and step `step`: the last push that any shard reported to it or, later, that this shard
+    acknowledged to it. A shard that lacks pushes up to there skips them.
     """
 
     clock: Count

@@ -214,8 +214,9 @@ class WorkerRequests:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
-        if self._part.rolled_back:
-            self._ledger.restore_seq(message.worker, message.seq, message.step)
+        if self._part.rolled_back or not message.again:
+            # Skipped steps count, or the schedule would fall behind that of the other shards.
+            self._updates.steps += self._ledger.skip_to(message.worker, message.seq, message.step)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
 
     def open(self, now: float) -> list[Outgoing]:

@@ -1,17 +1,21 @@
 """The promises that must hold under all faults, and the checks that detect a breach of each.
 
-Worker i pushes, as its n-th push, SCALE at float 2i of every shard and SCALE * n at the next float,
-at rate 1 under plain SGD. Both sums are exact in float32, so any weights show how many pushes of
-each worker they contain, and a push that is lost, doubled or torn is visible in them. This is the
+Every push has its own value: incarnation l of worker i pushes, as push n of that worker, SCALE
+times `marks(n, l)` at the FLOATS floats of worker i in every block, at rate 1 under plain SGD. The
+sums are exact in float32, so any weights show how many pushes of each worker they contain, and
+which incarnation made them; a push that is lost, doubled or torn is visible in them. This is the
 oracle; it is independent of the ledger that it checks. Rules with slots have another one
 (reference_model.py).
+
+A push that its worker did not live to complete may be at some shards only. The next incarnation
+then begins after it, and the number stays `absent` at the other shards.
 
 To keep a run cheap, the checks only examine what has just happened: an answer before it leaves, a
 view when it arrives, an entry when a backup has applied it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +33,7 @@ from shards.shard_status import Standing
 from shards.tables import SHARD_ALIGNMENT
 from shards.transition_io import Outgoing
 
+FLOATS = 3  # of each worker in each block
 SCALE = 12  # divisible by every size of a round up to four
 BLOCK = SHARD_ALIGNMENT  # floats a shard
 EXACT_PUSHES = ("none", "fp16", "bf16")  # codecs that lose nothing of a gradient
@@ -40,6 +45,7 @@ class Promise(StrEnum):
     """The promises of the system; a violation names the one that is broken."""
 
     EXACTLY_ONCE = "an acknowledged push is applied, exactly once"
+    ONE_PUSH = "what all shards hold under one number of a worker comes from one push"
     DURABLE = "every copy that may be promoted holds every acknowledged push"
     ORDER = "the pushes, clocks and incarnations of a worker are in order"
     BOUND = "the bound holds on every served pull"
@@ -65,34 +71,51 @@ class Violation(AssertionError):
         self.promise = promise
 
 
-def gradient(blocks: int, number: int, seq: int) -> Array:
+def marks(seq: int, incarnation: int) -> tuple[int, int, int]:
+    """The values of push `seq` by this incarnation, small enough to be exact in 16 bits."""
+    return 1, seq, seq * (1 + incarnation % 7)
+
+
+def gradient(blocks: int, number: int, seq: int, incarnation: int) -> Array:
     """The gradient of push `seq` of worker `number`; each block's last float identifies it."""
     made = np.zeros(BLOCK * blocks, np.float32)
-    made[2 * number :: BLOCK] = SCALE
-    made[2 * number + 1 :: BLOCK] = SCALE * seq
+    for offset, mark in enumerate(marks(seq, incarnation)):
+        made[FLOATS * number + offset :: BLOCK] = SCALE * mark
     made[BLOCK - 1 :: BLOCK] = np.arange(1, blocks + 1)
     return made
 
 
-def applied(weights: Array, number: int) -> tuple[float, float]:
-    """The number of a worker's pushes in a shard's weights, and the sum of their numbers."""
-    count, total = weights[2 * number : 2 * number + 2].tolist()
-    return -count / SCALE, -total / SCALE
+def last_applied(weights: Array, number: int, absent: Set[int]) -> int:
+    """The number of a worker's last push in a shard's weights, which lack those in `absent`."""
+    return _last(int(-weights[FLOATS * number] / SCALE), absent)
 
 
-def check_prefix(weights: Array, workers: int, where: str) -> None:
-    """Each block of the weights holds the first pushes of each worker, each of them once."""
+def _last(count: int, absent: Set[int]) -> int:
+    """The number of push `count` if those in `absent` are left out; 0 for the push before all."""
+    last = count
+    for seq in sorted(absent):
+        last += seq <= last
+    return last if count else 0
+
+
+def check_prefix(weights: Array, absent: Sequence[Set[int]], where: str) -> None:
+    """Each block of the weights holds the first pushes of each worker, each of them once.
+
+    `absent` has, for each worker, the numbers of pushes that this shard never had.
+    """
     for start in range(0, len(weights), BLOCK):
-        _check_block(weights[start : start + 2 * workers].tolist(), workers, where)
+        _check_block(weights[start : start + FLOATS * len(absent)].tolist(), absent, where)
 
 
-def _check_block(sums: list[float], workers: int, where: str) -> None:
-    for number in range(workers):
-        pushes, total = -sums[2 * number] / SCALE, -sums[2 * number + 1] / SCALE
-        if 2 * total != pushes * (pushes + 1):
+def _check_block(sums: list[float], absent: Sequence[Set[int]], where: str) -> None:
+    for number, missing in enumerate(absent):
+        count, total = -sums[FLOATS * number] / SCALE, -sums[FLOATS * number + 1] / SCALE
+        last = _last(int(count), missing)
+        wanted = last * (last + 1) // 2 - sum(seq for seq in missing if seq <= last)
+        if count != int(count) or total != wanted:
             raise Violation(
                 Promise.EXACTLY_ONCE,
-                f"{where} holds {pushes:g} pushes of w{number}, with numbers of sum {total:g}",
+                f"{where} holds {count:g} pushes of w{number}, with numbers of sum {total:g}",
             )
 
 
@@ -124,14 +147,16 @@ class PullWatch:
         setting: SimulationConfig,
         served: Callable[[Shard, int, Array | None], None],
         follows: Callable[[bytes], bool] | None,
+        absent: Callable[[], Sequence[Set[int]]],
     ) -> None:
         """`served` is called for each read, with the clock up to which it contains all pushes, and
         with its weights if pushes can be counted in them.
 
         `follows` is for a shard that receives the job by resharding; it returns whether the worker
-        at an address has trained with the former shards.
+        at an address has trained with the former shards. `absent` returns, for each worker, the
+        numbers of pushes that the shard never had.
         """
-        self._number, self._workers, self._served = number, setting.workers, served
+        self._number, self._absent, self._served = number, absent, served
         # A round with backups skips its slowest workers: reads need not hold their pushes.
         self._unbounded = bool(setting.backups)
         self._burst, self._follows = setting.burst, follows
@@ -197,7 +222,7 @@ class PullWatch:
         weights = answer.frames[0]
         assert isinstance(weights, np.ndarray)
         if self.exact:
-            check_prefix(weights, self._workers, f"a pull of shard {self._number}")
+            check_prefix(weights, self._absent(), f"a pull of shard {self._number}")
         bound, slowest = shard.part.settings.bound, shard.ledger.min_clock
         bound = None if self._unbounded else bound
         if bound is None or slowest is None:
@@ -245,17 +270,20 @@ def check_records(
     rows: NDArray[np.void],
     steps: int,
     names: Sequence[str],
-    excused: Mapping[str, set[int]],
-    forgotten: Mapping[str, set[int]],
+    excused: Mapping[str, Set[int]],
+    absent: Mapping[str, Set[int]],
+    forgotten: Mapping[str, Set[int]],
 ) -> None:
     """Check that each worker's updates are its pushes in order, without gaps or old incarnations.
 
-    Two kinds may be missing: `excused` pushes, during which their worker fell silent and the job
-    was resharded; and `forgotten` pushes, which a rolled-back shard lost and no worker repeated.
+    Three kinds may be missing: `excused` pushes, during which their worker fell silent and the job
+    was resharded; `absent` pushes, during which an incarnation died; and `forgotten` pushes, which
+    a rolled-back shard lost and no worker repeated.
     """
     for name in names:
         mine = rows[rows["worker"] == name.encode()]
-        out = excused.get(name, set()) | (forgotten.get(name, set()) - set(mine["seq"].tolist()))
+        out = excused.get(name, set()) | absent.get(name, set())
+        out |= forgotten.get(name, set()) - set(mine["seq"].tolist())
         wanted = [seq for seq in range(1, steps + 1) if seq not in out]
         if mine["seq"].tolist() != wanted:
             raise Violation(Promise.EXACTLY_ONCE, f"{name}'s pushes were {mine['seq'].tolist()}")
@@ -272,14 +300,36 @@ def check_records(
                 )
 
 
-def check_begun(rows: NDArray[np.void], where: str) -> None:
-    """Check that each worker's updates are its first pushes, each of them once."""
-    for name in set(rows["worker"].tolist()):
-        found = rows["seq"][rows["worker"] == name].tolist()
-        if found != list(range(1, len(found) + 1)):
-            raise Violation(
-                Promise.EXACTLY_ONCE, f"{where} holds pushes {found} of {name.decode()}"
-            )
+def check_one_push(blocks: Iterable[NDArray[np.void]]) -> None:
+    """Check that the records of all blocks have each push of a worker from one incarnation."""
+    made: dict[tuple[bytes, int], int] = {}
+    for rows in blocks:
+        for worker, seq, incarnation in rows[["worker", "seq", "incarnation"]].tolist():
+            first = made.setdefault((worker, seq), incarnation)
+            if first != incarnation:
+                raise Violation(
+                    Promise.ONE_PUSH,
+                    f"push {seq} of {worker.decode()} is that of incarnation {first} at one shard"
+                    f" and that of {incarnation} at another",
+                )
+
+
+def check_begun(
+    rows: NDArray[np.void],
+    absent: Mapping[str, Set[int]],
+    forgotten: Mapping[str, Set[int]],
+    where: str,
+) -> None:
+    """Check that each worker's updates are its first pushes, each once.
+
+    Those that are `absent` are left out, and of the `forgotten` ones those that nobody repeated.
+    """
+    for worker in set(rows["worker"].tolist()):
+        name, found = worker.decode(), rows["seq"][rows["worker"] == worker].tolist()
+        missing = absent.get(name, set()) | (forgotten.get(name, set()) - set(found))
+        last = _last(len(found), missing)
+        if found != [seq for seq in range(1, last + 1) if seq not in missing]:
+            raise Violation(Promise.EXACTLY_ONCE, f"{where} holds pushes {found} of {name}")
 
 
 def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Array) -> None:
@@ -287,9 +337,13 @@ def check_sums(rows: NDArray[np.void], weights: Array, number: int, residual: Ar
     sizes = Counter(rows["apply_version"].tolist())
     mine = rows[rows["worker"] == f"w{number}".encode()]
     shares = [SCALE // sizes[version] for version in mine["apply_version"].tolist()]
-    wanted = (sum(shares), sum(s * q for s, q in zip(shares, mine["seq"].tolist(), strict=True)))
-    kept, held = residual[2 * number : 2 * number + 2], weights[2 * number : 2 * number + 2]
-    found = tuple((kept - held).tolist())
+    made = [marks(seq, life) for seq, life in mine[["seq", "incarnation"]].tolist()]
+    wanted = tuple(
+        sum(share * push[offset] for share, push in zip(shares, made, strict=True))
+        for offset in range(FLOATS)
+    )
+    floats = slice(FLOATS * number, FLOATS * number + FLOATS)
+    found = tuple((residual[floats] - weights[floats]).tolist())
     if found != wanted:
         raise Violation(
             Promise.EXACTLY_ONCE, f"w{number} has {found} in the weights, {wanted} expected"

@@ -16,7 +16,7 @@ what is being checked. There are two exceptions:
 
 from typing import TYPE_CHECKING
 
-from deploy.simulation.invariants import Array, Promise, Violation, applied
+from deploy.simulation.invariants import Array, Promise, Violation, last_applied
 from shards.messages import Push
 from shards.shard import Shard
 from shards.shard_status import Standing
@@ -66,10 +66,13 @@ class Reads:
             if due is None:  # the job is being resharded, and the worker does not know this shard
                 continue
             due.promised = max(due.promised, least)
-            seq = entry.seq if weights is None else int(applied(weights, worker.number)[0])
+            absent = self._host.absent.get(name, set())
+            held = entry.seq if weights is None else last_applied(weights, worker.number, absent)
             # Acknowledged pushes that are missing here were lost when the shard was rolled back.
             acked = worker.session._registration.acknowledged.get(self._host.number)
-            seq = 1 + max(seq, acked.seq if acked is not None else 0)
+            seq = 1 + max(held, acked.seq if acked is not None else 0)
+            while seq in absent:
+                seq += 1
             # A worker that has not joined will soon receive its new registration.
             if seq > due.late and self._host.number in worker.session._registration.joined:
                 self._check_next(worker, seq, least)

@@ -162,12 +162,16 @@ def _updates(block: int, rows: NDArray[np.void]) -> Iterator[tuple[int, list[Arr
     """The version made by each update, the gradients of its pushes, and the first one's staleness
     and rate.
     """
-    columns = (rows[name].tolist() for name in ("apply_version", "worker", "seq", "rate"))
+    names = ("apply_version", "worker", "seq", "incarnation", "rate")
+    columns = (rows[name].tolist() for name in names)
     records = zip(*columns, _staleness(rows), strict=True)
     for version, group in groupby(records, key=lambda row: row[0]):
         pushes = list(group)
-        gradients = [_push(block + 1, int(w[1:]), seq)[-BLOCK:] for _, w, seq, _, _ in pushes]
-        yield version, gradients, pushes[0][4], pushes[0][3]
+        gradients = [
+            _push(block + 1, int(worker[1:]), seq, incarnation)[-BLOCK:]
+            for _, worker, seq, incarnation, _, _ in pushes
+        ]
+        yield version, gradients, pushes[0][5], pushes[0][4]
 
 
 def _first(found: Array, wanted: Array) -> str:

@@ -3,7 +3,7 @@
 Subclasses: single_shards.py (one process, perhaps with a log) and replicated_shards.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,7 +22,7 @@ from shards import shard_state, wire_format
 from shards.aggregation import EACH, ROUND
 from shards.errors import DownpourError
 from shards.ledger import Ledger
-from shards.messages import Ack, Install, LiveSettings, SettingsInForce, Weights
+from shards.messages import Ack, Install, Joined, LiveSettings, SettingsInForce, Weights
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.transition_io import Arrival, Outgoing
@@ -80,6 +80,7 @@ class ShardHost:
         self._fresh = fresh
         self._acknowledged: dict[str, int] = {}  # the last acknowledged push of each worker
         self._handed_over: int | None = None
+        self._handed_down: dict[str, int] = {}  # the last push of each worker in its first state
         self._began = 0  # the version of its first state
         self._counts: dict[str, int] = {}  # the updates of each table in its first state
         self._begun_before: list[Beginning] = []  # those of the shards that held the job earlier
@@ -89,15 +90,22 @@ class ShardHost:
         self._excused: dict[int, dict[str, set[int]]] = {}
         # The pushes by worker that may be missing because the shard was rolled back.
         self._forgotten: dict[str, set[int]] = {}
+        # The pushes by worker that never came: their incarnation died, and the next began later.
+        self.absent: dict[str, set[int]] = {}
         first = LiveSettings(world.setting.bound)
         self.followed = FollowedSettings(first, world.proposed)
         served, follows = Reads(world, self).served, self._follows if fresh else None
-        self._pulls = PullWatch(number, world.setting, served, follows)
+        self._pulls = PullWatch(number, world.setting, served, follows, self._absent)
 
     def _follows(self, address: bytes) -> bool:
         """Whether the worker at this address has trained with the shards that the job left."""
         began_with = self._world.worker_at(address).began_with
         return bool(began_with) and self not in began_with
+
+    def _absent(self) -> list[set[int]]:
+        """For each worker, the numbers of pushes that this shard never had."""
+        names = (f"w{number}" for number in range(self._world.setting.workers))
+        return [self.absent.get(name, set()) for name in names]
 
     # --- what a subclass provides -----------------------------------------------------------------
 
@@ -177,6 +185,8 @@ class ShardHost:
         for answer in answers:
             if type(answer.message) is Ack:
                 self._note_ack(self._world.worker_at(answer.to).name, answer.message.seq)
+            elif type(answer.message) is Joined:
+                self._note_absent(process, self._world.worker_at(answer.to).name)
             elif isinstance(answer.message, SettingsInForce) and not answer.message.busy_s:
                 self.followed.answered(process.shard, answer.message.settings)
             if isinstance(answer.message, Ack | Weights) and self._world.durable:
@@ -226,6 +236,9 @@ class ShardHost:
             successor._begun_before = [*self._begun_before, (self._began, self._counts)]
             for table, count in saved.updates.items():
                 successor._counts[table] = max(count, successor._counts.get(table, 0))
+            for worker, seq in saved.ledger.cut.items():
+                last = max(seq, successor._handed_down.get(worker, 0))
+                successor._handed_down[worker] = last
             for worker, seq in self._acknowledged.items():
                 successor._note_ack(worker, seq)
             successor.check_durable("it receives the state of its predecessors")
@@ -236,7 +249,10 @@ class ShardHost:
             successor = next(host for host in to if block in host.blocks)
             known = self._excused.get(block, {})
             successor._before[block] = np.concatenate([self._earlier(block), rows])
-            excused = {w: known.get(w, set()) | seqs for w, seqs in short.items()}
+            excused = {
+                worker: known.get(worker, set()) | seqs | self.absent.get(worker, set())
+                for worker, seqs in short.items()
+            }
             successor._excused[block] = excused
             successor._pulls.exact &= not any(excused.values())
 
@@ -263,11 +279,31 @@ class ShardHost:
     def _note_ack(self, worker: str, seq: int) -> None:
         self._acknowledged[worker] = max(seq, self._acknowledged.get(worker, 0))
 
+    def _note_absent(self, process: ShardProcess, worker: str) -> None:
+        """Note the pushes that count as this worker's although the shard never had them.
+
+        It registers an incarnation that begins after them. None of them was acknowledged here.
+        """
+        rows = process.records()
+        held = rows["seq"][rows["worker"] == worker.encode()].tolist()
+        first = max([*held, self._handed_down.get(worker, 0)]) + 1
+        absent = set(range(first, applied_seq(process.shard, worker) + 1))
+        absent -= self._forgotten.get(worker, set())
+        if absent and min(absent) <= self._acknowledged.get(worker, 0):
+            raise Violation(
+                Promise.EXACTLY_ONCE,
+                f"shard {self.number} has acknowledged push {min(absent)} of {worker}, and"
+                " registers it without that push",
+            )
+        self.absent[worker] = self.absent.get(worker, set()) | absent
+
     def check_applied(self, worker: str, seq: int) -> None:
         """Check that push `seq` of `worker` is applied, because the worker has an Ack of it."""
         sent = self._acknowledged.get(worker, 0)
         held = applied_seq(self.shard, worker) if self._world.durable else sent
-        if min(sent, held) < seq and seq not in self._forgotten.get(worker, ()):
+        if seq in self._forgotten.get(worker, ()):
+            return
+        if min(sent, held) < seq or seq in self.absent.get(worker, ()):
             raise Violation(
                 Promise.EXACTLY_ONCE,
                 f"{worker} has an ack of push {seq}, shard {self.number} has acknowledged {sent}"
@@ -298,6 +334,12 @@ class ShardHost:
         if self._world.durable:
             self._check_whole()
 
+    def pushes(self) -> Iterator[NDArray[np.void]]:
+        """The records of each block's pushes, here and at the shards that held it earlier."""
+        rows = [process.records() for process in self.serving[:1]]
+        for block in self.blocks:
+            yield np.concatenate([self._earlier(block), *rows])
+
     def _check_held(self, process: ShardProcess) -> None:
         """Check that a process holds exactly the pushes in its records, none of them torn."""
         setting, shard, where = self._world.setting, process.shard, process.name
@@ -313,9 +355,9 @@ class ShardHost:
                 begun = [*self._begun_before, (self._began, self._counts)]
                 check_state(np.concatenate([before, rows]), shard, setting, block, begun, where)
         if not self._world.durable:
-            invariants.check_begun(rows, where)
+            invariants.check_begun(rows, self.absent, self._forgotten, where)
             if exact(setting, "none"):
-                invariants.check_prefix(shard.parameters.weights(), setting.workers, where)
+                invariants.check_prefix(shard.parameters.weights(), self._absent(), where)
 
     def _check_whole(self) -> None:
         """Check that the weights have each push of each worker once, or its share of a round."""
@@ -330,7 +372,8 @@ class ShardHost:
         for place, block in enumerate(self.blocks):
             all_rows = np.concatenate([self._earlier(block), rows])
             excused = self._excused.get(block, {})
-            invariants.check_records(all_rows, setting.steps, names, excused, self._forgotten)
+            missing = excused, self.absent, self._forgotten
+            invariants.check_records(all_rows, setting.steps, names, *missing)
             if setting.slots:
                 continue  # `_check_held` has compared its floats with its records
             own = weights[BLOCK * place : BLOCK * (place + 1)]

@@ -14,7 +14,7 @@ from deploy.simulation.addresses import generation_of
 from deploy.simulation.config import SimulationConfig
 from deploy.simulation.coordinator import SimulatedCoordinator
 from deploy.simulation.faults import AnyFault, ReshardFault
-from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation
+from deploy.simulation.invariants import BLOCK, Counted, Promise, Violation, check_one_push
 from deploy.simulation.network import Network
 from deploy.simulation.operator import (
     HoldOperator,
@@ -120,6 +120,7 @@ class Simulation:
                 self._stuck()
         for host in self.hosts:
             host.finish()
+        check_one_push(rows for host in self.hosts for rows in host.pushes())
         self._check_left()
 
     def _busy(self) -> bool:

@@ -1,10 +1,15 @@
 """The registration of a worker with every shard: the greeting, and its clock.
 
 Theory. The greeting is a request like the others. The worker sends Hello to every shard and
-continues after the smallest push number that they report; shards that are ahead recognise the
-repetition. It then sends Join to shard 0, which answers with a clock, and joins the other shards at
-that clock. A shard that has restarted, or where the worker's lease has run out, is greeted alone
-and joined at the worker's present clock.
+continues after the largest push number that any of them reports. It then sends Join to shard 0,
+which answers with a clock, and joins the other shards at that clock. A shard that has restarted, or
+where the worker's lease has run out, is greeted alone and joined at the worker's present clock.
+
+Shards report different numbers if an earlier incarnation died before all of them had its last
+pushes, or if a shard has rolled back. No one can repeat those pushes: what the next incarnation
+would send under their numbers comes from other weights, and a shard that has the earlier push would
+take it for a repetition. So each Join says after which push the worker continues, and a shard that
+lacks pushes up to there goes without them.
 
 A worker has one clock for all shards. With a clock for each, two workers could wait for each other,
 one at each of two shards. No shard admits a worker below the slowest clock that it knows, and that
@@ -26,7 +31,7 @@ from shards.schema_digest import SCHEMA
 
 
 class AppliedAtShard(NamedTuple):
-    """What a shard has of this worker: its last push, and the step and clock of that push."""
+    """What a shard counts of this worker: its last push, and the step and clock of that push."""
 
     seq: int
     step: int
@@ -60,6 +65,7 @@ class Membership:
         self._admission: int | None = None  # the largest clock at which a shard has admitted it
         self._welcomes: dict[int, Welcome] = {}
         self._reported: dict[int, AppliedAtShard] = {}
+        self._begin = AppliedAtShard(0, 0, 0)  # the last push that any shard has reported
         self._lost_to: dict[int, int] = {}  # the last push expected when a shard rolled back
         self._due: dict[int, int] = {}  # the push that a shard must have when it answers a Hello
         self._outstanding = outstanding
@@ -71,10 +77,6 @@ class Membership:
     def versions(self) -> tuple[int, ...]:
         """The version that each shard had at its last greeting, once this is ready."""
         return tuple(self._welcomes[shard].version for shard in range(self._shards))
-
-    def applied_seq(self, shard: int) -> int:
-        """The last push of this worker that `shard` had when it was greeted."""
-        return self._reported[shard].seq
 
     def may_send(self, shard: int, message: FromWorker) -> bool:
         """Whether `message` may go to `shard`: before registration, only the greeting may."""
@@ -119,8 +121,7 @@ class Membership:
         """`shard` has reported what it has of this worker; returns the Joins to send."""
         self.boots[shard] = reply.boot
         self._welcomes[shard] = reply
-        if self.ready is None or reply.seq > self._reported[shard].seq:
-            self._reported[shard] = AppliedAtShard(reply.seq, reply.step, 0)
+        self._record_report(shard, AppliedAtShard(reply.seq, reply.step, 0))
         if len(self._welcomes) < self._shards:
             return []
         if self.ready is None:  # includes a shard that came back while others were being joined
@@ -130,6 +131,14 @@ class Membership:
         if self._joining(0):
             return []
         return [self._join(0, 0, now)]
+
+    def _record_report(self, shard: int, reported: AppliedAtShard) -> None:
+        if self.ready is None:
+            # It never decreases: a shard may already have joined this worker after that push when
+            # another one comes back with less.
+            self._begin = max(self._begin, reported)
+        elif reported.seq > self._reported[shard].seq:
+            self._reported[shard] = reported
 
     def on_joined(self, shard: int, reply: Joined, now: float) -> tuple[list[Send], Ready | None]:
         """`shard` has registered this worker for the first time; ready if it was the last shard."""
@@ -177,8 +186,9 @@ class Membership:
     def _ready_if_joined(self) -> Ready | None:
         if len(self.joined) == self._shards:
             assert self._admission is not None, "every shard has reported a clock"
-            behind = min(self._welcomes.values(), key=lambda welcome: welcome.seq)
-            self.ready = Ready(behind.seq, behind.step, self._admission, behind.lease_s)
+            lease_s = min(welcome.lease_s for welcome in self._welcomes.values())
+            self._reported = dict.fromkeys(self.joined, self._begin)
+            self.ready = Ready(self._begin.seq, self._begin.step, self._admission, lease_s)
             self.reached = self._admission
         return self.ready
 
@@ -201,8 +211,7 @@ class Membership:
         received.
 
         These shards may record an older clock for this worker than its applied pushes, or its
-        admission at the former shards, imply: an incarnation that repeats its predecessor's pushes
-        advances its clock with each of them.
+        admission at the former shards, imply.
         """
         assert self.ready is not None, "the driver waits for Ready first"
         overtaken = max(0, self.ready.clock - former.reached)
@@ -242,7 +251,7 @@ class Membership:
         request = self._outstanding.count()
         identity = self._job, self._worker, self._incarnation, self.boots[shard]
         again = self.ready is not None
-        had = self._applied(shard) if again else AppliedAtShard(0, 0, 0)
+        had = self._applied(shard) if again else self._begin
         self._outstanding.drop_greetings(shard)  # this Join replaces an earlier one
         join = Join(request, *identity, max(clock, had.clock), again, had.seq, had.step)
         return self._outstanding.add(shard, request, join, (), now)

@@ -236,9 +236,6 @@ class Session:
         with them, as after any registration.
         """
         sends = self._registration.follow(former._registration, now)
-        # These shards may have a push of a former incarnation that only some of the previous shards
-        # had. The driver is about to repeat it, under the same number, so that it is recognised.
-        self.seq = min(self.seq, former.seq)
         self.encoder.feedback = former.encoder.feedback
         self._outstanding.expect(former.rtt_s)
         return sends
@@ -299,7 +296,7 @@ class Session:
                 if isinstance(push, Push) and (known is None or known.seq < push.seq):
                     self._acknowledged[shard] = push
                 answered = self._requests.record_answer(shard, pending.asked, reply, frames, now)
-                if reply.duplicate and not self._is_known(shard, reply.seq, pending):
+                if reply.duplicate and not pending.repeated:
                     answered = [self._usurped(shard, reply.seq), *answered]
                 self._outstanding.remove(shard, reply.request)
                 return [], answered
@@ -426,12 +423,6 @@ class Session:
         if len(frames) != 1:
             raise BadMessage(f"a shard that has handed over: expected 1 frame, got {len(frames)}")
         return Relocated(bytes(frames[0]))
-
-    def _is_known(self, shard: int, seq: int, pending: UnansweredMessage) -> bool:
-        """Whether `shard` may have push `seq` from this worker, from this or an earlier
-        incarnation.
-        """
-        return pending.repeated or seq <= self._registration.applied_seq(shard)
 
     def _usurped(self, shard: int, seq: int) -> Usurped:
         return Usurped(

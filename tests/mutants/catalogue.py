@@ -6,6 +6,7 @@ check of that promise works. `python -m tests.mutants` lists the mutants and the
 of them breaks. For every promise there is at least one:
 
 - exactly once: `a_repeated_push_is_applied`, `a_residual_is_dropped`
+- one push: `a_new_incarnation_begins_after_the_smallest_push`
 - durable: `an_answer_does_not_wait_for_the_backup`, `a_ledger_is_not_handed_over`,
   `a_dropped_push_is_not_recorded`
 - order: `a_rejoin_restores_pushes_without_their_steps`

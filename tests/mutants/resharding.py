@@ -10,7 +10,6 @@ from deploy.simulation_kinds import ClusterConfig
 from ps.session import admin_plans
 from ps.session.admin_plans import Plan, Side
 from ps.session.events import Send
-from ps.session.membership import Membership
 from ps.session.session import Session
 from shards import repartition, wire_format
 from shards.admin_requests import AdminRequests, Answer
@@ -36,20 +35,6 @@ def a_cut_ignores_pushes_that_other_shards_have(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.DURABLE)
 def a_ledger_is_not_handed_over(patch: Patch) -> None:
     patch.setattr(repartition, "_copied", lambda _: Ledger())
-
-
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
-def a_push_of_an_earlier_incarnation_gets_a_new_number(patch: Patch) -> None:
-    """The bug that the simulation found when a worker had died during a push."""
-
-    def follow(self: Session, former: Session, now: float) -> list[Send]:
-        seq = self.seq
-        sends = original(self, former, now)
-        self.seq = seq
-        return sends
-
-    original = Session.follow
-    patch.setattr(Session, "follow", follow)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
@@ -99,12 +84,6 @@ def a_retired_shard_is_handed_over_again(patch: Patch) -> None:
 
     original = ReshardState.hand_over
     patch.setattr(ReshardState, "hand_over", hand_over)
-
-
-@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
-def a_repeated_push_does_not_raise_the_clock(patch: Patch) -> None:
-    """A push repeated for an earlier incarnation does not count at the clock which that reached."""
-    patch.setattr(Membership, "_counted_to", lambda *_: 0)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.NO_SURPRISE)

@@ -31,11 +31,12 @@ def a_rollback_is_not_reported(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.ORDER)
 def a_rejoin_restores_pushes_without_their_steps(patch: Patch) -> None:
-    def restore_seq(self: Ledger, worker: str, seq: int, _: int) -> None:
+    def skip_to(self: Ledger, worker: str, seq: int, _: int) -> int:
         entry = self.entries[worker]
         entry.seq = max(entry.seq, seq)
+        return 0
 
-    patch.setattr(Ledger, "restore_seq", restore_seq)
+    patch.setattr(Ledger, "skip_to", skip_to)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)

@@ -7,9 +7,10 @@ import msgspec
 from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from ps.session.events import Send
-from ps.session.membership import Membership
+from ps.session.membership import AppliedAtShard, Membership
 from ps.session.retransmit import RetransmitTable
 from ps.session.session import Session
+from shards.ledger import Ledger
 from shards.messages import Joined, Pull, Refusal, Remedy
 from tests.mutants.patching import Mutants, Patch
 
@@ -59,6 +60,25 @@ def a_pull_repeated_after_resharding_counts_as_read(patch: Patch) -> None:
 def a_new_incarnation_does_not_look_for_lost_pushes(patch: Patch) -> None:
     """A shard that lacks pushes which all shards had acknowledged is treated as merely behind."""
     patch.setattr(Membership, "_check_losses", lambda _: None)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.ONE_PUSH)
+def a_new_incarnation_begins_after_the_smallest_push(patch: Patch) -> None:
+    """Shards that have more take its first pushes for repetitions of its predecessor's."""
+
+    def record(self: Membership, shard: int, reported: AppliedAtShard) -> None:
+        original(self, shard, reported)
+        welcomes = self._welcomes.values()
+        self._begin = min(AppliedAtShard(one.seq, one.step, 0) for one in welcomes)
+
+    original = Membership._record_report
+    patch.setattr(Membership, "_record_report", record)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.PROGRESS)
+def a_shard_waits_for_the_pushes_of_a_dead_incarnation(patch: Patch) -> None:
+    """The next incarnation begins after them, and the shard refuses its pushes for the gap."""
+    patch.setattr(Ledger, "skip_to", lambda *_: 0)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUNDED)

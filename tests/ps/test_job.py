@@ -58,15 +58,57 @@ def test_a_step_that_raises_pushes_nothing(job: Any) -> None:
 
 
 def test_gradients_are_filled_in_place(job: Any) -> None:
-    """Arrays from `gradients` are pushed as they are; a later push to the table replaces them."""
+    """Arrays from `gradients` are pushed as they are; what is added later counts, too."""
     with job.worker("w0") as me:
         with me.step() as step:
             step.gradients()["w"][:] = 2
         with me.step() as step:
-            step.gradients()["w"][:] = 50
-            step.push({"w": np.zeros(5), "b": None})
+            step.push(ONES)
+            step.gradients()["w"][:] += 4
         step.ack.result()
-    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.02)
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.07, rtol=1e-6)
+
+
+def test_a_second_push_to_a_table_in_a_step_is_refused(job: Any) -> None:
+    """The first is neither dropped nor changed: a step that continues sends it, and a refused
+    gradient is none."""
+    refused = r"worker w0: table \w+ already has a gradient in this step; expected one push"
+    with job.worker("w0") as me:
+        with me.step() as step:
+            step.push(ONES)
+            with pytest.raises(errors.BadInput, match=refused):
+                step.push(ONES)
+        with me.step() as step:
+            step.gradients()["w"][:] = 2
+            with pytest.raises(errors.BadInput, match=refused):
+                step.push(ONES)
+        with me.step() as step:
+            with pytest.raises(errors.BadInput, match="shape"):
+                step.push({"w": np.ones(4), "b": 1.0})
+            step.push(ONES)
+        assert step.ack.result().seq == 3
+    np.testing.assert_allclose(job.read()["w"], PARAMS["w"] - 0.04, rtol=1e-6)
+
+
+@pytest.mark.parametrize("names", [("net", "head"), ("head",)])
+def test_a_second_push_is_refused_for_each_of_several_tables(names: tuple[str, ...]) -> None:
+    """With asyncio as well; the other tables of the step may still be pushed to."""
+    tables = ps.Tables(net=ps.Dense.zeros({"w": 3}, rate=1.0), head=ps.Dense.zeros({"w": 2}))
+
+    async def train(job: Any) -> int:
+        async with ps.aio.worker(job, "w0") as me:
+            async with me.step() as step:
+                for name in names:
+                    step.push(name, {"w": np.ones(3 if name == "net" else 2)})
+                for name in names:
+                    with pytest.raises(errors.BadInput, match=f"table {name} already has"):
+                        step.push(name, {"w": np.ones(3 if name == "net" else 2)})
+            return (await step.ack).seq
+
+    with ps.local(tables, shards=2) as job:
+        assert asyncio.run(train(job)) == 1
+        assert job.read()["net"]["w"].tolist() == [-1.0 * ("net" in names)] * 3
+        np.testing.assert_allclose(job.read()["head"]["w"], -0.01)
 
 
 def test_a_step_waits_at_the_bound_for_as_long_as_asked(job: Any) -> None:

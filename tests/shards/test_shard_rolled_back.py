@@ -54,8 +54,8 @@ def test_pushes_that_were_lost_are_not_waited_for() -> None:
     assert (entry.seq, entry.step, entry.clock) == (5, 50, 5)
 
 
-def test_a_shard_that_was_not_rolled_back_believes_nothing() -> None:
-    """Any other shard reports a gap, whatever a worker says about acknowledged pushes."""
+def test_a_shard_that_was_not_rolled_back_believes_a_first_join_alone() -> None:
+    """Whatever an admitted worker says later about acknowledged pushes, the shard reports a gap."""
     talk = Talk(bound=None)
     talk.enter("w")
     talk.say(msgspec.structs.replace(join("w"), again=True, seq=4, step=4))
@@ -173,3 +173,20 @@ def test_a_collector_of_records_misses_none() -> None:
 def test_a_join_is_as_short_as_it_was() -> None:
     """The fields for shards that were rolled back have neutral defaults."""
     assert Join(1, "job", "w", 0, 1, 3) == Join(1, "job", "w", 0, 1, 3, False, 0, 0)
+
+
+def test_an_incarnation_begins_after_pushes_that_other_shards_have() -> None:
+    """A shard that lacks them skips them: it applies the next one, and counts their steps."""
+    talk = Talk(bound=None)
+    talk.enter("w")
+    talk.say(push("w", 1), gradient(1))
+    before = talk.shard.updates.steps
+    step = talk.shard.ledger.entries["w"].step
+    talk.say(hello("w", incarnation=1))
+    talk.say(msgspec.structs.replace(join("w", incarnation=1), seq=4, step=step + 3))
+    ((_, known),) = talk.say(push("w", 4, incarnation=1), gradient(1))
+    ((_, applied),) = talk.say(push("w", 5, incarnation=1), gradient(1))
+    assert isinstance(applied, Ack)
+    assert isinstance(known, Ack)
+    assert [(ack.version, ack.duplicate) for ack in (known, applied)] == [(1, True), (2, False)]
+    assert talk.shard.updates.steps == before + 3 + 1

@@ -48,8 +48,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(tmp_path.iterdir()) == []
 
 
-def push(cluster: Cluster, worker: str, pushes: int) -> None:
-    with Client(cluster, worker=worker, retry_s=0.2, patience_s=PATIENCE_S) as client:
+def push(cluster: Cluster, worker: str, pushes: int, incarnation: int = 0) -> None:
+    with Client(
+        cluster, worker=worker, incarnation=incarnation, retry_s=0.2, patience_s=PATIENCE_S
+    ) as client:
         for _ in range(pushes):
             client.pull()
             client.push(np.ones(TABLE.size, np.float32))
@@ -80,6 +82,9 @@ def killed(hosts: SingleCopies, shard: int) -> None:
 @pytest.mark.timeout(600)  # a process starts in a second or two, on a busy machine in twenty
 def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the killed shard rolls back to its last autosave, which is reported once.
+
+    The next incarnation of a worker begins after the pushes that the other shard has, so both
+    shards apply its own.
 
     It keeps its address and key, for workers that had joined and for new ones. Other users cannot
     read its autosaves. With restarts off, the next death is final. Then no autosave is left.
@@ -113,6 +118,8 @@ def test_kill_one_of_two(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert (job / "shard-1" / "key").read_bytes() == key
             push(hosts.cluster.for_workers(), "w1", 1)
             assert parts(console) == [{-4.0}, {-1.0}]
+            push(hosts.cluster.for_workers(), "w0", 1, incarnation=1)
+            assert parts(console) == [{-5.0}, {-2.0}]
             hosts.check()
         assert (hosts.deaths, hosts.lost_updates()) == (1, [])
         hosts.restart_enabled = False

@@ -43,7 +43,8 @@ def test_the_greeting() -> None:
     """Hello goes to all; Join to shard 0, which reports the clock; Join to the others; then it is
     ready.
 
-    It continues after the smallest push number that any shard knows, and at that shard's step.
+    It continues after the largest push number that any shard knows, and at that shard's step. Each
+    shard is told so, because none of the pushes that it lacks will come.
     """
     session = a_session()
     assert brief(session.hello(0.0)) == [
@@ -52,12 +53,48 @@ def test_the_greeting() -> None:
     ]
     assert deliver(session, welcome(1, 2, seq=3, boot=8)) == ([], [])
     assert deliver(session, welcome(0, 1, seq=5, boot=9)) == (
-        [(0, Join(3, "job", "w", 2, 9, 0))],
+        [(0, Join(3, "job", "w", 2, 9, 0, seq=5, step=50))],
         [],
     )
-    assert deliver(session, joined(0, 3, clock=41)) == ([(1, Join(4, "job", "w", 2, 8, 41))], [])
-    assert deliver(session, joined(1, 4, clock=41)) == ([], [Ready(3, 30, 41, 10.0)])
-    assert (session.seq, session.boots) == (3, (9, 8))
+    assert deliver(session, joined(0, 3, clock=41)) == (
+        [(1, Join(4, "job", "w", 2, 8, 41, seq=5, step=50))],
+        [],
+    )
+    assert deliver(session, joined(1, 4, clock=41)) == ([], [Ready(5, 50, 41, 10.0)])
+    assert (session.seq, session.boots) == (5, (9, 8))
+
+
+def test_the_largest_push_number_is_kept_while_a_shard_rolls_back() -> None:
+    """Shard 0 counts push 5 as this worker's already when shard 1, which had it, returns without:
+    another push 5 would be a repetition to shard 0."""
+    session = a_session()
+    session.hello(0.0)
+    deliver(session, welcome(0, 1, seq=3))
+    deliver(session, welcome(1, 2, seq=5))
+    deliver(session, joined(0, 3, clock=3))
+    assert deliver(session, refused(1, 4, Remedy.RESYNCHRONISE))[0] == [
+        (1, Hello(5, "job", "w", 2, PROTOCOL, SCHEMA))
+    ]
+    back = msgspec.structs.replace(welcome(1, 5, seq=2, boot=7), rolled_back=True)
+    assert deliver(session, back)[0] == [(1, Join(6, "job", "w", 2, 7, 3, seq=5, step=50))]
+    assert deliver(session, joined(1, 6, clock=3))[1] == [Ready(5, 50, 3, 10.0)]
+
+
+def test_a_push_that_a_shard_skipped_is_not_expected_of_it() -> None:
+    """When that shard is greeted again, the worker reports where it began, so no gap opens."""
+    session = a_session()
+    session.hello(0.0)
+    deliver(session, welcome(0, 1, seq=3))
+    deliver(session, welcome(1, 2, seq=5))
+    deliver(session, joined(0, 3, clock=3))
+    deliver(session, joined(1, 4, clock=3))
+    assert deliver(session, refused(0, 0, Remedy.RESYNCHRONISE))[0] == [
+        (0, Hello(5, "job", "w", 2, PROTOCOL, SCHEMA))
+    ]
+    back = msgspec.structs.replace(welcome(0, 5, seq=2, boot=7), rolled_back=True)
+    assert deliver(session, back)[0] == [
+        (0, Join(6, "job", "w", 2, 7, 3, again=True, seq=5, step=50))
+    ]
 
 
 def test_a_worker_starts_at_the_largest_clock_that_a_shard_admits_it_at() -> None:
@@ -135,7 +172,7 @@ def test_a_shard_that_lacks_what_all_had_acknowledged_is_named() -> None:
     session.hello(0.0)
     deliver(session, msgspec.structs.replace(whole, acknowledged=118))
     joins, _ = deliver(session, msgspec.structs.replace(welcome(0, 1, seq=59), rolled_back=True))
-    assert joins == [(0, Join(3, "job", "w", 2, 1, 0))]
+    assert joins == [(0, Join(3, "job", "w", 2, 1, 0, seq=120, step=1200))]
 
 
 # --- requests -------------------------------------------------------------------------------------
