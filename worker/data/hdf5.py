@@ -120,7 +120,7 @@ def _files(path: Path) -> list[Path]:
         start = file.read(8)
     if start == _SIGNATURE or path.suffix.lower() in _SUFFIXES:
         return [path]
-    files = []
+    files = list[Path]()
     for number, line in enumerate(read_lines(path, _MAX_LIST_BYTES), 1):
         name = line.strip()
         if not name or name.startswith("#"):
@@ -128,14 +128,14 @@ def _files(path: Path) -> list[Path]:
         tries = [path.parent / name, Path(name)]
         if "\\" in name:  # written on Windows
             tries.append(path.parent / PureWindowsPath(name).as_posix())
-        file = next((file for file in tries if file.is_file()), None)
-        if file is None:
+        named = next((each for each in tries if each.is_file()), None)
+        if named is None:
             folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
             raise BadInput(
                 f"{path}:{number}: expected the name of an HDF5 file, got {quoted(name)}, which is"
                 f" not in {' or '.join(map(str, folders))}"
             )
-        files.append(file)
+        files.append(named)
     return files
 
 

@@ -152,7 +152,8 @@ def test_a_root_precedes_the_names_of_a_list(
     """From the working directory or from the list, with or without a slash, and before /names."""
     written(tmp_path / "images" / "one", "a.png", 7)
     lists, elsewhere = tmp_path / "lists", tmp_path / "elsewhere"
-    lists.mkdir(), elsewhere.mkdir()
+    for folder in (lists, elsewhere):
+        folder.mkdir()
     (lists / "list.txt").write_text("/one/a.png 0\n")
     for folder, root in ((tmp_path, "images/"), (tmp_path, "images"), (elsewhere, "../images")):
         monkeypatch.chdir(folder)
