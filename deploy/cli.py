@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from deploy.cli_convert import convert
 from deploy.cli_data import Skip
@@ -24,6 +25,7 @@ from deploy.cli_service import add_to as add_service
 from deploy.cli_simulate import simulate
 from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import train
+from deploy.command_layout import lay_out
 from deploy.settings import DATA, FeatureFormat
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
@@ -256,6 +258,13 @@ def completion(
     typer.echo(script)
 
 
+def command_line() -> TyperGroup:
+    """All commands, as the help lists them."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return lay_out(group)
+
+
 def main() -> None:
     """The entry point of the command `downpour`."""
     if _COMPLETE in os.environ:  # a shell asks, by the script that `completion` prints
@@ -264,7 +273,7 @@ def main() -> None:
         completion_init()
     try:
         check_given(sys.argv[1:])
-        sys.exit(app(prog_name="downpour", standalone_mode=False))
+        sys.exit(command_line()(prog_name="downpour", standalone_mode=False))
     except USAGE_ERRORS as error:
         _fail(worded(error), 2)
     except (DownpourError, OSError, UnicodeEncodeError) as error:

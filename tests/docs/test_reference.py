@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from deploy.command_layout import GROUPS
 from deploy.updates_parquet import COLUMNS
 from shards.update_records import RECORD
 from tests.support.doc_pages import PAGES, read
@@ -35,9 +36,18 @@ def test_an_edited_part_is_found() -> None:
 
 
 def test_every_command_has_a_section() -> None:
-    """The sections are the commands, in order."""
+    """The sections are the commands, in the order and the groups of `downpour --help`."""
     page = read("docs/reference/cli.md")
-    assert re.findall(r"^## `downpour ([\w -]+)`$", page, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^### `downpour ([\w -]+)`$", page, re.MULTILINE) == list(COMMANDS)
+    groups = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert groups == ["All commands", *GROUPS]
+
+
+def test_an_option_name_is_quoted_once_and_whole() -> None:
+    """Text that is code already stays as it is, also where an option's name ends it."""
+    page = read("docs/reference/cli.md")
+    assert "as in `downpour train --link`." in page
+    assert not re.search(r"`-[a-z-]*`[a-z]", page)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,7 +16,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
-import typer
 from typer.core import TyperGroup
 
 import deploy
@@ -28,7 +27,8 @@ import worker.ml
 import worker.strategies
 import worker.torch
 from deploy import evaluations_csv, run_folder, updates_parquet
-from deploy.cli import app
+from deploy.cli import command_line
+from deploy.command_layout import GROUPS
 from deploy.settings import TrainSettings
 from deploy.summary import Summary
 from tests.support.doc_pages import PAGES, ROOT, read
@@ -69,9 +69,7 @@ _PARSED = re.compile(r"Parsed\[(.+), (.+)\]")  # what a field holds, and what ma
 
 
 def _all_commands() -> dict[str, Any]:
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    return dict(commands(group))
+    return dict(commands(command_line()))
 
 
 COMMANDS = _all_commands()
@@ -100,9 +98,23 @@ def _option_row(option: Any) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text of a table's cell, with option names as code."""
+    """Text of a table's cell, with option names as code unless they are in code already."""
     text = text.replace("|", r"\|")
-    return re.sub(r"(?<![`\w-])(--[a-z][a-z-]*)(?!`)", r"`\1`", text)
+    quoted = r"(`[^`]*`)|(?<![\w-])(--[a-z][a-z-]*)"
+    return re.sub(quoted, lambda found: found[1] or f"`{found[2]}`", text)
+
+
+def command_groups() -> str:
+    """The groups of commands, each with the first sentence of every command's help."""
+    parts = []
+    for group, members in GROUPS.items():
+        rows = []
+        for name, command in COMMANDS.items():
+            if name.partition(" ")[0] in members:
+                link = f"[`downpour {name}`](#downpour-{name.replace(' ', '-')})"
+                rows.append((link, _escaped(_prose(command.help).partition("\n\n")[0])))
+        parts.append(f"**{group}**\n\n{table(['command', 'what it does'], rows)}")
+    return "\n\n".join(parts)
 
 
 def options(name: str) -> str:
@@ -431,6 +443,7 @@ def service_bodies() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     **{f"downpour {name}": lambda name=name: options(name) for name in COMMANDS},  # type: ignore[misc]
+    "command groups": command_groups,
     "run folder": files,
     "updates.parquet": update_columns,
     "evaluations.csv": evaluation_columns,
