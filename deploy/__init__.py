@@ -1,8 +1,16 @@
 """What assembles and runs whole jobs: the command line, the run folder, the simulator.
 
-`java_environment` finds a Java for a Spark session of your own.
+`spark_environment` finds the Java and the Python for a Spark session of your own.
 """
 
-from deploy.java import java_environment
+from typing import Any
 
-__all__ = ["java_environment"]
+from deploy.java import spark_environment
+
+__all__ = ["spark_environment"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "java_environment":
+        raise AttributeError("deploy.java_environment is now deploy.spark_environment")
+    raise AttributeError(f"module deploy has no attribute {name}")

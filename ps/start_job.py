@@ -144,7 +144,12 @@ class OwnJob(Job):
         if not isinstance(hosts, Cluster):
             self._hosts.append(hosts)
             hosts = hosts.cluster
-        return msgspec.structs.replace(hosts, forms=self._forms, strategy=self._strategy)
+        return msgspec.structs.replace(
+            hosts,
+            forms=self._forms,
+            strategy=self._strategy,
+            workers=specs[0].workers if self._strategy else 0,
+        )
 
     def _note_end(self) -> None:
         """The shards have ended: from now on `check` says so, and so do the saved files."""

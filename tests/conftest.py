@@ -85,11 +85,11 @@ class _Reported:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """An embedded Spark session of two slots, shared by the whole run."""
-    from deploy.java import java_environment
+    from deploy.java import spark_environment
     from tests.support.clusters import QUICK_JAVA
     from worker.spark import start_session
 
-    with start_session(None, 2, app="tests", env=java_environment() | QUICK_JAVA) as session:
+    with start_session(None, 2, app="tests", env=spark_environment() | QUICK_JAVA) as session:
         yield session
 
 

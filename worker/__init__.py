@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from worker.model import Model
     from worker.own_loop import loop, start
     from worker.prometheus import Prometheus
+    from worker.run_options import Interrupted
     from worker.sources import open_source
     from worker.spark import sequence_file
     from worker.strategies import (
@@ -77,6 +78,7 @@ __all__ = [
     "EarlyStop",
     "Evaluate",
     "FedBuff",
+    "Interrupted",
     "KeepBest",
     "LocalSGD",
     "MLflow",
@@ -130,6 +132,7 @@ _HOMES = {
     "DynSGD": "worker.strategies",
     "EarlyStop": "worker.callbacks",
     "Evaluate": "worker.function_run",
+    "Interrupted": "worker.run_options",
     "FedBuff": "worker.strategies",
     "KeepBest": "worker.callbacks",
     "LocalSGD": "worker.strategies",

@@ -15,9 +15,11 @@ from shards.errors import BadInput
 from worker import spark
 from worker.callbacks import Parameters, WatchedRun, settings_of, watching
 from worker.evaluation import Evaluation
-from worker.job_runner import Outcome, check_frame, run_job
+from worker.job_runner import Outcome, check_frame, in_a_line, run_job
 from worker.model_kind import Fitted, ModelKind, TrainArguments
 from worker.option_fields import keyword_options
+from worker.progress_line import progress_of
+from worker.run_options import unless_interrupted
 
 _LOG = logger("worker", worker="driver")
 _MOVED = {
@@ -39,6 +41,9 @@ class Trained(msgspec.Struct, frozen=True):
     weights: NDArray[np.float32]
     outcome: Outcome
     evaluations: tuple[Evaluation, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Trained({self.model!r}: {in_a_line(self.outcome, self.evaluations)})"
 
     def __getattr__(self, name: str) -> Any:
         if name == "solver":
@@ -97,11 +102,15 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
     downpour.worker, and are listed in the outcome's `notices`.
 
     Call it after `ray.init` for shards in Ray. In the main thread Ctrl-C ends the training early,
-    with a snapshot where `snapshots` says where; several threads may train at once, each on its own
-    shards, and Ctrl-C reaches none of them. Raises BadInput for an error that the caller can fix,
-    GiveUp when a worker or a shard fails for good.
+    with a snapshot where `snapshots` says where, and raises `worker.Interrupted`, a
+    KeyboardInterrupt whose `result` has the weights so far; with `on_interrupt="return"` that
+    result is returned. Several threads may train at once, each on its own shards, and Ctrl-C
+    reaches none of them. Raises BadInput for an error that the caller can fix, GiveUp when a worker
+    or a shard fails for good.
     """
-    if not isinstance(df, spark.SparkSession):
+    if isinstance(df, spark.SparkSession):
+        spark.check_running("train", df)
+    else:
         check_frame("train: df", df)
     fitted = options.model.fit_to(df, options)
     views, save = fitted.model.table().views, fitted.model.save
@@ -110,7 +119,9 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
     def parameters(weights: NDArray[np.float32]) -> Parameters:
         return Parameters(weights, views, lambda path, arena: save(Path(path), arena))
 
-    with watching(options.callbacks, run, parameters) as watch:
+    steps = fitted.job.plan.steps
+    callbacks = (*options.callbacks, *progress_of(fitted.df, steps, wanted=options.progress))
+    with watching(callbacks, run, parameters) as watch:
         outcome = run_job(
             fitted.df,
             fitted.job,
@@ -119,13 +130,14 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
             snapshots=options.snapshots,
             logs=options.logs,
             evaluation=fitted.evaluation,
-            observer=watch if options.callbacks else None,
+            observer=watch if callbacks else None,
             even=options.workers is not None,
             source=fitted.source,
         )
         last = [] if outcome.interrupted else _last(fitted, outcome)
         found = watch.finish(outcome.weights, last)
-    return Trained(fitted.model, found.weights, outcome, (*outcome.evaluations, *last))
+    trained = Trained(fitted.model, found.weights, outcome, (*outcome.evaluations, *last))
+    return unless_interrupted(trained, options.on_interrupt)
 
 
 def _last(fitted: Fitted, outcome: Outcome) -> list[Evaluation]:

@@ -159,14 +159,17 @@ class _ByMetric(Callback):
             raise argument_checks.wrong(f"{name}: min_change", "at least 0", min_change)
         self.best: Evaluation | None = None
 
-    def started(self, run: WatchedRun) -> None:
-        """Forget the tests of an earlier run; raises BadInput for a run without tests."""
+    def check_tested(self, run: WatchedRun) -> None:
+        """Raise BadInput for a run without tests."""
         if not run.tests:
             raise BadInput(
                 f"{type(self).__name__}: expected a run that tests its weights while it trains,"
                 " got one without: give worker.run `evaluate`,"
                 " worker.Caffe `test_data`, an estimator `validationIndicatorCol`"
             )
+
+    def started(self, run: WatchedRun) -> None:
+        """Forget the tests of an earlier run."""
         self.best = None
 
     def is_better(self, result: Evaluation) -> bool:
@@ -362,9 +365,13 @@ def watching(
 ) -> Iterator[Watch]:
     """A watch of one run; the callbacks are ended with the context, whatever ends it.
 
-    Raises BadInput for a callback that watches another run already.
+    Raises BadInput for a callback that watches another run already, and for one that compares the
+    tests of a run without any.
     """
     given = tuple(callbacks)
+    for each in given:
+        if isinstance(each, _ByMetric):
+            each.check_tested(run)  # before anything is started
     with _lock:
         for each in given:
             if id(each) in _watching:

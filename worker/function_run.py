@@ -12,7 +12,7 @@ and a task that fails is retried alone.
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 import ps
 from ps import path_checks
 from ps.job import views_of
-from ps.launch.launch_plan import check_logs_kept
 from ps.logs import logger
 from ps.storage import open_store
 from ps.table_views import TableViews
@@ -35,19 +34,12 @@ from shards.errors import BadInput
 from shards.spec import TableSpec
 from shards.tables import DenseTable, Layout
 from worker import spark
-from worker.callbacks import (
-    Callback,
-    Parameters,
-    WatchedRun,
-    check_callbacks,
-    settings_of,
-    watching,
-)
+from worker.callbacks import Parameters, WatchedRun, settings_of, watching
 from worker.context import FunctionTask, Train
 from worker.data.source import Source
 from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
-from worker.job_runner import Outcome, check_frame, run_job
+from worker.job_runner import Outcome, check_frame, in_a_line, run_job
 from worker.model import Batch
 from worker.option_fields import option
 from worker.options import (
@@ -59,6 +51,8 @@ from worker.options import (
     TrainOptions,
 )
 from worker.parameters_file import read_parameters, write_parameters
+from worker.progress_line import progress_of
+from worker.run_options import RunArguments, unless_interrupted
 from worker.sources import open_source
 from worker.training_loop import Plan
 
@@ -96,27 +90,12 @@ class FunctionOptions(TrainOptions):
     params: Any
 
 
-class RunOptions(FunctionOptions):
+class RunOptions(FunctionOptions, RunArguments):
     """The keyword arguments of `run`."""
 
-    workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
-    )
     evaluate: Evaluate | Callable[[Any], Figures] | None = None
     weights: str | Path | None = option(
         "What to start from.", default=None, check=path_checks.place
-    )
-    resume: str | Path | None = option(
-        "What to continue from.", default=None, check=path_checks.place
-    )
-    snapshots: str | Path | None = option(
-        "Where snapshots go.", default=None, check=path_checks.place
-    )
-    logs: str | Path | None = option(
-        "Where shards keep logs.", default=None, check=path_checks.place
-    )
-    callbacks: Sequence[Callback] = option(
-        "What watches the run, in order.", default=(), check=check_callbacks
     )
 
     @classmethod
@@ -125,13 +104,12 @@ class RunOptions(FunctionOptions):
 
     def check(self) -> None:
         super().check()
-        check_logs_kept(self.logs, self.durability, self.named("logs"))
         if self.weights is not None and self.resume is not None:
             raise BadInput("run: weights: expected these or a snapshot to resume, got both")
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """What `run` returns.
+    """What `run` returns, and what `worker.Interrupted` holds.
 
     `params` are the trained parameters, in the structure that was given; of several `tables`, a
     dict by their names. `evaluations` are the results of the tests, in order, that of the final
@@ -142,6 +120,10 @@ class RunResult(msgspec.Struct, frozen=True):
     outcome: Outcome
     evaluations: tuple[Evaluation, ...]
     tables: ps.Tables
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.tables)
+        return f"RunResult({names}: {in_a_line(self.outcome, self.evaluations)})"
 
     def save(self, path: str | Path) -> str | Path:
         """Write the arrays by name to a .safetensors file, a path or URI; returns the path."""
@@ -171,9 +153,11 @@ def run(
     train` (docs/reference/cli.md); `ctx.loop` follows the strategy, and a loop with `ctx.worker` of
     one's own is plain Downpour.
 
-    Ctrl-C ends the job early, with a snapshot where `snapshots` says where. Shards in Ray need
-    `ray.init` first; `shards_in="processes"` needs none. Raises BadInput for an error that the
-    caller can fix, GiveUp when a worker or a shard fails for good.
+    Ctrl-C ends the job early, with a snapshot where `snapshots` says where, and raises
+    `worker.Interrupted`, a KeyboardInterrupt whose `result` has the parameters so far; with
+    `on_interrupt="return"` that result is returned. Shards in Ray need `ray.init` first;
+    `shards_in="processes"` needs none. Raises BadInput for an error that the caller can fix, GiveUp
+    when a worker or a shard fails for good.
     """
     check_train("run: train", train)
     if "observer" in options:
@@ -200,7 +184,8 @@ def run(
         )
 
     run = WatchedRun(workers, settings_of(chosen, args), tests=evaluate is not None)
-    with watching(chosen.callbacks, run, parameters) as watch:
+    callbacks = (*chosen.callbacks, *progress_of(df, chosen.max_iter, wanted=chosen.progress))
+    with watching(callbacks, run, parameters) as watch:
         outcome = run_job(
             df,
             function_job(train, args, tables, chosen, workers),
@@ -209,7 +194,7 @@ def run(
             snapshots=chosen.snapshots,
             logs=chosen.logs,
             evaluation=None if evaluate is None else _plan(evaluate, views),
-            observer=watch if chosen.callbacks else None,
+            observer=watch if callbacks else None,
             even=chosen.workers is not None,
             source=source,
         )
@@ -221,7 +206,8 @@ def run(
                 )
             ]
         found = watch.finish(outcome.weights, last)
-    return RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
+    result = RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
+    return unless_interrupted(result, chosen.on_interrupt)
 
 
 def check_train(what: str, train: object) -> None:

@@ -40,7 +40,7 @@ from worker import initial_state, spark
 from worker.context import STOP
 from worker.data.source import Source
 from worker.dataframe_checks import check_columns, check_pythons, dealt
-from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan
+from worker.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan, in_words
 from worker.job import Job, settled
 from worker.job_inputs import JobInputs, prepare
 from worker.job_shards import JobShards, ReshardRequest, SettingsRequest, Start
@@ -110,10 +110,25 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: list[Evaluation] = []
     notices: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Outcome({in_a_line(self, self.evaluations)})"
+
     def last_evaluation(self, workers: int, figures: dict[str, float]) -> Evaluation:
         """The result of a test of the final weights, of a job with this many workers."""
         status = self.statuses[0]
         return Evaluation(status.steps // workers, status.samples, self.seconds, figures)
+
+
+def in_a_line(outcome: Outcome, evaluations: Sequence[Evaluation]) -> str:
+    """How large a job's weights are, how far it trained, and its last test, for a `repr`."""
+    steps = outcome.statuses[0].steps if outcome.statuses else 0
+    return ", ".join(
+        [
+            f"{outcome.weights.size:,} weights after {steps:,} steps in {outcome.seconds:.1f} s",
+            *([in_words(evaluations[-1].figures)] if evaluations else []),
+            *(["interrupted"] if outcome.interrupted else []),
+        ]
+    )
 
 
 def run_job(
@@ -279,8 +294,9 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
 
 
 def check_frame(what: str, df: object) -> None:
-    """Raise BadInput for anything but a Spark DataFrame."""
+    """Raise BadInput for anything but a Spark DataFrame of a session that runs."""
     if isinstance(df, spark.DataFrame):
+        spark.check_running(what, df)
         return
     expected = "a Spark DataFrame"
     if type(df).__module__.startswith("pandas"):
@@ -368,7 +384,7 @@ class _Run:
                 reports=reports,
                 snapshot=self._snapshot,
                 seconds=time.monotonic() - started,
-                interrupted=interrupted,
+                interrupted=pressed.is_set(),  # also while the end was being reported
                 evaluations=self.evaluator.results if self.evaluator is not None else [],
                 notices=tuple(self.notify.texts),
             )

@@ -3,7 +3,7 @@
 `worker.Caffe` is one kind, `worker.CustomModel` another. A new kind is one file with one class.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,17 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import path_checks
-from ps.launch.launch_plan import check_logs_kept
 from shards import argument_checks
 from shards.tables import DenseTable
 from worker import spark
-from worker.callbacks import Callback, check_callbacks
 from worker.data.source import Source
 from worker.evaluation import EvaluationPlan
 from worker.job import Job
 from worker.option_fields import option
-from worker.options import MAX_COUNT, TrainOptions
+from worker.run_options import RunArguments
 
 Floats = NDArray[np.float32]
 
@@ -51,35 +48,16 @@ def _kind(what: str, value: object) -> ModelKind:
     return kind
 
 
-class TrainArguments(TrainOptions):
+class TrainArguments(RunArguments):
     """The keyword arguments of `train`."""
 
     model: ModelKind = option(
         "What to train: `worker.Caffe(solver)`, or a `worker.CustomModel`.", check=_kind
     )
-    workers: int | None = option(
-        "Workers; None: the partitions of the DataFrame.", default=None, least=1, most=MAX_COUNT
-    )
-    resume: str | Path | None = option(
-        "What to continue from.", default=None, check=path_checks.place
-    )
-    snapshots: str | Path | None = option(
-        "Where snapshots go.", default=None, check=path_checks.place
-    )
-    logs: str | Path | None = option(
-        "Where shards keep logs.", default=None, check=path_checks.place
-    )
-    callbacks: Sequence[Callback] = option(
-        "What watches the run, in order.", default=(), check=check_callbacks
-    )
 
     @classmethod
     def named(cls, name: str) -> str:
         return f"train: {name}"
-
-    def check(self) -> None:
-        super().check()
-        check_logs_kept(self.logs, self.durability, self.named("logs"))
 
     def count_workers(self, df: "spark.DataFrame") -> int:
         """The number of workers: that of the partitions of `df` unless it is given."""

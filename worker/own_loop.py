@@ -8,7 +8,7 @@ arrays, or PyTorch tensors. `start` gives the shards their half of the strategy,
 worker's half; both must be given the same.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +19,7 @@ import ps
 from ps.logs import logger
 from ps.tables import tables_of
 from shards import argument_checks
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
@@ -123,7 +124,8 @@ def plan_for(
 ) -> tuple[DenseTable, Plan]:
     """The only table of a running job, and the plan of each of its workers.
 
-    Raises BadInput, naming `what`, for several tables and for another strategy than the job's.
+    Raises BadInput, naming `what`, for several tables, and for another strategy or another number
+    of workers than the job's.
     """
     name, dense = only_table(what, job)
     chosen = strategy_of("strategy", strategy).for_workers(
@@ -133,6 +135,11 @@ def plan_for(
     if expected not in ("", got):
         raise BadInput(
             f"{what}: strategy: expected {expected}, as the job was started with, got {got}"
+        )
+    if job.cluster.workers not in (0, workers):
+        raise BadInput(
+            f"{what}: workers: expected {job.cluster.workers}, as the job was started for, got"
+            f" {workers}"
         )
     plan = Plan(
         steps=steps,
@@ -169,6 +176,28 @@ class FunctionModel:
         self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
     ) -> float:
         """The loss of a batch; its gradient is written into `out`, padding included."""
-        loss, gradient = self._gradient(self._views.build(None, weights), batch)
+        returned = self._gradient(self._views.build(None, weights), batch)
+        loss, gradient = _loss_and_gradient(returned)
         self._views.write(None, gradient, out)
         return check_loss(self, loss)
+
+
+def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
+    """What the user's function returned, if it is two values in this order; raises BadInput."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        loss, gradient = returned
+        if not _has_parts(loss) or _has_parts(gradient):
+            return loss, gradient
+        got = "(gradients, loss)"
+    elif isinstance(returned, tuple | list):
+        got = counted(len(returned), "value")
+    elif isinstance(returned, Mapping):
+        got = f"a dict of {', '.join(map(str, returned))}"
+    else:
+        got = argument_checks.shown(returned)
+    raise BadInput(f"gradient: expected it to return (loss, gradients), got {got}")
+
+
+def _has_parts(value: object) -> bool:
+    """Whether a value holds several others, as parameters do and a loss does not."""
+    return isinstance(value, Mapping | list | tuple) or bool(getattr(value, "ndim", 0))

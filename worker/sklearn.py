@@ -11,9 +11,9 @@ scikit-learn.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from threading import Barrier
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from itertools import pairwise, takewhile
+from threading import Barrier, Event
 from typing import Any, cast
 
 import numpy as np
@@ -96,10 +96,12 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         how: dict[str, Any] = {"strategy": self.strategy, "workers": workers}
         bound: dict[str, Any] = {} if self.staleness is None else {"staleness": self.staleness}
         registered = Barrier(workers)  # so that the first synchronous round has all workers
+        interrupted = Event()
 
         def take_steps(number: int) -> int:
             own = range(number, len(inputs), workers)
             batches = _batches(inputs, targets, own, size, epochs, seed + number, registered)
+            batches = takewhile(lambda _: not interrupted.is_set(), batches)
             steps = epochs * -(-len(own) // size)
             try:
                 return own_loop.loop(
@@ -113,7 +115,16 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
             own_loop.start(table, on="threads", shards=self.shards, **bound, **how) as job,
             ThreadPoolExecutor(workers, "worker") as pool,
         ):
-            self.steps_ += sum(pool.map(take_steps, range(workers)))
+            futures = [pool.submit(take_steps, number) for number in range(workers)]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+                self.steps_ += sum(future.result() for future in futures)
+            except KeyboardInterrupt:
+                interrupted.set()
+                wait(futures)
+                self.steps_ += sum(future.result() for future in futures if not future.exception())
+                self.layers_ = cast(Layers, job.read())
+                raise
             self.layers_ = cast(Layers, job.read())
 
     def _scores(self, X: NDArray[Any]) -> Floats:
@@ -143,7 +154,8 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     `workers` threads train on equal parts of the rows, with `strategy` (docs/how-to/strategies.md)
     and the bound `staleness`; None is the strategy's own. `rule`, `rate` and `decay` are those of
     `ps.Dense.like`. Features are standardised by the rows of the first call of `fit` or
-    `partial_fit`. An asynchronous strategy with several workers gives slightly different weights
+    `partial_fit`. Ctrl-C raises KeyboardInterrupt, and leaves the weights of that moment in
+    `layers_`. An asynchronous strategy with several workers gives slightly different weights
     each time, whatever `random_state`; `strategy="bsp"` repeats them.
 
     Fitted: `classes_`, `layers_`, `steps_` of all workers, `n_features_in_`.

@@ -41,7 +41,7 @@ from ps.snapshots.catalog import LoadedSnapshot, Retention, SnapshotCatalog
 from ps.storage import open_store
 from ps.tables import tables_of
 from shards import argument_checks
-from shards.errors import BadInput, DownpourError, GiveUp
+from shards.errors import BadInput, DownpourError
 from shards.repartition import whole_weights
 from shards.shard_state import ShardState
 from worker import spark
@@ -215,24 +215,25 @@ class _Batches:
         self._ended = False
 
     def __call__(self, df: spark.DataFrame, batch: int) -> None:
-        """Apply a micro-batch, unless an earlier call has; the end of the call reports its end."""
+        """Apply a micro-batch, unless an earlier call has; the end of the call reports its end.
+
+        A call after the stream's end must not return, because Spark would record the micro-batch as
+        applied. It waits for the end of the query, without the lock, which `end` takes.
+        """
         with self._lock:
-            try:
-                if self._ended or self.stopped:
-                    raise GiveUp("the stream has been stopped")
-                if self._is_new(batch):
-                    self._apply(df, batch)
-            except BaseException as error:
-                if not self._ended and not self.stopped:
+            over = self._ended or self.stopped
+            if not over:
+                try:
+                    if self._is_new(batch):
+                        self._apply(df, batch)
+                except BaseException as error:
                     self._error = error
-                raise
+                    raise
+        if over:
+            spark.await_stop(df)
 
     def end(self) -> None:
-        """Wait until no micro-batch is under way; none begins afterwards.
-
-        Spark waits for its call of a micro-batch when it ends a query. The lock is therefore free
-        by then, so that a call that has just been made can fail.
-        """
+        """Wait until no micro-batch is under way; none begins afterwards."""
         with self._lock:
             self._ended = True
 
@@ -270,7 +271,7 @@ class _Batches:
         self._train(spark.dealt_to(df, self._job.workers), task)
         admin, cluster = self._shards.admin, self._shards.cluster
         states = admin.export()
-        self.stopped = stop_requested(admin.status()[0], task.first_incarnation)
+        stops = stop_requested(admin.status()[0], task.first_incarnation)
         self._catalog.save(
             batch + 1,
             states,
@@ -279,7 +280,7 @@ class _Batches:
             rules=self._job.rule_names,
             workers=self._job.workers,
         )
-        self._states, self.applied = states, batch + 1
+        self._states, self.applied, self.stopped = states, batch + 1, stops
 
     def _train(self, df: spark.DataFrame, task: TaskSpec) -> None:
         """Run the workers of a micro-batch; raises the error of a shard that has died."""

@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     found = []
-    environment = dict(deploy.java_environment())
+    environment = dict(deploy.spark_environment())
     with (
         start_session(None, WORKERS, app="accuracy", env=environment) as session,
         threadpool_limits(1),
@@ -308,8 +308,6 @@ def main() -> None:
                 between = time.monotonic()
                 trained = by_workers(task, net, rows, df, classes, seed)
                 ended = time.monotonic()
-                if trained.outcome.interrupted:
-                    raise KeyboardInterrupt
                 together = accuracy(net, trained.params, tests)
                 print(
                     f"| {name} | {len(rows.x)} | {task.epochs} | {seed} | {alone:.2f} |"

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 import ps
 import worker
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from tests.bench.report import Goal, goals, save
 from tests.support import row_queue
 from tests.support.ml_nets import Line
@@ -69,7 +69,7 @@ def transform(rows: int, rounds: int) -> dict[str, float]:
     spec = NetSpec("tests.support.ml_nets:Line", {"size": WIDTH, "outputs": OUTPUTS})
     model = worker.ml.NetRegressorModel(FittedNet(spec, weights, several=True))
     took: dict[str, list[float]] = {"bare": [], "transform": []}
-    with start_session(None, 1, app="bench", env=dict(java_environment())) as spark:
+    with start_session(None, 1, app="bench", env=dict(spark_environment())) as spark:
         values = ", ".join(f"float(id % {7 + n})" for n in range(WIDTH))
         df = spark.range(rows, numPartitions=2).selectExpr("id", f"array({values}) AS features")
         df = df.cache()
@@ -112,7 +112,7 @@ def feeding(rows: int, rounds: int) -> dict[str, Took]:
 
     few = rows // 20  # of which the queue takes as long
     took: dict[str, list[Took]] = defaultdict(list)
-    with start_session(None, 1, app="bench", env=dict(java_environment())) as spark:
+    with start_session(None, 1, app="bench", env=dict(spark_environment())) as spark:
         numbers = [f"float(id % {7 + n})" for n in range(FED_FLOATS)]
         one = f"array({', '.join(numbers)}) AS x"
         df = spark.range(rows, numPartitions=1).selectExpr(one).cache()
@@ -166,7 +166,7 @@ def micro_batches(count: int) -> Took:
     ends: list[Took] = []
     with (
         TemporaryDirectory() as folder,
-        start_session(None, 2, app="bench", env=dict(java_environment())) as spark,
+        start_session(None, 2, app="bench", env=dict(spark_environment())) as spark,
     ):
         rows = [([0.5] * FED_FLOATS,)] * (count * 2 * FED_ROWS)
         df = spark.createDataFrame(rows, "x array<float>").repartition(count)

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import worker
 import worker.torch
 from deploy.examples import mnist_spark_torch as cnn
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from tests.bench.loops import Step, StepTime, in_turn, rows_for
 from tests.bench.report import Goal, goals, save
 from worker.spark import start_session
@@ -99,7 +99,7 @@ def learning(rows: int) -> dict[str, float]:
     """The percentage of test images that each net recognises, by how it was trained."""
     data, test = cnn.rows("train", rows), cnn.rows("t10k", 10_000)
     found = {}
-    with start_session(None, 2, app="bench_torch", env=java_environment()) as spark:
+    with start_session(None, 2, app="bench_torch", env=spark_environment()) as spark:
         df = spark.createDataFrame(data, "image binary, label long").repartition(2)
         for name, net in (("CNN", cnn.net), ("MLP", mlp)):
             percent = found[f"{name} plain"] = 100 * cnn.accuracy(plainly(net(), data), test)

@@ -16,7 +16,7 @@ import psutil
 from numpy.typing import NDArray
 
 from deploy import ray_cluster
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from ps import Cluster
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
@@ -70,7 +70,7 @@ def main() -> None:
     reports: list[WorkerReport] = []
     with (
         ray_cluster.connect(None, 2),
-        spark.start_session(None, 2, app="bench", env=java_environment()) as session,
+        spark.start_session(None, 2, app="bench", env=spark_environment()) as session,
     ):
         frames = {w: session.createDataFrame(table).repartition(w).cache() for w in rates}
         for number in range(given.rounds):

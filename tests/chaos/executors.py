@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import ps
 import worker
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from tests.support.clusters import standalone_spark
 from tests.support.eventually import eventually
 
@@ -73,7 +73,7 @@ def executors() -> list[int]:
 
 
 def main() -> None:
-    os.environ |= java_environment() | {"PYSPARK_PYTHON": sys.executable}
+    os.environ |= spark_environment() | {"PYSPARK_PYTHON": sys.executable}
     with tempfile.TemporaryDirectory() as folder, standalone_spark(Path(folder)) as master:
         seen = Path(folder) / "seen"
         seen.mkdir()

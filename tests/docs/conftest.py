@@ -2,6 +2,9 @@
 
 The pages start Ray and Spark as a user does. Here the doors lead to the session's shared ones, so
 that a page costs a second and not a minute; they still refuse arguments that the real ones lack.
+
+The environment is not activated: the first `python3` on PATH has no packages, and Spark runs it for
+functions of the page's own unless the page says otherwise before it starts its session.
 """
 
 import inspect
@@ -16,6 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from cupy_kernels.cpu import updates as update_loops
+from tests.support.bare_python import bare_python
 from tests.support.doc_pages import ROOT
 from tests.support.small_demo import write_demo, write_parquet
 from worker.caffe.registry import LAYERS
@@ -32,10 +36,12 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clusters(
+    spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> Iterator[None]:
     """A page that starts Ray or Spark gets the ones that run."""
     import ray
-    from pyspark.sql import DataFrameReader, DataFrameWriter
+    from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
     from deploy import ray_cluster
     from worker import spark as door
@@ -50,7 +56,18 @@ def clusters(spark: Any, ray_local: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         (door, "start_session", spark),
     ):
         monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
-    with patch.dict(os.environ):  # a page may set JAVA_HOME
+    bare = bare_python(tmp_path_factory.mktemp("unactivated") / "bin")
+    get = SparkSession.Builder.getOrCreate
+
+    def with_the_pages_python(builder: Any) -> Any:
+        session = get(builder)
+        session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", str(bare))
+        return session
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", with_the_pages_python)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", spark.sparkContext.pythonExec)
+    with patch.dict(os.environ):  # a page may set JAVA_HOME and PYSPARK_PYTHON
+        os.environ.pop("PYSPARK_PYTHON", None)
         yield
 
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 import worker
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from shards.errors import BadInput, GiveUp
+from tests.support.bare_python import bare_python
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path
@@ -212,15 +213,6 @@ def test_a_model_without_a_loss(spark: Any) -> None:
 # --- the Python of the tasks --------------------------------------------------------------------
 
 
-def bare_python(folder: Path) -> Path:
-    """A `python3` of the right version that finds no installed package."""
-    folder.mkdir()
-    path = folder / "python3"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
 def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lacks packages is refused by name, with what to set, before anything is started."""
     python = bare_python(tmp_path / "bin")
@@ -228,6 +220,21 @@ def test_another_python(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     line = refusal(spark.createDataFrame(rows(40)), ones_job(steps=1, workers=1))
     assert f"Spark's Python ({python}) has no module '" in line
     assert f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}" in line
+
+
+def test_the_python_of_a_users_function(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a function of the user's own runs in a Python that lacks packages, the error of its
+    task names the variable to set: the rows are counted without the function."""
+    from pyspark.sql.functions import udf
+
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare_python(tmp_path / "bin")))
+    frame = spark.createDataFrame(rows(40)).coalesce(1)
+    frame = frame.withColumn("label", udf(lambda label: label, "long")("label"))
+    monkeypatch.undo()
+    with pytest.raises(GiveUp, match=r"No module named .* set PYSPARK_PYTHON before the session"):
+        run_job(frame, ones_job(steps=1, workers=1))
 
 
 @pytest.mark.parametrize(
@@ -278,11 +285,12 @@ def test_a_program_in_an_environment_that_is_not_activated(tmp_path: Path) -> No
     (tmp_path / "program.py").write_text(PROGRAM)
     python = bare_python(tmp_path / "bin")
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    env["JAVA_HOME"] = spark_environment()["JAVA_HOME"]
     env |= {"PATH": f"{python.parent}:{os.environ['PATH']}"} | import_path(ROOT)
     done = subprocess.run(
         [sys.executable, "program.py"],
         cwd=tmp_path,
-        env=env | dict(java_environment()) | QUICK_JAVA,
+        env=env | QUICK_JAVA,
         capture_output=True,
         text=True,
         check=False,

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 import worker
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from tests.support import tiny_job
 from tests.support.clusters import QUICK_JAVA
 
@@ -46,7 +46,7 @@ def test_train_test_and_features(spark_master: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     code = worker.pack_code(tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    environ = os.environ | java_environment() | QUICK_JAVA | {"PYSPARK_PYTHON": sys.executable}
+    environ = os.environ | spark_environment() | QUICK_JAVA | {"PYSPARK_PYTHON": sys.executable}
     environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(Path(pyspark.__file__).parent)}
     environ.pop("PYTHONPATH", None)
     done = subprocess.run(

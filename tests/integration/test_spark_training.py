@@ -1,5 +1,6 @@
 """Training over Spark, Ray and ZeroMQ for real, where every push counts as one."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,37 @@ def test_synchronous_rounds(spark: Any) -> None:
     versions = outcome.statuses[0].version
     assert counted(outcome.weights) == {-float(versions)}
     assert 12 <= versions <= 24  # A worker that starts late or ends last makes rounds of its own.
+
+
+CRASH = """An error occurred while calling o2707.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 \
+times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor driver): \
+org.apache.spark.SparkException: Python worker exited unexpectedly (crashed).
+\tat org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1)
+Caused by: java.io.EOFException"""
+LOST = """An error occurred while calling o35.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 \
+times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 1): \
+ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Out of memory"""
+OTHER = """An error occurred while calling o35.collectToPython.
+: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (CRASH, "a Python worker of Spark exited unexpectedly, killed or crashed"),
+        (LOST, "ExecutorLostFailure .* Reason: Out of memory$"),
+        (OTHER, "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext"),
+        ("ModuleNotFoundError: No module named 'x'", "No module named 'x' .* set PYSPARK_PYTHON"),
+    ],
+)
+def test_task_reason_names_the_cause(text: str, reason: str) -> None:
+    """Of a worker that was killed, a lost executor, and a module that only the driver has."""
+    from worker.spark import task_reason
+
+    assert re.search(reason, task_reason(text))
+    assert "An error occurred" not in task_reason(text)
 
 
 def test_task_reason_finds_the_error() -> None:

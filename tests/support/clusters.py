@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import psutil
 import pyspark
 
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
@@ -186,7 +186,7 @@ def _spark_class(
     (conf / "log4j2.properties").write_text(_LOG4J)
     environ = (
         os.environ
-        | java_environment()
+        | spark_environment()
         | {
             # The executors have it from their worker. Spark Connect keeps what it is sent there.
             "JAVA_TOOL_OPTIONS": f"{_QUICK} -Djava.io.tmpdir={folder}",

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from deploy.java import java_environment
+from deploy.java import spark_environment
 from ps import build_id
 from shards.errors import DownpourError
 from worker.spark import run_tasks, start_session
@@ -30,7 +30,7 @@ def seen(url: str | None, *, kill: bool = False, gpus: bool = False) -> dict[str
     before leaving.
     """
     before = _process_state()
-    with start_session(url, 2, app="one session", env=java_environment()) as session:
+    with start_session(url, 2, app="one session", env=spark_environment()) as session:
         frame = session.range(4, numPartitions=2)
         rows = frame.mapInArrow(_look, "seen string").collect()
         found: dict[str, Any] = {
@@ -81,7 +81,7 @@ def refused() -> dict[str, Any]:
         told = {}
         for name, port in (("dead", dead.getsockname()[1]), ("silent", silent.getsockname()[1])):
             for scheme in ("spark", "sc"):
-                answer = _refusal(f"{scheme}://127.0.0.1:{port}", java_environment())
+                answer = _refusal(f"{scheme}://127.0.0.1:{port}", spark_environment())
                 told[f"{scheme} {name}"] = answer.replace(str(port), "PORT")
     with tempfile.TemporaryDirectory() as home:
         java = Path(home) / "bin" / "java"

@@ -261,3 +261,22 @@ def test_without_pytorch_its_module_names_the_extra(monkeypatch: pytest.MonkeyPa
         BadInput, match=r'expected PyTorch \(pip install "/path/to/downpour\[torch\]"\)'
     ):
         worker.torch.params(None)
+
+
+@pytest.mark.parametrize("on_interrupt", ["raise", "return"])
+def test_ctrl_c_in_train(on_interrupt: str, monkeypatch: pytest.MonkeyPatch, solver: Path) -> None:
+    """It raises with what `train` would return, unless that is to be returned."""
+    status = SimpleNamespace(steps=12)
+    outcome: Any = SimpleNamespace(
+        weights=None, evaluations=[], interrupted=True, statuses=[status], snapshot="snapshots/6"
+    )
+    _job_of(monkeypatch, solver=solver)
+    monkeypatch.setattr(api, "run_job", lambda *_, **__: outcome)
+    df: Any = SimpleNamespace(columns=["image", "label"])
+    options: Any = {"model": worker.Caffe(solver), "workers": 2, "on_interrupt": on_interrupt}
+    if on_interrupt == "return":
+        assert worker.train(df, **options).outcome is outcome
+        return
+    with pytest.raises(KeyboardInterrupt, match=r"after 12 steps.* resume from snapshots/6$") as it:
+        worker.train(df, **options)
+    assert it.value.result.outcome is outcome  # type: ignore[attr-defined]

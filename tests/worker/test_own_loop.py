@@ -90,6 +90,39 @@ def test_another_strategy_than_the_job_s_is_refused() -> None:
         assert report.steps == 4
 
 
+def test_another_number_of_workers_than_the_job_s_is_refused() -> None:
+    """Strategies scale pushes by it; a job that names no strategy takes any number."""
+    with worker.start(START, workers=2, on="threads") as job:
+        other = ps.connect(job.address, token=job.token)
+        text = "loop: workers: expected 2, as the job was started for, got 1"
+        with pytest.raises(BadInput, match=text):
+            worker.loop(other, "w0", gradient, batches(0), steps=1)
+    with ps.local(START, workers=2) as job:
+        assert worker.loop(job, "w0", gradient, batches(0), steps=1).steps == 1
+
+
+GRADS = {"slope": np.zeros(3), "offset": np.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (None, "None"),
+        (GRADS, "a dict of slope, offset"),
+        ((GRADS,), "1 value"),
+        ((0.5, GRADS, 3), "3 values"),
+        ((GRADS, 0.5), "(gradients, loss)"),
+        (0.5, "0.5"),
+        (np.zeros(2), "an array of float64 of shape (2,)"),
+    ],
+)
+def test_what_a_gradient_returns_is_checked(returned: Any, got: str) -> None:
+    """One line says what was expected, in which order, and what came."""
+    with ps.local(START) as job, pytest.raises(BadInput) as caught:
+        worker.loop(job, "w0", lambda *_: returned, batches(0), steps=1)
+    assert str(caught.value) == f"gradient: expected it to return (loss, gradients), got {got}"
+
+
 def test_one_table_is_expected() -> None:
     """The loop trains jobs with one table; the error names those there are."""
     two = ps.Tables(a=ps.Dense.like(START), b=ps.Dense.like(START))

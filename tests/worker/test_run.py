@@ -1,5 +1,8 @@
 """`worker.run`: functions of one's own on the rows of a Spark DataFrame."""
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import ps
 import worker
+from ps.snapshots.manifest import load_snapshot
 from ps.tables import tables_of
 from shards.errors import BadInput, GiveUp
 from worker.function_run import RunOptions, function_job
@@ -397,3 +401,63 @@ def test_each_table_travels_as_it_describes() -> None:
 def test_a_function_that_cannot_be_sent_is_named(lines: Any) -> None:
     with pytest.raises(BadInput, match=r"run: args: expected what can be sent.*'_thread.lock'"):
         worker.run(lines, with_loop, Lock(), params=PARAMS)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt in this process, as in a user's."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def interrupting(args: Any, ctx: worker.Context) -> None:
+    """Train without end; the chief presses Ctrl-C for the driver in its third step."""
+    for number, batch in enumerate(ctx.batches(10, columns=["x", "y"])):
+        if ctx.chief and number == 3:
+            os.kill(args["driver"], signal.SIGINT)
+        with ctx.worker.step(samples=len(batch["y"])) as step:
+            step.loss, grads = gradient(step.pull(), batch)
+            step.push(grads)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_raises_with_the_result(lines: Any, tmp_path: Path) -> None:
+    """The exception holds the parameters so far, which a snapshot has, too."""
+    options: dict[str, Any] = {"params": PARAMS, "shards_in": "processes"}
+    args = {"driver": os.getpid()}
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^Ctrl-C after \d+ steps of all workers: "
+    ) as info:
+        worker.run(lines, interrupting, args, snapshots=tmp_path, **options)
+    assert isinstance(info.value, worker.Interrupted)
+    result: Any = info.value.result
+    assert str(info.value).endswith(f"; resume from {result.outcome.snapshot}")
+    manifest, _ = load_snapshot(result.outcome.snapshot)
+    assert manifest.steps >= 3
+    assert distance(result.params) < distance(PARAMS)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_returns_the_result_on_request(lines: Any) -> None:
+    returned = worker.run(
+        lines,
+        interrupting,
+        {"driver": os.getpid()},
+        params=PARAMS,
+        shards_in="processes",
+        on_interrupt="return",
+    )
+    assert returned.outcome.interrupted
+    assert returned.outcome.statuses[0].steps >= 3
+
+
+def crashing(args: Any, ctx: worker.Context) -> None:
+    """End the process as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_python_worker_is_named(lines: Any) -> None:
+    """The error says that the process of a worker was killed, and where to look."""
+    with pytest.raises(GiveUp, match=r"Python worker of Spark exited .*: see whether .* memory"):
+        worker.run(lines, crashing, params=PARAMS, shards_in="processes")

@@ -1,5 +1,7 @@
 """`worker.sklearn`: estimators as scikit-learn knows them, trained on parameter servers."""
 
+import signal
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -91,3 +93,25 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     X, y = make_classification(40, 5, random_state=4)
     with pytest.raises(BadInput, match=message):
         DownpourClassifier(**options).fit(X, y)
+
+
+def test_ctrl_c_ends_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises KeyboardInterrupt at once, and the weights are those of that moment."""
+    main, steps = get_ident(), iter(range(10**9))
+    gradient = DownpourClassifier._gradient
+
+    def pressing(self: Any, *arguments: Any) -> Any:
+        if next(steps) == 20:
+            signal.pthread_kill(main, signal.SIGINT)
+        return gradient(self, *arguments)
+
+    monkeypatch.setattr(DownpourClassifier, "_gradient", pressing)
+    model = DownpourClassifier(epochs=1_000_000, random_state=1)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(*make_classification(100, 5, random_state=2))
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert 0 < model.steps_ < 1_000_000
+    assert any(layer["b"].any() for layer in model.layers_)

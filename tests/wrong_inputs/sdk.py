@@ -830,6 +830,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "snapshots": "path?",
                 "logs": "path?",
                 "callbacks": "",
+                "on_interrupt": "choice",
                 **_OPTIONS,
             },
             _OPTION_NAMES,

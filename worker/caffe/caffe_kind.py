@@ -60,6 +60,11 @@ class Caffe(msgspec.Struct, frozen=True):
             path = path_checks.path("Caffe: weights", self.weights)
             msgspec.structs.force_setattr(self, "weights", path)
 
+    def __repr__(self) -> str:
+        start = "" if self.weights is None else f", weights={str(self.weights)!r}"
+        tests = "" if self.test_data is None else ", test_data=..."
+        return f"worker.Caffe({str(self._read.file)!r}{start}{tests})"
+
     def table(self) -> DenseTable:
         """The net's tensors: "conv1/0" the weights of a layer, "conv1/1" its bias, and so on."""
         return CaffeModel(self._read.train).table

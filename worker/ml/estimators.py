@@ -74,6 +74,7 @@ class NetEstimator(
         return StageReader(cls, lambda _facts, _weights: cls(), weights=False)
 
     def _fit(self, dataset: DataFrame) -> NetModel:
+        spark.check_running("fit", dataset)
         inputs, label = self._input_columns(), self.getLabelCol()
         if not self.isDefined(self.model):
             raise BadInput("model: expected an import path or a solver's .prototxt, got none")
@@ -136,8 +137,6 @@ class NetEstimator(
         trained = worker.run(
             read(df), train_net, (spec, settings), params=dense, weights=self._weights, **options
         )
-        if trained.outcome.interrupted:
-            raise KeyboardInterrupt
         return spec, by_name(dense, trained.params), trained.evaluations
 
     def _fit_caffe(
@@ -172,8 +171,6 @@ class NetEstimator(
         zeros = {name: np.zeros((2, facts.widths[column]), np.float32)}
         self._check_outputs(build(spec), zeros, path, facts)
         trained = worker.train(rows, model=kind, **options)
-        if trained.outcome.interrupted:
-            raise KeyboardInterrupt
         return spec, trained.params, trained.evaluations
 
     def _check_outputs(

@@ -18,7 +18,7 @@ from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
 from worker.ml.predict import Predictor, predict
 from worker.ml.saved import StageReader, StageWriter
-from worker.spark import map_tasks
+from worker.spark import check_running, map_tasks
 
 _INPUT = "__downpour_"  # how columns begin that the tasks read and drop
 
@@ -72,6 +72,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         return StageReader(cls, make)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_running("transform", dataset)
         inputs = self._input_columns()
         check_columns(dataset, list(inputs))
         check_free(dataset, self._added_columns())

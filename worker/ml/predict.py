@@ -61,7 +61,17 @@ def predict(
     *,
     of: Predictor,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches with the columns of the predictor in place of its inputs."""
+    """The batches with the columns of the predictor in place of its inputs.
+
+    Spark shows the traceback of a task, twice; of an error of the rows only its line matters.
+    """
+    try:
+        yield from _predict_batches(batches, of)
+    except BadInput as error:
+        raise error.with_traceback(None) from None
+
+
+def _predict_batches(batches: Iterator[pa.RecordBatch], of: Predictor) -> Iterator[pa.RecordBatch]:
     net = _load(of)
     with threadpool_limits(1):
         for batch in batches:
@@ -92,7 +102,17 @@ def _predicted(
     found: list[list[NDArray[Any]]] = []
     for first in range(0, rows, _ROWS):
         part = {name: values[first : first + _ROWS] for name, values in inputs.items()}
-        found.append(net.outputs(part, layers))
+        try:
+            found.append(net.outputs(part, layers))
+        except BadInput:
+            raise
+        except Exception as error:  # noqa: BLE001  # a network may fail in its own way
+            shapes = ", ".join(f"{name} {values.shape}" for name, values in part.items())
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(
+                f"transform: model {of.net.model}: cannot compute rows of {shapes}, of another"
+                f" length than in training? {line}"
+            ) from None
     output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
     made = {
         of.layers[layer]: vectors(values.reshape(rows, -1))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worker.spark.failures import reason, task_reason
     from worker.spark.frames import (
         active_session,
+        check_running,
         column_types,
         deal,
         dealt_to,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         partition_count,
         read_table,
         sequence_file,
+        shows_progress,
         source_rows,
         write_frame,
     )
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from worker.spark.session import start_session
     from worker.spark.streams import (
         await_query,
+        await_stop,
         query_error,
         runs_queries,
         start_query,
@@ -54,8 +57,10 @@ __all__ = [
     "SparkSession",
     "active_session",
     "await_query",
+    "await_stop",
     "check_guarded",
     "check_python",
+    "check_running",
     "check_sendable",
     "column_types",
     "deal",
@@ -75,6 +80,7 @@ __all__ = [
     "runs_queries",
     "sequence_file",
     "share",
+    "shows_progress",
     "source_rows",
     "start_query",
     "start_session",
@@ -89,6 +95,7 @@ _HOMES = {
     "pyspark.sql": ("DataFrame", "SparkSession"),
     "worker.spark.failures": ("reason", "task_reason"),
     "worker.spark.frames": (
+        "check_running",
         "column_types",
         "read_table",
         "dealt_to",
@@ -99,6 +106,7 @@ _HOMES = {
         "numbered",
         "partition_count",
         "sequence_file",
+        "shows_progress",
         "source_rows",
         "write_frame",
     ),
@@ -106,6 +114,7 @@ _HOMES = {
     "worker.spark.session": ("start_session",),
     "worker.spark.streams": (
         "await_query",
+        "await_stop",
         "query_error",
         "runs_queries",
         "start_query",

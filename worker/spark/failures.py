@@ -1,14 +1,28 @@
 """Spark's reports of failures, in one line: what a task raised, or what Java said."""
 
 import re
+import sys
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from shards.errors import BadInput, GiveUp
 
 SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 BAD_INPUT = "BadInput: "
+PYTHON_REMEDY = (
+    f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
+    " Python with what workers need (docs/how-to/clusters.md)"
+)
+
+
+_CRASH = "Python worker exited unexpectedly"  # Spark's words, from one release to the next
+_CRASHED = (
+    "a Python worker of Spark exited unexpectedly, killed or crashed: see whether the machine ran"
+    " out of memory (fewer task slots or smaller batches need less), and Spark's log"
+)
+_LOST_TASK = re.compile(r"most recent failure: Lost task .*?\(TID \d+\)(?: \(.*?\))?: (.+)")
+_NO_REASON = "An error occurred while calling "  # Py4J's first line, with the name of a method
 
 
 def task_reason(text: str) -> str:
@@ -17,8 +31,19 @@ def task_reason(text: str) -> str:
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|[A-Z]\w+): ", line)]
     ours = [line for line in raised if line.startswith("shards.errors.")]
     for line in ours or raised[-1:]:
-        return line.removeprefix("shards.errors.")
-    return next((line for line in lines if line), "no reason given")
+        return _with_remedy(line.removeprefix("shards.errors."))
+    if _CRASH in text:
+        return _CRASHED
+    if lost := _LOST_TASK.search(text):
+        return lost[1]  # such as the loss of an executor
+    said = (line.removeprefix(": ") for line in lines if line and not line.startswith(_NO_REASON))
+    return next(said, "no reason given")
+
+
+def _with_remedy(line: str) -> str:
+    """The error of a task; with a remedy for a module that only the driver's Python has."""
+    missing = line.startswith("ModuleNotFoundError: ")
+    return f"{line} in the Python that Spark runs: {PYTHON_REMEDY}" if missing else line
 
 
 def task_error(text: str) -> GiveUp:
@@ -33,6 +58,13 @@ def task_error(text: str) -> GiveUp:
         python = (line for line in text.splitlines() if not re.match(r"\s+at |\t", line))
         error.add_note("\n".join(["Spark reports:", *python]).rstrip())
     return error
+
+
+def jvm_gone(error: BaseException) -> GiveUp | None:
+    """The error to raise where a call of Spark failed because its JVM has ended; else None."""
+    if isinstance(error, ConnectionError | Py4JNetworkError):
+        return GiveUp("Spark's JVM has ended, killed or crashed: start a new Spark session")
+    return None
 
 
 def reason(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """DataFrames: their partitions, columns and first rows, and those that are made here."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,33 @@ from worker.spark.tasks import map_tasks, mapped
 from worker.tfrecord.source import TFRecord
 
 _MAX_ROWS = 2**31 - 1  # the largest int in Java
+
+
+def check_running(what: str, data: DataFrame | SparkSession) -> None:
+    """Raise BadInput, naming `what`, for a session that has ended, or a DataFrame of one."""
+    session = data if isinstance(data, SparkSession) else data.sparkSession
+    if hasattr(data, "_jdf") or hasattr(data, "_jsparkSession"):
+        context = session.sparkContext._jsc  # None after `stop`
+        try:
+            ended = context is None or context.sc().isStopped()
+        except SPARK_ERRORS:
+            ended = True  # its JVM has gone
+    else:
+        ended = getattr(session, "is_stopped", False)
+    if ended:
+        raise BadInput(
+            f"{what}: expected a Spark session that runs, got one that has been stopped or whose"
+            " JVM has ended: start a session and read the data with it"
+        )
+
+
+def shows_progress(df: DataFrame) -> bool:
+    """Whether Spark draws its own bar of stages on this process's terminal."""
+    if not hasattr(df, "_jdf"):
+        return False
+    with suppress(*SPARK_ERRORS):
+        return bool(df.sparkSession.sparkContext._jsc.sc().progressBar().isDefined())
+    return False
 
 
 def partition_count(df: DataFrame) -> int:

@@ -1,7 +1,6 @@
 """What Spark's tasks will find: the rows of each partition, and the Python that runs there."""
 
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,13 +8,9 @@ from pyspark.sql import DataFrame
 
 from ps.build_id import build_id
 from shards.errors import BadInput, GiveUp
-from worker.spark.failures import SPARK_ERRORS, task_reason
+from worker.spark.failures import PYTHON_REMEDY, SPARK_ERRORS, jvm_gone, task_reason
 from worker.spark.tasks import mapped, python_of
 
-_REMEDY = (
-    f"set PYSPARK_PYTHON before the session starts, here to {sys.executable}, on a cluster to a"
-    " Python with what workers need (docs/how-to/clusters.md)"
-)
 _PYTHON_FAULTS = (
     (
         r"different version: (\d+\.\d+) than that in driver: (\d+\.\d+)",
@@ -74,8 +69,10 @@ def survey(df: DataFrame) -> list[PartitionRows]:
     except SPARK_ERRORS as error:
         text = str(error)
         if why := _python_fault(text):
-            raise BadInput(f"Spark's Python ({python_of(df)}) {why}: {_REMEDY}") from None
-        raise GiveUp(f"Spark cannot compute the DataFrame: {task_reason(text)}") from None
+            raise BadInput(f"Spark's Python ({python_of(df)}) {why}: {PYTHON_REMEDY}") from None
+        raise (
+            jvm_gone(error) or GiveUp(f"Spark cannot compute the DataFrame: {task_reason(text)}")
+        ) from None
 
 
 def check_python(part: PartitionRows) -> None:
@@ -83,7 +80,7 @@ def check_python(part: PartitionRows) -> None:
     here = build_id()
     if part.lacks:
         raise BadInput(
-            f"Spark's Python ({part.python}) cannot run a worker, {part.lacks}: {_REMEDY}"
+            f"Spark's Python ({part.python}) cannot run a worker, {part.lacks}: {PYTHON_REMEDY}"
         )
     if part.build != here:
         raise BadInput(

@@ -43,7 +43,7 @@ def start_session(
     tasks at a time. `spark://HOST:PORT`, `yarn` and `k8s://HOST:PORT` are masters, `sc://HOST:PORT`
     is a Spark Connect server; this project's code is shipped to their executors. `app` is the name
     that Spark's pages show. `env` is added to the environment of the JVM and of embedded Python
-    workers; deploy.java finds the Java. The SIGINT handler stays the same.
+    workers; deploy.spark_environment finds the Java. The SIGINT handler stays the same.
 
     Raises BadInput when the URL is not valid, when no server listens there, and when this process
     already has a session; GiveUp when Spark does not start.
@@ -63,7 +63,7 @@ def _session(
     if master:
         settings = spark_settings.embedded(master, app, slots, folder)
         home = Path(pyspark.__file__).parent
-        env = spark_settings.embedded_environment(folder, home) | dict(env)
+        env = spark_settings.embedded_environment(folder, home, os.environ) | dict(env)
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
@@ -91,7 +91,10 @@ def _classic(
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
             with _hurried(gateway, master):
-                session = SparkSession(_context(gateway))
+                context = _context(gateway)
+                # It would print a traceback when the JVM is killed, which `run_tasks` reports.
+                context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+                session = SparkSession(context)
         yield session
     finally:
         if SparkContext._gateway not in earlier:

@@ -72,15 +72,26 @@ def embedded(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
     }
 
 
-def embedded_environment(folder: Path, spark_home: Path) -> dict[str, str]:
+def pythons(environ: Mapping[str, str]) -> dict[str, str]:
+    """The Pythons that Spark runs, by variable: this one, unless `environ` names others."""
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    return {name: environ.get(name) or sys.executable for name in names}
+
+
+def embedded_environment(
+    folder: Path, spark_home: Path, environ: Mapping[str, str]
+) -> dict[str, str]:
     """The variables of an embedded session's processes: the JVM and the Python workers it forks."""
-    return ONE_THREAD | {
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_HOME": str(spark_home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(folder),
-        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
-    }
+    return (
+        ONE_THREAD
+        | pythons(environ)
+        | {
+            "SPARK_HOME": str(spark_home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(folder),
+            "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        }
+    )
 
 
 # Variables that configure a Spark other than the embedded one.
@@ -103,9 +114,8 @@ def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, s
     the driver's unless `environ` names the cluster's.
     """
     java_options = f'{environ.get("JAVA_TOOL_OPTIONS", "")} "-Djava.io.tmpdir={folder}"'
-    return {
+    return pythons(environ) | {
         "JAVA_TOOL_OPTIONS": java_options.strip(),
-        "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable),
         "SPARK_LOCAL_DIRS": str(folder),
     }
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from shards.errors import BadInput, GiveUp
 from worker.spark.failures import SPARK_ERRORS, reason
+
+_SLEEP_MS = 60_000
 
 
 def runs_queries(df: DataFrame) -> bool:
@@ -51,3 +53,13 @@ def stop_query(query: StreamingQuery) -> None:
     """End a stream; one that has ended is left alone."""
     with suppress(*SPARK_ERRORS):
         query.stop()
+
+
+def await_stop(df: DataFrame) -> NoReturn:
+    """Wait, in the Java thread that has brought the micro-batch `df`, until its query is stopped.
+
+    Stopping a query interrupts that thread. Spark takes the error that is raised then for the
+    query's normal end, while any other error of a micro-batch is logged as a failure.
+    """
+    while True:
+        df.sparkSession._jvm.java.lang.Thread.sleep(_SLEEP_MS)  # type: ignore[union-attr]

@@ -20,7 +20,14 @@ from ps.shared_memory.shm_files import temporary_folder
 from shards.errors import BadInput, GiveUp
 from worker.signals import end_at_hangup
 from worker.spark import settings as spark_settings
-from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
+from worker.spark.failures import (
+    BAD_INPUT,
+    SPARK_ERRORS,
+    jvm_gone,
+    reason,
+    task_error,
+    task_reason,
+)
 
 _MAX_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting
@@ -38,13 +45,14 @@ def run_tasks(
     BadInput, and otherwise a GiveUp that quotes it; a note holds the traceback.
     """
     add, remove, _ = _tagging(df)
-    add(tag)
     try:
+        add(tag)
         return map_tasks(df, task, schema, job).collect()
     except SPARK_ERRORS as error:
-        raise task_error(str(error)) from None
+        raise jvm_gone(error) or task_error(str(error)) from None
     finally:
-        remove(tag)
+        with suppress(*SPARK_ERRORS):  # the JVM may have ended; its error is raised above
+            remove(tag)
 
 
 def map_tasks(

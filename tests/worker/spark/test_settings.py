@@ -96,6 +96,7 @@ def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
     assert spark_settings.cluster_environment(tmp_path, environ) == {
         "JAVA_TOOL_OPTIONS": f'-Dx=1 "-Djava.io.tmpdir={tmp_path}"',
         "PYSPARK_PYTHON": "/opt/python",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_DIRS": str(tmp_path),
     }
     own = spark_settings.cluster_environment(tmp_path, {})
