@@ -198,11 +198,19 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
 
 def test_a_figure_that_no_test_has() -> None:
     stop = worker.EarlyStop("accuracy", mode="max")
-    with pytest.raises(BadInput, match="expected a run that tests its weights"):
-        stop.started(run(tests=False))
     stop.started(run())
     with pytest.raises(BadInput, match="expected one of the figures loss, top5, got accuracy"):
         stop.evaluated(result_of(1, loss=1.0, top5=0.5), parameters(np.ones(1)))
+
+
+def test_a_run_without_tests_is_refused_before_it_starts() -> None:
+    """No shard and no task is started for what compares tests where there are none."""
+    for each in (worker.EarlyStop("a", mode="max"), worker.KeepBest("a", mode="max")):
+        with (
+            pytest.raises(BadInput, match="expected a run that tests its weights"),
+            watching([each], run(tests=False), parameters),
+        ):
+            pytest.fail("the run has begun")
 
 
 def train(_args: Any, ctx: worker.Context) -> None:

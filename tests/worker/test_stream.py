@@ -139,10 +139,11 @@ def test_a_stop_is_a_normal_end_of_a_query(spark: Any, files: Path, tmp_path: Pa
         assert stream.batches == 1
     assert stream._query.exception() is None
     del args["stops_in"]
+    given["checkpoint"] = tmp_path / "d"
     with worker.stream(points(spark, files), ids, args, **given) as stream:
         eventually(stream._batches._lock.locked, because="a micro-batch is under way")
         stream.stop()
-        assert stream.batches in (1, 2)
+        assert stream.batches == 1
     assert stream._query.exception() is None
     with worker.stream(points(spark, files), ids, args, **given) as stream:
         assert stream.wait()

@@ -831,6 +831,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "logs": "path?",
                 "callbacks": "",
                 "on_interrupt": "choice",
+                "progress": "flag",
                 **_OPTIONS,
             },
             _OPTION_NAMES,
