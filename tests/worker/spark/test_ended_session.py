@@ -43,7 +43,7 @@ def test_a_stopped_session_is_refused(spark: Any, monkeypatch: pytest.MonkeyPatc
     }
     monkeypatch.setattr(spark.sparkContext, "_jsc", None)  # as `stop` leaves it
     for what, call in calls.items():
-        with pytest.raises(BadInput, match=f"^{what}{ENDED}"):
+        with pytest.raises(BadInput, match=rf"^{what}{ENDED}"):
             call()
 
 
@@ -57,6 +57,6 @@ def test_a_jvm_that_is_killed_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> N
     session = SimpleNamespace(sparkContext=context)
     df: Any = SimpleNamespace(_jdf=None, sparkSession=session)
     monkeypatch.setattr(tasks, "map_tasks", lambda *_: SimpleNamespace(collect=fail))
-    with pytest.raises(GiveUp, match="^Spark's JVM has ended, killed or crashed") as caught:
+    with pytest.raises(GiveUp, match=r"^Spark's JVM has ended, killed or crashed") as caught:
         tasks.run_tasks(df, lambda *_: iter(()), pa.schema([]), "tag")
     assert caught.value.__suppress_context__
