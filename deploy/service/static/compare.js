@@ -4,7 +4,7 @@
 
 const holder = document.querySelector("#curves");
 const said = document.querySelector("#said");
-const COLOURS = ["#0b62b8", "#b3122a", "#116b3a", "#9a4b00", "#6b3fa0", "#00798c", "#a3346f", "#5c6b00"];
+const COLOURS = ["--accent", "--bad", "--good", "--warn", "--curve-5", "--curve-6", "--curve-7", "--curve-8"];
 let chart = null;
 
 async function draw() {
@@ -19,13 +19,15 @@ async function draw() {
   });
   const last = curves.map((curve) => curve.y.filter((value) => value !== null).at(-1));
   said.textContent = across.length ? jobs.map((job, n) => `${job.name}: ${last[n] === undefined ? "–" : last[n].toLocaleString("en-GB", { maximumSignificantDigits: 4 })}`).join("; ") : "No figures yet.";
+  const colours = COLOURS.map(chartColour);
   chart?.destroy();
   chart = new uPlot({
-    width: holder.clientWidth, height: 320, scales: { x: { time: false } },
-    series: [{ label: axis }, ...jobs.map((job, n) => ({ label: job.name, stroke: COLOURS[n % COLOURS.length], dash: n < COLOURS.length ? undefined : [6, 4], width: 1.5, spanGaps: true }))],
+    width: holder.clientWidth, height: 320, scales: { x: { time: false } }, axes: [chartAxis(), chartAxis()],
+    series: [{ label: axis }, ...jobs.map((job, n) => ({ label: job.name, stroke: colours[n % colours.length], dash: n < COLOURS.length ? undefined : [6, 4], width: 1.5, spanGaps: true }))],
   }, [across, ...columns], holder);
 }
 
 for (const pick of document.querySelectorAll("select")) pick.addEventListener("change", draw);
+onNewColours(draw);
 addEventListener("resize", () => chart?.setSize({ width: holder.clientWidth, height: 320 }));
 draw();

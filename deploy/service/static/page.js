@@ -160,10 +160,13 @@ function showContact(contact) {
   $("#contact").textContent = contact ? `contact ${contact}` : "";
 }
 
+let newestReading = null;
 function showReading({ reading }) {
   if (!reading) return;
+  newestReading = reading;
   const now = reading.readings, point = reading.point;
-  const left = now.remaining_s ? duration(now.remaining_s) : "";
+  const trains = $("#state").matches(".RUNNING, .DEGRADED");
+  const left = trains && now.remaining_s ? duration(now.remaining_s) : "";
   $("#figures").replaceChildren(...[
     ["loss", figure(now.loss)], ["accuracy", figure(point.accuracy)], ["samples/s", figure(now.samples_per_s, 3)],
     ["steps", ratio(now.steps, now.planned)], ["learning rate", figure(now.rate)],
@@ -177,8 +180,9 @@ function showReading({ reading }) {
 }
 
 function showStaleness(reading, now, point) {
-  const bound = now.bound === null ? "without a bound" : `with bound ${now.bound}`;
-  say("#stale", point.staleness_p50 === null ? "No update yet." : `Half of the updates missed at most ${counted(point.staleness_p50, "version")}, 99\u00a0% at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}; ${bound}. The largest clock gap is ${counted(point.clock_gap, "step")}.`);
+  const gap = `the largest lead was ${counted(point.clock_gap, "step")}`;
+  const bound = now.bound === null ? `No bound: ${gap}` : `Bound ${now.bound} lets a worker be at most ${counted(now.bound + 1, "step")} ahead of the slowest: ${gap}`;
+  say("#stale", point.staleness_p50 === null ? "No update yet." : `Half of the updates missed at most ${counted(point.staleness_p50, "version")}, 99\u00a0% at most ${figure(point.staleness_p99)}, none more than ${figure(point.staleness_max)}. ${bound}.`);
   bars("#stale", reading.staleness.map((count, n) => ({ name: n === 64 ? "64+" : String(n), value: count, text: figure(count) })));
 }
 
@@ -260,6 +264,8 @@ function showState(event) {
   $("#reason").textContent = `${event.data.code ?? ""} ${event.data.reason ?? ""}`;
   $("#reason").className = state === "FAILED" ? "alert" : "quiet";
   for (const button of document.querySelectorAll("[data-verb]")) button.disabled = !button.dataset.states.split(" ").includes(state);
+  if (state === "FAILED") $(".panels").prepend($("#logs")); // as the template has it
+  showReading({ reading: newestReading });
 }
 
 function eventLine(event) {
@@ -282,25 +288,27 @@ const COLUMNS = {
   staleness: [["staleness_p50", "median"], ["staleness_p99", "99 %"], ["staleness_max", "largest"]],
 };
 
+const drawn = new Map(); // the newest request of each chart: an earlier answer is dropped
 async function draw(holder) {
   const kind = holder.dataset.chart, columns = COLUMNS[kind], axis = $("#axis").value;
+  const request = Symbol(kind);
+  drawn.set(kind, request);
   const answer = await got(`${api}/series?names=${columns.map(([name]) => name).join(",")}&x=${axis}&points=600`);
   if (!answer.ok) return;
   const { x, series } = await answer.json();
+  if (drawn.get(kind) !== request) return;
   if (kind === "loss") {
     const losses = series.loss.filter((value) => value !== null);
     say("#learning", losses.length < 2 ? "No figures yet." : `The loss ${losses.at(-1) < losses[0] ? "fell" : "did not fall"}: ${figure(losses[0])} at first, ${figure(losses.at(-1))} now.`);
   }
   const data = [x, ...columns.map(([name]) => series[name])];
-  if (charts[kind]) { charts[kind].setData(data); return; }
-  const style = getComputedStyle(body), colour = (name) => style.getPropertyValue(name).trim();
-  const colours = [colour("--accent"), colour("--good"), colour("--warn")];
-  const quiet = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 } };
+  if (charts[kind]) { putFigures(charts[kind], data); return; }
+  const colours = ["--accent", "--good", "--warn"].map(chartColour);
   const scale = (name) => (kind === "loss" && name === "accuracy" ? "share" : "y");
   charts[kind] = new uPlot({
     width: holder.clientWidth, height: kind === "loss" ? 260 : 160,
     scales: { x: { time: false }, share: { range: [0, 1] } },
-    axes: [quiet, { ...quiet, scale: "y" }, ...(kind === "loss" ? [{ ...quiet, scale: "share", side: 1, grid: { show: false } }] : [])],
+    axes: [chartAxis(), chartAxis({ scale: "y" }), ...(kind === "loss" ? [chartAxis({ scale: "share", side: 1, grid: { show: false } })] : [])],
     series: [{ label: axis }, ...columns.map(([name, label], n) => ({ label, scale: scale(name), stroke: colours[n], width: 1.5, spanGaps: true }))],
   }, data, holder);
 }
@@ -361,16 +369,26 @@ async function showArtefacts() {
   }));
 }
 
-let logNext = 0, logPart = "";
+// Only one request for the log is under way: the answers to two would both be appended.
+let logNext = 0, logPart = "", logBusy = false;
 async function showLogs() {
+  if (logBusy) return;
+  logBusy = true;
+  try { await readLogs(); } finally { logBusy = false; }
+  if ($("#part").value !== logPart) showLogs(); // another part was chosen meanwhile
+}
+
+async function readLogs() {
   const pick = $("#part"), text = $("#logs pre");
   if (pick.value !== logPart) { logPart = pick.value; logNext = 0; text.textContent = ""; }
   const which = logPart ? `part=${encodeURIComponent(logPart)}&` : "";
   const answer = await got(`${api}/logs?${which}${logNext ? `after=${logNext}` : "tail=65536"}`);
   if (!answer.ok) return;
   const parts = (answer.headers.get("X-Log-Parts") || "").split(",").filter(Boolean);
+  const more = await answer.text();
+  if (logPart && pick.value !== logPart) return;
   const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
-  text.append(await answer.text());
+  text.append(more);
   if (text.textContent.length > 1e6) text.textContent = text.textContent.slice(-5e5);
   logNext = Number(answer.headers.get("X-Log-Next"));
   if (pick.length !== parts.length) {
@@ -466,10 +484,12 @@ async function openJob() {
   }
   $("form", cloning).addEventListener("submit", submitClone);
   $("#close-cloning").addEventListener("click", () => cloning.close());
-  $("#axis").addEventListener("change", () => {
+  const drawAgain = () => {
     for (const kind of Object.keys(charts)) { charts[kind].destroy(); delete charts[kind]; }
     drawSoon();
-  });
+  };
+  $("#axis").addEventListener("change", drawAgain);
+  onNewColours(drawAgain);
   $("#part").addEventListener("change", showLogs);
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {

@@ -15,6 +15,7 @@ from deploy.service.page import _number
 from deploy.service.retention import ServiceLimits
 from deploy.service.tokens import TokenRole
 from tests.support.browser_tab import CHROMIUM, REFUSED, Tab, accessible, opened
+from tests.support.eventually import eventually
 from tests.support.job_readings import training_figures
 from tests.support.service_in_process import CutLine, Running, Start
 
@@ -83,6 +84,53 @@ def test_a_job_from_its_page(service: Running, tab: Tab) -> None:
     tab.page.get_by_role("button", name="Resume").click()
     tab.sees("#attempt", "attempt 2")
     accessible(tab)
+
+
+def test_a_chart_keeps_its_zoom_and_the_log_comes_once(service: Running, tab: Tab) -> None:
+    """New figures leave a zoomed axis as it is; requests for a log never overlap."""
+    job = service.submit("train", labels={"stub": "train", "team": "a"})
+    service.await_state(job, "RUNNING")
+    write_readings(service, job, 40)
+    tab.open(f"/jobs/{job}")
+    page = tab.page
+    tab.sees("#figures", "40 / 80")
+    tab.sees("#about", "project default")
+    tab.sees("#about", "team=a")
+    tab.sees("#logs pre", "attempt 1: train")
+    eventually(lambda: page.evaluate("Boolean(charts.loss)"), because="the chart is drawn")
+    page.evaluate("charts.loss.setScale('x', { min: 5, max: 10 })")
+    write_readings(service, job, 60)
+    newest = "charts.loss.data[0].at(-1)"
+    eventually(lambda: page.evaluate(newest) == 60, because=lambda: str(page.evaluate(newest)))
+    page.evaluate("draw($('[data-chart=loss]'))")
+    scale = "[charts.loss.scales.x.min, charts.loss.scales.x.max]"
+    assert page.evaluate(scale) == [5, 10]
+    again = "logNext = 0; $('#logs pre').textContent = ''; Promise.all([showLogs(), showLogs()])"
+    page.evaluate(again)
+    tab.sees("#logs pre", "attempt 1: train")
+    text = "$('#logs pre').textContent.split('attempt 1').length - 1"
+    assert page.evaluate(f"showLogs().then(() => {text})") == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_charts_have_the_colours_of_the_page(service: Running, tab: Tab, scheme: str) -> None:
+    """Axes and curves of a comparison are drawn in the style sheet's colours of each scheme."""
+    tab.page.emulate_media(color_scheme=scheme)
+    jobs = [service.submit("train") for _ in range(2)]
+    for job in jobs:
+        write_readings(service, job, 20)
+    tab.page.goto(f"{tab.url}/compare?jobs={','.join(jobs)}")
+    page = tab.page
+    sync_api.expect(page.locator("#said")).to_contain_text("0.05")
+    quiet, accent = (page.evaluate(f"chartColour('--{name}')") for name in ("quiet", "accent"))
+    assert page.evaluate("chart.axes.map((axis) => axis.stroke())") == [quiet, quiet]
+    assert page.evaluate("chart.series[1].stroke()") == accent
+    other = "dark" if scheme == "light" else "light"
+    page.emulate_media(color_scheme=other)
+    eventually(
+        lambda: page.evaluate("chart.series[1].stroke()") != accent,
+        because="the chart is drawn again in the other colours",
+    )
 
 
 def test_a_clone_by_a_form(service: Running, tab: Tab) -> None:
