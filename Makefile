@@ -192,6 +192,7 @@ fuzz: install ## hostile bytes: messages, frames, connections, and 100,000 flipp
 fuzz-service: install ## generated requests for every operation of the service; a minute
 	$(PIP) install --quiet --no-build-isolation --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz.service_api
+	$(BIN)/python -m tests.fuzz.service_values
 
 # With the interpreter's own packages: a GPU machine has CuPy and PyTorch, and no need of the rest.
 gpu: ## on a machine with a GPU: every kernel checked, networks trained, the goals measured

@@ -121,10 +121,7 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> "TrainSettings":
         """The settings that `plain` returned, or a part of them; raises BadInput."""
-        try:
-            return msgspec.convert(_known(plain), TrainSettings, dec_hook=_decode)
-        except UNDECODABLE:
-            raise BadInput(_wrong_value(plain)) from None
+        return TrainSettings(**_known(plain))
 
     def plain(self) -> dict[str, object]:
         """These settings as JSON values."""
@@ -199,6 +196,6 @@ def written(name: str, value: object) -> str:
 
 
 def _decode(kind: type, value: object) -> object:
-    if kind is Path:
-        return Path(str(value))
+    if kind is Path and isinstance(value, str):
+        return Path(value)
     raise TypeError(kind)

@@ -2,7 +2,8 @@
 
 Every request passes `AccessGuard` before the application sees it:
 
-1. Its sizes are within limits, and its path is a route of the table in route_roles.py.
+1. Its sizes are within limits, it has no NUL character, and its path is a route of the table in
+   route_roles.py.
 2. A browser did not make it for another site. On loopback it names this machine in the header Host,
    which stops DNS rebinding. Origin and Sec-Fetch-Site name no other site.
 3. Its token, or the session of its cookie, is good. On loopback no token is asked for by default.
@@ -378,6 +379,12 @@ def _check_sizes(scope: Scope, headers: Headers) -> None:
         raise Problem(414, "too_large", f"path: expected at most {MAX_PATH_BYTES} bytes")
     if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
         raise Problem(431, "too_large", f"headers: expected at most {MAX_HEADER_BYTES} bytes")
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        wanted, got = "text without NUL characters", "text with one"
+        raise Problem(
+            422, "bad_input", f"path: expected {wanted}, got {got}", field="path", expected=wanted,
+            got=got, hint="leave out %00",
+        )  # fmt: skip
 
 
 def check_length(headers: Headers, most: int) -> None:

@@ -1,5 +1,6 @@
 """Errors as RFC 9457 problem details: what is wrong, what was expected, what to do."""
 
+import errno
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -92,6 +93,11 @@ def of_error(error: DownpourError | OSError) -> Problem:
         field, expected, got, hint = found.groups() if found else (None,) * 4
         name = field.replace("-", "_") if field else None
         return Problem(422, "bad_input", text, field=name, expected=expected, got=got, hint=hint)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return Problem(
+            422, "bad_input", text, field="path", expected="names of at most 255 bytes",
+            got="a longer one", hint="give a shorter name",
+        )  # fmt: skip
     hint = "make the disk writable, or free space on it, then repeat the request"
     return Problem(503, "unavailable", text, hint=hint)
 

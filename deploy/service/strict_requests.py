@@ -6,7 +6,7 @@ and words its refusals for programmers. `StrictRoute` refuses the former; `refus
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from deploy.validation_words import expected
 HINT = f"{API}/openapi.json describes every route"
 _AS_JSON = "send a JSON object, with the header Content-Type: application/json"
 _SHOWN = 80
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # half a surrogate pair, NUL
 CURSOR = "^[0-9a-f]{17}$"
 NUMBER = "^[0-9]{1,18}$"
 TOKEN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/@-]{0,62}$"
@@ -66,13 +66,30 @@ def strict_router() -> APIRouter:
 
 
 def _check_text(body: bytes) -> None:
-    """Raise the problem of JSON with half a surrogate pair: it is no text, and cannot be kept."""
-    if _SURROGATE.search(body):
+    """Raise the problem of JSON with text that no path and no database can keep."""
+    if _SUSPECT.search(body):
         with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # FastAPI says so
-            try:
-                json.dumps(json.loads(body), ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                raise _wrong("body", "JSON with text in Unicode", "half a character") from None
+            for text in _texts(json.loads(body)):
+                if "\0" in text:
+                    raise _wrong("body", "text without NUL characters", "text with one")
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise _wrong("body", "JSON with text in Unicode", "half a character") from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, the names of fields among them."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case dict():
+            for name, item in value.items():
+                yield name
+                yield from _texts(item)
 
 
 def refusal(request: Request, error: RequestValidationError) -> Problem:

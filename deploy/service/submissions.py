@@ -27,8 +27,10 @@ from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings, option_name
 from deploy.snapshot_ref import SnapshotRef, origin_of
+from ps import path_checks
 from ps.snapshots.manifest import Manifest
 from ps.storage import without_secrets
+from shards import argument_checks
 from shards.errors import BadInput
 
 MAX_NAME = 200
@@ -38,6 +40,8 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _MAX_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
 _PATHS = (*_INPUTS, "out", "logs")
+_PLACES = (*_PATHS, "snapshots")
+_FILES = ("solver", "weights")
 CHANGEABLE = frozenset(
     {
         "staleness", "rate_factor", "strategy", "on_stale", "n_push", "n_fetch", "max_iter",
@@ -120,6 +124,8 @@ class Submissions:
         for name in _INPUTS:
             if isinstance(plain.get(name), str):
                 plain[name] = self._uploads.resolved(plain[name])
+        for name in _PLACES:
+            _check_absolute(option_name(name), plain.get(name))
         if "solver" not in plain:
             raise BadInput("--solver: expected a Caffe solver, got none")
         plain.setdefault("out", str(self._store.folder(job) / job_folder.RUN))
@@ -190,8 +196,8 @@ class Submissions:
         It is SUCCEEDED if it has a summary, PAUSED if it can be resumed, else CANCELLED.
         """
         check_project(sender, project)
+        _check_absolute("run", str(run))
         self._within("run", run, sender)
-        run = run.absolute()
         if not (run / SETTINGS).is_file():
             raise BadInput(f"run: expected a run folder, got {run}")
         if writer_of(run) is not None:
@@ -240,8 +246,8 @@ class Submissions:
                 continue
             option = f"--{name.replace('_', '-')}"
             self._within(option, path, sender, "" if name in _INPUTS else job)
-            if name in _INPUTS and not path.exists():
-                raise BadInput(f"{option}: expected a file or folder, got {path}; it is missing")
+            if name in _INPUTS:
+                _check_input(option, path, folder_too=name not in _FILES)
         place = (
             _local("--snapshots", settings.snapshots) if settings.snapshots is not None else None
         )
@@ -253,6 +259,7 @@ class Submissions:
 
         What an object store has is checked when the job starts.
         """
+        _check_absolute("--resume", text)
         run, separator, number = text.rpartition("@")
         place = _local("--resume", run if separator and number.isdecimal() else text)
         if place is not None:
@@ -313,7 +320,11 @@ class Submissions:
 
         `job` is set for what is written: of all folders of jobs only its own is good for that.
         """
-        target, jobs = path.resolve(), self._store.folder("").resolve()
+        try:
+            target = path_checks.path(what, path).resolve()
+        except (OSError, RuntimeError):  # symbolic links in a circle
+            raise BadInput(f"{what}: expected a path that leads somewhere, got {path}") from None
+        jobs = self._store.folder("").resolve()
         if target.is_relative_to(jobs):
             if self._may_use(target.relative_to(jobs).parts[:1], sender, job):
                 return
@@ -356,6 +367,28 @@ class Submissions:
                 f"project: expected at most {limits.queued} queued jobs in {project},"
                 f" got {queued} and this one; submit again once one has started"
             )
+
+
+def _check_absolute(what: str, value: object) -> None:
+    """Raise BadInput for a path that would be below the service's own working directory."""
+    if isinstance(value, str) and not value.startswith("/") and ":/" not in value:
+        raise BadInput(
+            f"{what}: expected an absolute path, got {argument_checks.shown(value)};"
+            " begin it with /, for the service has another working directory"
+        )
+
+
+def _check_input(what: str, path: Path, *, folder_too: bool) -> None:
+    """Raise BadInput unless `path` is a file that can be found, or a folder where that is good."""
+    wanted = "a file or folder" if folder_too else "a file"
+    try:
+        path.stat()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "it is missing" if missing else error.strerror
+        raise BadInput(f"{what}: expected {wanted}, got {path}; {why}") from None
+    if path.is_dir() and not folder_too:
+        raise BadInput(f"{what}: expected {wanted}, got {path}; it is a folder")
 
 
 def _local(what: str, place: str) -> Path | None:
@@ -426,7 +459,13 @@ def _check_secrets(settings: TrainSettings) -> None:
     """Raise BadInput for an address with a key in it: settings are shown to all of a project."""
     for name in _ADDRESSES:
         place = getattr(settings, name)
-        if place is not None and (without_secrets(place) != place.rstrip("/") or ";" in place):
+        if place is None:
+            continue
+        try:
+            public = without_secrets(place)
+        except ValueError:  # as for http://[
+            raise argument_checks.wrong(f"--{name}", "an address", place) from None
+        if public != place.rstrip("/") or ";" in place:
             raise BadInput(
                 f"--{name}: expected an address without a key in it, got one with;"
                 " give the service the key in its environment"

@@ -13,8 +13,10 @@ file can only be written below the upload's own folder:
 import hashlib
 import os
 import re
+import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -24,7 +26,7 @@ from deploy.run_folder import write_whole
 from deploy.runner import job_folder
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.artefacts import sha256_of
-from shards.errors import UNDECODABLE, BadInput, GiveUp
+from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
 
 UPLOADS = "uploads"
 PREFIX = "upload:"
@@ -35,6 +37,7 @@ CHUNK_BYTES = 1 << 20
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WORD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}")
+_MAX_NAME_BYTES = 250  # a file that is not complete has five more
 _MANIFEST, _USE, _FILES = "manifest.json", "use.json", "files"
 
 
@@ -106,9 +109,11 @@ class Uploads:
         content = msgspec.json.encode(sorted(files, key=lambda file: file.path))
         upload = hashlib.sha256(content).hexdigest()[:32]
         folder = self.folder / upload
-        with self._lock:
+        size = sum(file.bytes for file in files)
+        with self._lock, _removed_if_refused(folder):
             known = job_folder.load(folder / _USE, UploadUse)
-            size = sum(file.bytes for file in files)
+            if not (folder / _MANIFEST).is_file():
+                self._check_room(size)
             if known is None or project not in known.projects:
                 complete = known is not None and known.complete
                 self._check_quota(project, size, complete=complete)
@@ -117,7 +122,6 @@ class Uploads:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 job_folder.save(folder / _USE, known)
             if not (folder / _MANIFEST).is_file():
-                self._check_room(size)
                 (folder / _FILES).mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(folder / _MANIFEST, content, private=True)
             for file in files:
@@ -250,6 +254,18 @@ class Uploads:
         part.replace(target)
 
 
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove the folder of an upload that cannot begin: it would count as one in progress."""
+    new = not folder.exists()
+    try:
+        yield
+    except (DownpourError, OSError):
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def check_manifest(files: Sequence[UploadedFile], max_bytes: int) -> None:
     """Raise BadInput for paths, digests or sizes that are not allowed."""
     if not 0 < len(files) <= MAX_FILES:
@@ -275,6 +291,10 @@ def check_path(path: str) -> None:
     """Raise BadInput for a path that is not relative, or has parts that could lead elsewhere."""
     parts = path.split("/")
     plain = all(_WORD.fullmatch(part) and not part.startswith(".") for part in parts)
+    if plain and max(len(os.fsencode(part)) for part in parts) > _MAX_NAME_BYTES:
+        raise BadInput(
+            f"path: expected names of at most {_MAX_NAME_BYTES} bytes, got {path[:200]!r}"
+        )
     if not plain or len(parts) > 8 or path.endswith(".part"):
         raise BadInput(f"path: expected names separated by /, got {path[:200]!r}")
 

@@ -206,12 +206,18 @@ ROWS: list[Row] = [
         "data .*empty: expected data of one of these formats: IDX, Parquet,",
     ),
     _line(f"{TRAIN} --data /dev/null", "data /dev/null: expected data of one"),
-    _line(f"{TRAIN} --data {'x' * 300}", ".*x: File name too long"),
+    _line(
+        f"{TRAIN} --data {'x' * 300}",
+        "--data: expected a path with names of at most 255 bytes, got",
+    ),
     _line(f"{TRAIN} --solver nowhere", ".*nowhere: cannot be read: No such file"),
     _line(f"{TRAIN} --solver data", ".*data: cannot be read: Is a directory"),
     _line(f"{TRAIN} --solver net.prototxt", ".*net.prototxt:2: .* no field"),
     _line(f"{TRAIN} --solver /dev/null", "/dev/null: expected a base_lr, got none"),
-    _line(f"{TRAIN} --solver {'x' * 300}", ".*x: cannot be read: File name too long"),
+    _line(
+        f"{TRAIN} --solver {'x' * 300}",
+        "--solver: expected a path with names of at most 255 bytes, got",
+    ),
     _line(
         f"{TRAIN} --weights nowhere", ".*nowhere: expected .caffemodel, .h5 or .safetensors, got ''"
     ),
@@ -226,7 +232,9 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --out net.prototxt", "run folder .*net.prototxt: File exists"),
     _line(f"{TRAIN} --out net.prototxt/x", "run folder .*net.prototxt/x: Not a directory"),
     _line(f"{TRAIN} --out /proc/x", "run folder /proc/x: No such file or directory"),
-    _line(f"{TRAIN} --out {'x' * 300}", "(run folder )?.*x.*: File name too long"),
+    _line(
+        f"{TRAIN} --out {'x' * 300}", "--out: expected a path with names of at most 255 bytes, got"
+    ),
     # --- options that do not go together --------------------------------------------------------
     _line(f"{TRAIN} --shards 65535 --port 7000", "--port: expected 0 to 1, got 7000"),
     _line(f"{TRAIN} --shards 1025", ".*expected 1 to [0-9]+ shards, got 1025"),

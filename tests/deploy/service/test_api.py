@@ -306,7 +306,7 @@ def test_the_page_is_small(idle: Running) -> None:
     job = idle.submit("train")
     text = idle.http.get(f"/jobs/{job}").text
     assets = {word.split('"')[0] for word in text.split('="') if word.startswith("/static/")}
-    assert len(assets) == 5
+    assert len(assets) == 6
     size = len(text)
     for path in assets:
         assert "?v=" in path

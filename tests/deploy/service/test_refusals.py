@@ -12,8 +12,9 @@ import pytest
 from deploy.run_folder import RunFolder
 from deploy.service import submissions
 from deploy.service.retention import ServiceLimits
+from deploy.service.uploads import UploadedFile, Uploads
 from deploy.settings import TrainSettings
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 from tests.support.snapshot_stores import write_snapshot
 
@@ -43,6 +44,74 @@ def refused(answer: Any, field: str, status: int = 422) -> dict[str, Any]:
     assert all(problem.get(name) for name in ("code", "detail", "expected", "got", "hint")), problem
     assert not WORDS_OF_LIBRARIES.search(answer.text), problem
     return problem
+
+
+@pytest.mark.parametrize("name", ["solver", "data", "out", "logs", "weights", "snapshots"])
+@pytest.mark.parametrize("value", [[], {}, 1.5, True, "", "inf", "nan", "folder/file", "x\0y"])
+def test_a_value_that_is_no_path(idle: Running, name: str, value: object) -> None:
+    """Whatever is no absolute path is refused with its option, and makes nothing."""
+    answer = idle.http.post("/api/v1/jobs", json=body(idle, **{name: value}))
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_input"), answer.text
+    assert answer.json()["field"] == ("body" if value == "x\0y" else name)
+    assert not list(idle.service.store.folder("").iterdir())
+
+
+def test_a_name_that_no_disk_can_keep(idle: Running, tmp_path: Path) -> None:
+    """A name of more than 255 bytes is the sender's fault wherever it is, and leaves nothing."""
+    uploads = idle.service.options.home / "uploads"
+    for long in ("a" * 256, "ü" * 128):
+        path = str(tmp_path / long / "file")
+        for name in ("data", "test_data", "weights", "snapshots", "out", "logs"):
+            answer = idle.http.post("/api/v1/jobs", json=body(idle, **{name: path}))
+            assert (answer.status_code, answer.json()["field"]) == (422, name), answer.text
+        request = body(idle) | {"resume": f"{path}@1"}
+        assert idle.http.post("/api/v1/jobs", json=request).status_code == 422
+        request = body(idle, snapshots=f"file://{path}")
+        assert idle.http.post("/api/v1/jobs", json=request).status_code == 422
+        assert idle.http.post("/api/v1/jobs:adopt", json={"run": path}).status_code == 422
+        file = {"path": long, "bytes": 0, "sha256": "0" * 64}
+        assert idle.http.post("/api/v1/uploads", json={"files": [file]}).status_code == 422
+        assert not uploads.exists() or not list(uploads.iterdir())
+
+
+def test_nul_is_refused_wherever_it_is(idle: Running) -> None:
+    """In bodies, paths and queries, for people and programs."""
+    nul = "/tmp/\0"
+    for path, request in (
+        ("/jobs", body(idle) | {"resume": nul}),
+        ("/jobs", body(idle) | {"labels": {"x": nul}}),
+        ("/jobs:adopt", {"run": nul}),
+        ("/uploads", {"files": [{"path": nul, "bytes": 0, "sha256": "0" * 64}]}),
+    ):
+        refused(idle.http.post(f"/api/v1{path}", json=request), "body")
+    for path in ("/api/v1/jobs?q=%00", "/api/v1/jobs/a%00b", "/?q=%00", "/jobs/%00"):
+        refused(idle.http.get(path), "path")
+    assert idle.http.post("/api/v1/jobs", json=body(idle) | {"name": "\\u0000"}).is_success
+
+
+def test_a_solver_is_a_file(idle: Running, tmp_path: Path) -> None:
+    """A folder, a circle of links and an address that cannot be read are refused at once."""
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for name, value in (
+        ("solver", str(tmp_path)), ("weights", str(tmp_path)), ("data", str(circle)),
+        ("ray", "http://["), ("snapshot_every", []), ("staleness", "many"), ("strategy", 5),
+    ):  # fmt: skip
+        answer = idle.http.post("/api/v1/jobs", json=body(idle, **{name: value}))
+        assert (answer.status_code, answer.json()["field"]) == (422, name), answer.text
+
+
+def test_an_upload_that_is_refused_leaves_nothing(idle: Running, tmp_path: Path) -> None:
+    """It does not count as one in progress of its project."""
+    uploads = Uploads(tmp_path, reserve_bytes=1 << 62)
+    with pytest.raises(GiveUp, match="room"):
+        uploads.begin([UploadedFile("a", 1, "0" * 64)])
+    assert uploads.usage("default").uploads == 0
+    assert not list(tmp_path.glob("uploads/*"))
+    bad = {"path": "a", "bytes": 0, "sha256": "0" * 64}  # not the digest of no bytes
+    answer = idle.http.post("/api/v1/uploads", json={"files": [bad]})
+    assert answer.status_code == 422
+    assert idle.service.uploads.usage("default").uploads == 0
 
 
 def test_a_run_folder_that_is_in_use(
