@@ -27,6 +27,7 @@ from deploy.cli_snapshots import app as snapshots
 from deploy.cli_train import train
 from deploy.command_layout import lay_out
 from deploy.settings import DATA, FeatureFormat
+from deploy.terminal_text import print_text
 from deploy.usage_errors import USAGE_ERRORS, check_given, in_options, worded
 from ps import __version__
 from ps.build_id import build_id
@@ -282,8 +283,7 @@ def main() -> None:
 
 def _fail(line: str, status: int) -> NoReturn:
     with suppress(OSError):  # A closed terminal.
-        sys.stderr.write(f"downpour: error: {' '.join(line.split())}\n")
-        sys.stderr.flush()
+        print_text(f"downpour: error: {' '.join(line.split())}", err=True)
     sys.exit(status)
 
 

@@ -18,6 +18,7 @@ from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
 from deploy.service.states import JobState
 from deploy.settings import TrainSettings, option_name
+from deploy.terminal_text import print_text
 from shards.counted import counted
 from shards.errors import BadInput
 from worker.option_fields import declared
@@ -75,7 +76,7 @@ def submit(**given: Any) -> None:
         if upload or not client.is_local:
             body["settings"] |= client.uploaded(
                 body["settings"],
-                lambda text: typer.echo(text, err=True),
+                lambda text: print_text(text, err=True),
                 body.get("project", "default"),
             )
         found = client.post("/jobs", body, key)
@@ -155,10 +156,10 @@ def list_jobs(
             "/jobs", state=state, project=project, label=label, q=q, limit=limit, cursor=cursor
         )
     if as_json:
-        typer.echo(msgspec.json.encode(found))
+        print_text(msgspec.json.encode(found))
         return
     for job in found["jobs"]:
-        typer.echo(job_line(job))
+        print_text(job_line(job))
     if not found["jobs"]:
         typer.echo("no jobs", err=True)
     if found["cursor"] is not None:
@@ -172,15 +173,15 @@ def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False)
         found = client.get(f"/jobs/{job}")
         found["attempts"] = client.get(f"/jobs/{job}/attempts")["attempts"]
     if as_json:
-        typer.echo(msgspec.json.encode(found))
+        print_text(msgspec.json.encode(found))
         return
-    typer.echo(job_line(found))
-    typer.echo(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
+    print_text(job_line(found))
+    print_text(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
     for each in found["attempts"]:
-        typer.echo(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
+        print_text(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
     for name, value in found["settings"].items():
         if value is not None:
-            typer.echo(f"  {name}: {value}")
+            print_text(f"  {name}: {value}")
 
 
 @connected
@@ -195,7 +196,7 @@ def logs(
     """Print the end of a job's log."""
     with service.open() as client:
         for text in client.logs(job, part, tail, follow=follow):
-            typer.echo(msgspec.json.encode({"text": text}) if as_json else text, nl=as_json)
+            print_text(msgspec.json.encode({"text": text}) if as_json else text, nl=as_json)
 
 
 @connected
@@ -208,10 +209,10 @@ def events(
     with service.open() as client:
         for each in client.events(job, follow=follow):
             if as_json:
-                typer.echo(msgspec.json.encode(each))
+                print_text(msgspec.json.encode(each))
                 continue
             at = strftime("%Y-%m-%d %H:%M:%SZ", gmtime(each["time"]))
-            typer.echo(f"{at}  {each['kind']:<10}  {_words(each['data'])}".rstrip())
+            print_text(f"{at}  {each['kind']:<10}  {_words(each['data'])}".rstrip())
 
 
 @connected
@@ -339,7 +340,7 @@ def ask(
 
 
 def show(found: dict[str, Any], as_json: bool, line: str) -> None:
-    typer.echo(msgspec.json.encode(found) if as_json else line)
+    print_text(msgspec.json.encode(found) if as_json else line)
 
 
 def job_line(job: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
 from deploy.settings import TrainSettings, option_name
 from deploy.snapshot_ref import SnapshotRef, origin_of
+from deploy.terminal_text import is_plain
 from ps import path_checks
 from ps.snapshots.manifest import Manifest
 from ps.storage import without_secrets
@@ -35,7 +36,6 @@ from shards.errors import BadInput
 
 MAX_NAME = 200
 """Characters of a job's name."""
-_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{MAX_NAME}}}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _MAX_LABELS = 32
 _INPUTS = ("solver", "data", "test_data", "weights")
@@ -473,7 +473,7 @@ def _check_secrets(settings: TrainSettings) -> None:
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
+    if not 0 < len(text) <= MAX_NAME or not is_plain(text):
         raise BadInput(f"name: expected 1 to {MAX_NAME} printable characters, got {text[:80]!r}")
     return text
 
@@ -496,4 +496,6 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
         _named("labels", name)
         if len(value) > 200:
             raise BadInput(f"labels: expected values of at most 200 characters, got {len(value)}")
+        if not is_plain(value):
+            raise BadInput(f"labels: expected values of printable characters, got {value!r}")
     return dict(labels)

@@ -101,6 +101,18 @@ def test_a_solver_is_a_file(idle: Running, tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["field"]) == (422, name), answer.text
 
 
+@pytest.mark.parametrize("text", ["\x1b[31m", "\x9b2J", "a\u202eb", "two\nlines", "a\u2028b"])
+def test_names_and_labels_act_on_no_terminal(idle: Running, text: str) -> None:
+    """Control and formatting characters are refused in what all users of a project see."""
+    for wrong in ({"name": text}, {"labels": {"team": text}}):
+        answer = idle.http.post("/api/v1/jobs", json=body(idle) | wrong)
+        assert (answer.status_code, answer.json()["field"]) == (422, next(iter(wrong)))
+    job = idle.submit("train")
+    for wrong in ({"name": text}, {"labels": {"team": text}}):
+        assert idle.http.patch(f"/api/v1/jobs/{job}", json=wrong).status_code == 422
+    assert idle.ask(job, "clone", name=text).status_code == 422
+
+
 def test_an_upload_that_is_refused_leaves_nothing(idle: Running, tmp_path: Path) -> None:
     """It does not count as one in progress of its project."""
     uploads = Uploads(tmp_path, reserve_bytes=1 << 62)
