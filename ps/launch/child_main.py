@@ -129,7 +129,8 @@ def main() -> int:
         traceback.print_exc()
         ours = isinstance(error, DownpourError)
         text = str(error) if ours else f"{type(error).__name__}: {error}"
-        send(answers, Failed(text, isinstance(error, BadInput)))
+        retryable = isinstance(error, DownpourError) and error.retryable
+        send(answers, Failed(text, isinstance(error, BadInput), retryable))
         return 1
     return 0
 

@@ -97,10 +97,14 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The child failed before or while serving; `mendable` if the user's input is at fault."""
+    """The child failed before or while serving; `mendable` if the user's input is at fault.
+
+    `retryable`: another child may succeed with the same order.
+    """
 
     text: str
     mendable: bool
+    retryable: bool = False
 
 
 def send(descriptor: int, value: object) -> None:

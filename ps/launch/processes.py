@@ -118,6 +118,10 @@ class _ThisMachine:
         return False
 
 
+def _reported(failed: Failed) -> ExitReason:
+    return ExitReason(f"failed: {failed.text}", reported=not failed.retryable)
+
+
 class ChildProcess(ProcessHandle):
     """The parent's side of a child process (child_main.py)."""
 
@@ -160,12 +164,13 @@ class ChildProcess(ProcessHandle):
                 self.check_build(build)
                 self.empty = empty
                 return endpoint
-            case Failed(text, mendable=True):
-                self._fate = ExitReason(f"failed: {text}", reported=True)
-                raise BadInput(text)
             case Failed(text):
-                self._fate = ExitReason(f"failed: {text}", reported=True)
-                raise GiveUp(f"{self.name} did not start: {text}")
+                self._fate = _reported(answer)
+                raise (
+                    BadInput(text)
+                    if answer.mendable
+                    else GiveUp(f"{self.name} did not start: {text}")
+                )
         self.process.wait()
         raise GiveUp(f"{self.name} did not start: {self._ending()}")
 
@@ -181,8 +186,8 @@ class ChildProcess(ProcessHandle):
         self.process.wait()
         if self._fate is None:
             match self._receive():
-                case Failed(text):
-                    self._fate = ExitReason(f"failed: {text}", reported=True)
+                case Failed() as failed:
+                    self._fate = _reported(failed)
                 case _:
                     killed = -self.process.returncode in _FROM_OUTSIDE
                     self._fate = ExitReason(

@@ -4,7 +4,8 @@ A process that is killed, also by the kernel for want of memory, is restarted at
 endpoint. Its workers find it there, see from its boot number that it is a new process, and send the
 pushes that were not acknowledged. There is no restart in three cases:
 
-- The process reported a failure, such as a full disk: the next process would fail as well.
+- The process reported a failure, such as a full disk or a damaged autosave: the next process would
+  fail as well.
 - Its machine is gone.
 - `restart_enabled` is off. A shard that recovers from an autosave has lost the updates since then,
   and its workers may be unable to repeat them all (worker/job_shards.py).
@@ -12,8 +13,8 @@ pushes that were not acknowledged. There is no restart in three cases:
 A shard is given up after a few crashes in a row, each followed by a longer pause (`RestartPolicy`,
 which replicated shards share); the error names the last cause. A process that never serves, or
 ends soon after it began to serve, has crashed. The time since its start does not count: on a busy
-machine a start takes seconds. A process that served and was then killed from outside has not
-crashed: it is restarted however often and however soon that happens.
+machine a start takes seconds. A process that was killed from outside has not crashed, whether it
+served or was starting: it is restarted however often and however soon that happens.
 """
 
 import threading
@@ -29,6 +30,8 @@ QUICK_S = 1.0
 """A process that exits after serving for fewer seconds than this, or never serves, crashed."""
 MAX_QUICK = 5
 """Consecutive crashes before a shard is given up."""
+MAX_KILLED_PAUSES = 6
+"""How often the pause doubles while processes are killed as they start: up to 3 s."""
 PAUSE_S = 0.1
 """Initial pause in seconds before a restart; it doubles with each consecutive crash."""
 
@@ -44,15 +47,21 @@ class RestartPolicy:
         """`pause_s` (default: PAUSE_S) doubles with each crash in a row, up to `longest_s`."""
         self.all = 0
         self.quick = 0
+        self._killed_starts = 0  # in a row
         self._first_s = PAUSE_S if pause_s is None else pause_s
         self._longest_s = longest_s
 
     def died(self, served_s: float | None, *, killed: bool = False) -> None:
         """Count a death after `served_s` seconds of service; None if the process never served.
 
-        `killed`: from outside, which is no crash.
+        `killed`: from outside, which is no crash. If that happens while processes start, the pauses
+        grow, because the kernel may do it for want of memory.
         """
         self.all += 1
+        if served_s is None and killed:
+            self._killed_starts += 1
+            return
+        self._killed_starts = 0
         quick = served_s is None or (served_s < QUICK_S and not killed)
         self.quick = self.quick + 1 if quick else 0
 
@@ -64,9 +73,10 @@ class RestartPolicy:
     @property
     def pause_s(self) -> float:
         """Seconds to wait before the next start."""
-        if not self.quick:
+        in_a_row = self.quick + min(self._killed_starts, MAX_KILLED_PAUSES)
+        if not in_a_row:
             return 0.0
-        return min(self._longest_s, self._first_s * 2.0 ** min(self.quick - 1, 60))
+        return min(self._longest_s, self._first_s * 2.0 ** min(in_a_row - 1, 60))
 
 
 class RestartingProcess:
@@ -181,8 +191,13 @@ class RestartingProcess:
             except DownpourError as error:
                 how, first = str(error), False
                 self._logger.warning("%s; trying again", how)
+                hangs = self.child.alive
                 self.child.stop()  # while it reads the WAL, it holds the lock of the folder
-                self._deaths.died(None)
+                fate = self.child.wait()
+                if fate.reported:
+                    self._failure = how
+                    return False
+                self._deaths.died(None, killed=fate.killed and not hangs)
         self._failure = (
             f"{self.child.name} has died {self._deaths.quick} times in a row, each before it had"
             f" served for {QUICK_S:g} s; the last time: {how}"

@@ -35,6 +35,12 @@ def max_arrays_bytes(shard_floats: int) -> int:
     return _TOGETHER * 4 * shard_floats
 
 
+class CannotListen(BadInput):
+    """An address at which a shard cannot listen, perhaps because it is taken for a moment."""
+
+    retryable = True
+
+
 class ShardSockets:
     """The sockets of one shard. Not for use by two threads."""
 
@@ -79,7 +85,7 @@ class ShardSockets:
         except zmq.ZMQError as error:
             context.destroy(linger=0)
             reason = f"cannot listen on {bind!r}: {zmq.strerror(error.errno or 0)}"
-            raise BadInput(f"shard {spec.shard} {reason}") from None
+            raise CannotListen(f"shard {spec.shard} {reason}") from None
         except BadInput:
             context.destroy(linger=0)
             raise

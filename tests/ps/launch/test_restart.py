@@ -20,24 +20,32 @@ FULL = ExitReason("failed: log x: No space left on device", reported=True)
 
 
 class Fake(ProcessHandle):
-    """A process that ends when the test says how; a `broken` one never serves."""
+    """A process that ends when the test says how.
+
+    A `broken` one never serves. If it is broken by an `ExitReason`, it ended in that way.
+    """
 
     pid = 0  # each has its own
-    alive = True  # nobody asks
 
-    def __init__(self, pid: int, broken: str | Exception = "") -> None:
+    def __init__(self, pid: int, broken: str | Exception | ExitReason = "") -> None:
         self.name = "shard 3"
         self.pid = pid
         self.broken = broken
         self.fates: queue.Queue[ExitReason] = queue.Queue()
+        if isinstance(broken, ExitReason):
+            self.fates.put(broken)
         self.stopped = self.closed = False
+
+    @property
+    def alive(self) -> bool:
+        return not isinstance(self.broken, ExitReason)
 
     def wait(self) -> ExitReason:
         return self.fates.get()
 
     def endpoint(self, until: float) -> str:
         if self.broken:
-            raise self.broken if isinstance(self.broken, Exception) else GiveUp(self.broken)
+            raise self.broken if isinstance(self.broken, Exception) else GiveUp(str(self.broken))
         return "tcp://x"
 
     def ask_to_end(self) -> None:
@@ -54,7 +62,7 @@ class Fake(ProcessHandle):
 class Shard:
     """A restartable shard: `made` lists all its processes; `served` receives each start."""
 
-    def __init__(self, *broken: str | Exception) -> None:
+    def __init__(self, *broken: str | Exception | ExitReason) -> None:
         self.made = [Fake(0)]
         self._broken = [*broken]
         self.left: list[int] = []  # those that were left to themselves while another was started
@@ -181,6 +189,12 @@ def test_pauses_between_quick_deaths_grow(monkeypatch: pytest.MonkeyPatch) -> No
         deaths.died(served_s)
         pauses.append(deaths.pause_s)
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
+    starts, pauses = RestartPolicy(), []
+    for _ in range(8):
+        starts.died(None, killed=True)
+        pauses.append(starts.pause_s)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 3.2]
+    assert not starts.too_many
 
 
 def test_pauses_have_a_limit() -> None:
@@ -212,6 +226,28 @@ def test_one_that_does_not_come_to_serve() -> None:
     hopeless.ends()
     assert len(hopeless.made) == 5
     assert shard.left == hopeless.left == []
+
+
+def test_one_that_is_killed_while_it_starts_is_never_given_up() -> None:
+    """Nor is one that is killed by turns as it serves: only its own failures count."""
+    shard = Shard(*[KILLED_LATER] * 12)
+    shard.dies(KILLED_LATER)
+    for _ in range(12):
+        shard.await_start()
+    assert (shard.kept.pid, shard.kept.deaths) == (13, 13)
+    shard.kept.check()
+    shard.ends()
+
+
+def test_one_that_says_why_it_cannot_start_is_given_up_at_once() -> None:
+    """A damaged autosave is read once, and its error is the job's."""
+    shard = Shard(ExitReason("failed: autosave x: damaged", reported=True))
+    shard.dies()
+    shard.kept._thread.join(30)
+    with pytest.raises(GiveUp, match="autosave x: damaged"):
+        shard.kept.check()
+    shard.ends()
+    assert len(shard.made) == 2
 
 
 def test_one_that_says_what_failed_is_not() -> None:
