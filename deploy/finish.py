@@ -152,7 +152,8 @@ def complete(
         RunFolder.resume(out, TrainSettings.load(out / SETTINGS).plain()) as folder,
         display() as progress,
     ):
-        progress.starting("the test")
+        if inputs.test is not None:
+            progress.starting("the test")
         weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
         tests = EvaluationsFile(folder.evaluations, upto=inputs.job.plan.steps)
         drawable = folder.updates.is_dir()

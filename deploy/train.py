@@ -91,7 +91,7 @@ def run(
             even=True,
             source=source,
         )
-        if not outcome.interrupted:
+        if inputs.test is not None and not outcome.interrupted:
             progress.starting("the test")
         try:
             summary = finish(inputs, outcome, folder, observer)

@@ -58,7 +58,9 @@ class Evaluation(msgspec.Struct, frozen=True):
     figures: dict[str, float]
 
     def __str__(self) -> str:
-        return f"test at iteration {self.iteration}: {in_words(self.figures)}"
+        # Its result comes when the workers have taken steps, so "at iteration 0" would surprise.
+        what = f"at iteration {self.iteration}" if self.iteration else "of the initial weights"
+        return f"test {what}: {in_words(self.figures)}"
 
 
 def in_words(figures: dict[str, float]) -> str:

@@ -21,7 +21,7 @@ NETWORKS = [
     (
         "kernel_size",
         "kernel_sighs",
-        r"net\.prototxt:7: layer conv: ConvolutionParameter has no field kernel_sighs; expected",
+        r"net\.prototxt:7: layer conv .*: ConvolutionParameter has no field kernel_sighs;",
     ),
     (
         "kernel_size: 3",
@@ -98,8 +98,12 @@ SOLVERS = [
         r"solver\.prototxt: base_lr: expected more than 0, got -0\.1",
     ),
     ("base_lr: 0.1", "", r"solver\.prototxt: expected a base_lr, got none"),
-    ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got 0"),
-    ('"net.prototxt"', '"n.prototxt"', r"solver\.prototxt: net n\.prototxt: found neither in "),
+    ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got none"),
+    (
+        '"net.prototxt"',
+        '"n.prototxt"',
+        r"solver\.prototxt: net: expected a file, got n\.prototxt, ",
+    ),
     ("base_lr: 0.1", "base_lr: 0", r"solver\.prototxt: base_lr: expected more than 0, got 0"),
     ("max_iter", "max_itr", r"solver\.prototxt:1: .*no field max_itr; expected one of"),
 ]

@@ -130,7 +130,7 @@ def test_what_a_solver_asks_for(here: Run, tmp_path: Path) -> None:
     lines = [line.partition("  ")[2] for line in out.splitlines()]
     assert lines[0].startswith(f"{tmp_path}/solver.prototxt: snapshot_prefix has no effect: ")
     # How often the driver looks decides how many of the others come, and how late.
-    assert sum(line.startswith("test at iteration 0: ") for line in lines) == 1
+    assert sum(line.startswith("test of the initial weights: ") for line in lines) == 1
     assert sum(line.startswith("test at iteration 400: ") for line in lines) == 1
     assert 1 <= sum(line.startswith("steps ") for line in lines) <= 3
     assert snapshots(run) == []

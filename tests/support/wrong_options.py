@@ -212,7 +212,7 @@ ROWS: list[Row] = [
     ),
     _line(f"{TRAIN} --solver nowhere", ".*nowhere: cannot be read: No such file"),
     _line(f"{TRAIN} --solver data", ".*data: cannot be read: Is a directory"),
-    _line(f"{TRAIN} --solver net.prototxt", ".*net.prototxt:2: .* no field"),
+    _line(f"{TRAIN} --solver net.prototxt", ".*net.prototxt:2: expected a solver, got a net"),
     _line(f"{TRAIN} --solver /dev/null", "/dev/null: expected a base_lr, got none"),
     _line(
         f"{TRAIN} --solver {'x' * 300}",
@@ -372,7 +372,7 @@ ROWS: list[Row] = [
     _line(f"{TEST} --weights w.safetensors", "w.safetensors: expected a .safetensors file: No"),
     _line(f"{TEST} --weights data", "data: expected .caffemodel, .h5 or"),
     _line(f"{TEST} --solver nowhere", "nowhere: cannot be read: No such file"),
-    _line(f"{TEST} --solver net.prototxt", "net.prototxt:2: .* no field"),
+    _line(f"{TEST} --solver net.prototxt", "net.prototxt:2: expected a solver, got a net"),
     _line(f"{TEST} --solver data", "data: cannot be read: Is a directory"),
     _line(f"{TEST} --data nowhere", "data nowhere: expected a folder or a file, got"),
     _line(
@@ -385,7 +385,10 @@ ROWS: list[Row] = [
     _line(f"{FEATURES}", "features: expected --output, got none"),
     _line(f"{FEATURES} --output f", "broken.safetensors: expected a .safetensors file"),
     _line(f"{FEATURES} --output f --net nowhere", "nowhere: cannot be read: No such file"),
-    _line(f"{FEATURES} --output f --net solver.prototxt", "solver.prototxt:1: .* no field"),
+    _line(
+        f"{FEATURES} --output f --net solver.prototxt",
+        "solver.prototxt:1: expected a net, got a sol",
+    ),
     _line(f"{FEATURES} --output f --net data", "data: cannot be read: Is a directory"),
     _line(f"{FEATURES} --output f --blobs nope", "net.prototxt: expected blobs among data, label"),
     _line(f"{FEATURES} --output f --blobs ,", "--blobs: expected names of blobs, got none"),

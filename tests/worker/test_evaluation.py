@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 import ps
@@ -199,3 +200,4 @@ def test_a_result_in_words() -> None:
     """Accuracies are percentages; every figure has its name."""
     result = Evaluation(400, 51200, 3.5, {"accuracy": 0.9731, "loss": 0.08412, "accuracy#1": 0.5})
     assert str(result) == "test at iteration 400: accuracy 97.31%, loss 0.08412, accuracy#1 50.00%"
+    assert str(replace(result, iteration=0)).startswith("test of the initial weights: accuracy 97")

@@ -14,7 +14,6 @@ hold the same bytes. Padding in the arena's gradient is zero.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 
 import msgspec
 import numpy as np
@@ -42,7 +41,8 @@ from worker.caffe.layer import (
 )
 from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
-from worker.caffe.registry import LAYERS, UNSUPPORTED
+from worker.caffe.prototxt_faults import unsupported_types
+from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
 from worker.columns import ColumnKind, ColumnSpec
 from worker.model import Batch
@@ -110,7 +110,11 @@ class Network:
             files=description.files,
             pool=pool,
         )
-        for spec in layers_kept(self.parsed, state, file):
+        kept = layers_kept(self.parsed, state, file)
+        faults = unsupported_types(((layer.name, layer.type) for layer in kept), file)
+        if faults:
+            raise BadInput(faults)
+        for spec in kept:
             self._add(spec, context)
         self._fillers = {tensor.spec.name: tensor.filler for tensor in self._tensors}
         self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in self._tensors))
@@ -367,15 +371,6 @@ class Network:
     def _add(self, spec: LayerParameter, context: LayerContext) -> None:
         """Build one layer on the values that earlier layers compute."""
         where = f"{context.file}: layer {spec.name} ({spec.type})"
-        if spec.type in UNSUPPORTED:
-            instead = UNSUPPORTED[spec.type].replace("`", "")
-            raise BadInput(f"{where}: type not supported: {instead}")
-        if spec.type not in LAYERS:
-            closest = ", ".join(get_close_matches(spec.type, LAYERS, cutoff=0.0))
-            raise BadInput(
-                f"{where}: type not supported; expected one of {len(LAYERS)} types, of which"
-                f" {closest} are closest"
-            )
         namesakes = [node for node in self.nodes if node.layer.name == spec.name]
         for name in spec.bottom:
             if name not in self._names:

@@ -4,17 +4,20 @@ Text from outside is bounded before it is parsed (bytes, nesting) and after (lay
 must be finite, and every error is one short line that names the file, the line and the fault.
 """
 
+import codecs
 import re
-from difflib import get_close_matches
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf import text_format
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from shards.errors import BadInput, quoted
-from worker.caffe.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
+from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
+from worker.caffe.prototxt_faults import faults_of
+from worker.text_files import decode_text
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 32
@@ -24,18 +27,21 @@ _MAX_QUOTED = 300
 # A quoted string or a comment, in which brackets do not count, or a bracket.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|[{}<>\n]')
 
-_NO_FIELD = re.compile(
-    r'Message type "caffe\.(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"'
-)
-_LAYERS = {"LayerParameter", "V1LayerParameter"}
-_LAYER = re.compile(r"\blayers?\s*:?\s*\{")
-_NAME = re.compile(r"""\bname\s*:\s*["']([^"'\n]*)["']""")
+_COMMENTS = re.compile(rb'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|#[^\n]*')
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_LOOKED_AT = 4096  # bytes of a file that show whether it is text
+_HDF5 = b"\x89HDF"
+# The beginnings of other languages, none of which begins a prototxt.
+_LANGUAGES = {"JSON": r"[{\[]", "HTML or XML": r"<", "YAML": r"(?:---|- |[\w-]+:\s*\n\s*- )"}
 
 _Message = TypeVar("_Message", NetParameter, SolverParameter)
 
 
 def read_text(path: Path) -> str:
-    """The file's text, at most `MAX_BYTES` of UTF-8; raises BadInput."""
+    """The file's text, at most `MAX_BYTES`; raises BadInput.
+
+    As in Caffe, comments may be in any encoding: where they prevent decoding they are left out.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -43,13 +49,14 @@ def read_text(path: Path) -> str:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
         raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes of prototxt, got more")
+    if not data.strip():
+        raise BadInput(f"{path}: expected a prototxt, got an empty file")
+    if (binary := _binary(data)) is not None:
+        raise BadInput(f"{path}: expected a prototxt, got {binary}")
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(
-            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
-            f" at offset {error.start}"
-        ) from None
+        return decode_text(data, str(path))
+    except BadInput:
+        return decode_text(_COMMENTS.sub(_without_comment, data), str(path))
 
 
 def parse_net(text: str, file: str = "net") -> NetParameter:
@@ -74,9 +81,12 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         # The parser's messages begin with "line:column : ", and some span several lines.
+        faults = _other_language(text, file) or faults_of(text, message, file)
+        if faults:
+            raise BadInput(faults) from None
         what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
         line = error.GetLine()
-        what = _unknown(what, text, error) or quoted(" ".join(what.split()), _MAX_QUOTED)
+        what = quoted(" ".join(what.split()), _MAX_QUOTED)
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None
@@ -87,39 +97,31 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
     return message
 
 
-def _unknown(what: str, text: str, error: text_format.ParseError) -> str:
-    """The parser's error about a field that does not exist, with its layer and the closest fields.
-
-    Empty for another error.
-    """
-    found, line = _NO_FIELD.search(what), error.GetLine()
-    kinds = DESCRIPTOR.message_types_by_name
-    if found is None or line is None or found["message"].partition(".")[0] not in kinds:
-        return ""
-    outer, *inner = found["message"].split(".")
-    kind, field = kinds[outer], found["field"]
-    for name in inner:
-        kind = kind.nested_types_by_name[name]
-    lines = text.splitlines(keepends=True)
-    place = len("".join(lines[: line - 1])) + (error.GetColumn() or 1) - 1
-    if outer in _LAYERS and field in {"layer", "layers"}:
-        where = _layer_at(text, place - 1)
-        return f"{where}expected its closing brace before the next layer"
-    where = "" if outer in {"NetParameter", "SolverParameter"} else _layer_at(text, place)
-    closest = ", ".join(get_close_matches(field, kind.fields_by_name, cutoff=0.0))
-    return (
-        f"{where}{outer} has no field {quoted(field)}; expected one of {len(kind.fields_by_name)}"
-        f" fields, of which {closest} are closest"
-    )
+def _without_comment(match: "re.Match[bytes]") -> bytes:
+    return match[1] or b""
 
 
-def _layer_at(text: str, place: int) -> str:
-    """The beginning of an error about the layer around an offset; empty if it has no name."""
-    starts = [match.start() for match in _LAYER.finditer(text)]
-    begin = max((start for start in starts if start <= place), default=len(text))
-    end = min((start for start in starts if start > place), default=len(text))
-    name = _NAME.search(text, begin, end)
-    return "" if name is None else f"layer {quoted(name[1])}: "
+def _binary(data: bytes) -> str | None:
+    """What a file that is no text is; None for text."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return None
+    if data.startswith(_HDF5):
+        return "an HDF5 file; give weights as --weights or weights="
+    if _BINARY.search(data, 0, _LOOKED_AT) is None:
+        return None
+    with suppress(DecodeError):
+        net = NetParameter.FromString(data)
+        if net.layer or net.layers:
+            return "a binary net, such as a .caffemodel; give it as --weights or weights="
+    return "a binary file"
+
+
+def _other_language(text: str, file: str) -> str:
+    """An error about text in a language other than that of a prototxt; empty if it may be one."""
+    for language, beginning in _LANGUAGES.items():
+        if re.match(beginning, text.lstrip()):
+            return f"{file}: expected a prototxt, got {language}"
+    return ""
 
 
 def _check_finite(message: Message, where: str) -> None:

@@ -215,8 +215,8 @@ def test_dropout_is_decided_by_step_and_seed() -> None:
     ("layers", "text"),
     [
         (
-            'layer { name: "n" type: "LRM" bottom: "data" top: "n" }',
-            r"net: layer n \(LRM\): type not supported; expected one of \d+ types, of which LRN, ",
+            'layer { name: "n" type: "Bachnorm" bottom: "data" top: "n" }',
+            r"net: layer n \(Bachnorm\): type not supported; .* of which BatchNorm is closest",
         ),
         (dense("a", "pixels", "a"), r"layer a \(InnerProduct\): no layer before .* bottom pixels"),
         (dense("a", "data", "a") + dense("a", "data", "b"), r"layer a .*: expected a unique name"),
@@ -408,12 +408,25 @@ def test_a_net_that_no_memory_holds(layer: str, what: str) -> None:
         network(DATA + f'layer {{ name: "big" type: {entry} }} }}')
 
 
+def test_unsupported_types_are_named_at_once() -> None:
+    """Those of the layers of this phase."""
+    kinds = ("Axpy", "Python", "Axpy")
+    layers = [f'layer {{ name: "l{at}" type: "{kind}" }}' for at, kind in enumerate(kinds)]
+    line = r"net: 2 faults: layer l0 \(Axpy\) and 1 more: type .*; layer l1 \(Python\): type not"
+    with pytest.raises(BadInput, match=line):
+        network("".join(layers))
+    with pytest.raises(
+        BadInput, match=r"net: layer l1 \(Python\): type not supported: docs/how-to"
+    ):
+        network(layers[1] + layers[0].replace("type", "include { phase: TEST } type"))
+
+
 def test_an_error_does_not_quote_a_net() -> None:
-    """A name of 100,000 letters is shortened, in the middle; the remedy stays."""
+    """A name of 100,000 letters is shortened; the remedy stays."""
     with pytest.raises(BadInput) as caught:
         network(f'layer {{ name: "{"n" * 100_000}" type: "None" }}')
     assert len(str(caught.value)) < 2_100
-    assert "characters left out" in str(caught.value)
+    assert "(100000 characters)" in str(caught.value)
     assert "expected one of" in str(caught.value)
 
 

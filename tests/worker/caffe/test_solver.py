@@ -197,6 +197,10 @@ def test_a_solver_without_max_iter_needs_one_to_train(tmp_path: Path, written: s
             f'net: "{"n" * 5000}" base_lr: 1 max_iter: 1',
             "net: expected a file, got n+.*, which is not in",
         ),
+        (
+            'net: "net.prototxt" max_iter: 1 base_lr: "fast"',
+            "1: base_lr: expected a number, got .fast",
+        ),
         (BASE + "momentun: 0.9", "no field momentun; expected one of .* of which momentum, "),
     ],
 )

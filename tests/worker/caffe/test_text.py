@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from shards.errors import BadInput
 from worker.caffe import text
+from worker.caffe.caffe_pb2 import LayerParameter, NetParameter
+from worker.caffe.net import Description, Network
 
 POOL = "layer { pooling_param { pool: MEDIAN } }"
 
@@ -33,13 +35,29 @@ POOL = "layer { pooling_param { pool: MEDIAN } }"
         ),
         (
             'layer { name: "c" cos_data_param { top { chanels: 3 } } }',
-            "f.prototxt:1: layer c: CoSDataParameter has no field chanels; .* which channels, ",
+            "f.prototxt:1: layer c: TopBlob has no field chanels; .* which channels, ",
         ),
-        ('layer { name: "b"', "f.prototxt:1: "),
-        ("layer { name: 3 }", "f.prototxt:1: "),
-        (POOL, 'f.prototxt:1: .*PoolMethod" has no value named MEDIAN'),
-        ('name: "a" name: "b"', "f.prototxt:1: "),
-        ("\n\n}", "f.prototxt:3: "),
+        ('layer { name: "b"\n\n', "f.prototxt:1: layer b: expected its closing brace, got the end"),
+        ("layer { name: 3 }", "f.prototxt:1: layer 3: name: expected a text in quotes, got 3"),
+        (POOL, "f.prototxt:1: pool: expected one of MAX, AVE, STOCHASTIC, got MEDIAN"),
+        (
+            'layer { name: "c" convolution_param { pad: -1 } }',
+            r"1: layer c: pad: .* in \[0, 4294967295",
+        ),
+        ("input_dim: 1.5", "f.prototxt:1: input_dim: expected a whole number, got 1.5"),
+        ("force_backward: yes", "f.prototxt:1: force_backward: expected true or false, got yes"),
+        ("name: net", "f.prototxt:1: name: expected a text in quotes, got net"),
+        ('name "net"', 'f.prototxt:1: name: expected a colon, got "net"'),
+        ('name: "net', 'f.prototxt:1: expected a text that ends on its line, got "net'),
+        ("state: 3", "f.prototxt:1: state: expected a block in braces, got 3"),
+        ("name { }", "f.prototxt:1: name: expected a text in quotes, got an opening brace"),
+        ('name: "a"\n{ }', "f.prototxt:2: expected the name of a field, got an opening brace"),
+        ("[1, 2]", "f.prototxt: expected a prototxt, got JSON"),
+        ('{ "layers": [ ] }', "f.prototxt: expected a prototxt, got JSON"),
+        ("layers:\n  - name: conv", "f.prototxt: expected a prototxt, got YAML"),
+        ("<!DOCTYPE html>\n<html>", "f.prototxt: expected a prototxt, got HTML or XML"),
+        ('name: "a" name: "b"', "f.prototxt:1: name: expected one value, got a second one"),
+        ("\n\n}", "f.prototxt:3: expected the name of a field, got }"),
         (
             "layer { clip_param { min: 1 } }",
             r"f.prototxt: expected a value for layer\[0\].clip_param.max",
@@ -54,11 +72,106 @@ def test_a_mistake_is_named_with_its_line(prototxt: str, error: str) -> None:
 
 
 def test_a_solver_is_no_net() -> None:
-    """The wrong kind of file fails on its first field that the other kind lacks."""
-    with pytest.raises(BadInput, match="s:1: NetParameter has no field base_lr"):
-        text.parse_net("base_lr: 0.1", "s")
-    with pytest.raises(BadInput, match="n:1: SolverParameter has no field layer"):
+    """The wrong kind of file is named by its first field that the other kind lacks."""
+    with pytest.raises(BadInput, match="s:2: expected a net, got a solver: it has base_lr"):
+        text.parse_net("\nbase_lr: 0.1", "s")
+    with pytest.raises(BadInput, match="n:1: expected a solver, got a net: it has layer"):
         text.parse_solver('layer { name: "x" }', "n")
+
+
+FORK = """name: "detector"
+layer { name: "data" type: "AnnotatedData" top: "data" # a fork's
+        transform_param { resize_param { prob: 1 } }
+        annotated_data_param { batch_sampler { max_sample: 1 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+        convolution_param { num_output: 3 kernel_size: 3 dilated: true } }
+layer { permute_param { order: 0 order: 2 } name: "p1" type: "Permute" bottom: "conv" top: "p1" }
+layer { name: "p2" type: "Permute" bottom: "conv" top: "p2" permute_param: < order: [0, 2] > }
+layer { name: "prior" type: "PriorBox" bottom: "p2" top: "prior" prior_box_param { size: 30 } }
+layer { name: "d" type: "Data" top: "x" transform_param { resize_param { prob: 1 } } }
+"""
+
+
+def test_everything_that_only_a_fork_has_is_named_at_once() -> None:
+    """Layers by their types, with their lines; and the fields of layers that exist here."""
+    with pytest.raises(BadInput) as caught:
+        text.parse_net(FORK, "f")
+    assert str(caught.value) == (
+        "f: 5 faults: line 2: layer data (AnnotatedData): type not supported;"
+        " line 6: layer conv (Convolution): ConvolutionParameter has no field dilated;"
+        " line 7: layer p1 (Permute) and 1 more: type not supported;"
+        " line 9: layer prior (PriorBox): type not supported;"
+        " line 10: layer d (Data): TransformationParameter has no field resize_param;"
+        " docs/reference/layers.md lists what exists"
+    )
+    with pytest.raises(BadInput, match=r"^s: 2 faults: .* eval_type; .* no field ap_version; docs"):
+        text.parse_solver('base_lr: 0.1 eval_type: "detection" ap_version: "11point"', "s")
+
+
+@pytest.mark.parametrize(
+    ("settings", "version"),
+    [("bn_param { bn_mode: INFERENCE }", 2), ("bn_param { }", 1), ("", 1), ("", 2)],
+)
+def test_a_layer_of_a_fork_is_named_by_its_type(settings: str, version: int) -> None:
+    """With settings of its own and without, in the older form, too."""
+    entry = 'layer { type: "BN"' if version == 2 else "layers { type: BN"
+    with pytest.raises(BadInput, match=r"layer b \(BN\): type not supported; .*layers\.md$"):
+        Network(Description(f'{entry} name: "b" top: "b" {settings} }}'))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "iter_size: 2;",
+        "iter_size: 2,",
+        "iter_size : 0x2",
+        "iter_size: 2# \u4e2d\r\n",
+        "\x0citer_size:\t2\x0b",
+        "iter_size: +2 stepvalue: [1, 2] test_state: [{ level: 1 }, < level: 2 >];",
+        "iter_size: 2 solver_mode: 1 test_initialization: f net: 'a' \"b\" random_seed: -1",
+        "iter_size: 2 base_lr: .5 momentum: 1. gamma: 1E-3 power: 0.5f",
+    ],
+)
+def test_what_protobuf_reads_is_read(written: str) -> None:
+    """Separators, brackets, numbers for values of enums, odd white space."""
+    assert text.parse_solver(written).iter_size == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfname: 'a'\r\n",
+        "name: 'a'\n".encode("utf-16"),
+        "name: 'a' # \u4e2d\u6587\n".encode("gbk"),
+        b"# caf\xe9 'b'\n\rname: 'a'",
+    ],
+    ids=["mark", "UTF-16", "GBK", "Latin-1"],
+)
+def test_a_file_from_any_editor(tmp_path: Path, content: bytes) -> None:
+    """A byte order mark and UTF-16 are understood; a comment may be in any encoding."""
+    (tmp_path / "net.prototxt").write_bytes(content)
+    assert text.parse_net(text.read_text(tmp_path / "net.prototxt")).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", "expected a prototxt, got an empty file"),
+        (b" \n\t", "expected a prototxt, got an empty file"),
+        (bytes(40), "expected a prototxt, got a binary file"),
+        (b"\x89HDF\r\n\x1a\n", "expected a prototxt, got an HDF5 file; give weights as --weights"),
+        (
+            NetParameter(layer=[LayerParameter(name="a")]).SerializeToString(),
+            r"expected a prototxt, got a binary net, such as a \.caffemodel; give it as --weights",
+        ),
+    ],
+    ids=["empty", "blank", "zeros", "HDF5", "caffemodel"],
+)
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes, error: str) -> None:
+    """One line says what it is."""
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BadInput, match=f"file: {error}"):
+        text.read_text(tmp_path / "file")
 
 
 def test_nesting_bytes_and_layers_are_bounded(tmp_path: Path) -> None:
