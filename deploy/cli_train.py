@@ -116,7 +116,11 @@ def _result(summary: "Summary", out: Path) -> str:
     """The result of a run, in one line."""
     tested = summary.test_accuracy is not None
     accuracy = f"test accuracy {summary.test_accuracy:.2%}, " if tested else ""
-    return f"{accuracy}{counted(summary.updates, 'update')} in {summary.seconds:.0f} s; see {out}"
+    took = f"{summary.seconds:.0f} s"
+    if summary.earlier_seconds:
+        latest = summary.seconds - summary.earlier_seconds
+        took += f", {latest:.0f} s of them since it was resumed"
+    return f"{accuracy}{counted(summary.updates, 'update')} in {took}; see {out}"
 
 
 def _settings(

@@ -8,7 +8,7 @@ import copy
 from functools import partial
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperGroup, TyperOption
 
 GROUPS = {
     "Train a model and use it": (
@@ -43,7 +43,7 @@ def _mend_help(command: Any) -> None:
         _mend_help(inner)
 
 
-def _format_help(command: TyperCommand | TyperGroup, context: Any, formatter: Any) -> None:
+def _format_help(command: Any, context: Any, formatter: Any) -> None:
     """Format the help of a copy, as parsing needs what is not shown."""
     shown = copy.copy(command)
     shown.params = [_shown(param) for param in command.params]

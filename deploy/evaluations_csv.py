@@ -16,7 +16,7 @@ from worker.evaluation import Evaluation
 COLUMNS = {
     "iteration": "The iteration at which the weights were read.",
     "samples": "Samples that the workers had trained on by then.",
-    "seconds": "Seconds since the training began or was resumed.",
+    "seconds": "Seconds of training by then, those before the run was resumed included.",
 }
 """The first columns, with their meanings. One for each output of the test nets follows."""
 

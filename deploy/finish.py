@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,6 +45,7 @@ def finish(
         staleness_bound=inputs.settings.staleness,
         seconds=outcome.seconds,
         kept=observer.updates.kept,
+        earlier_s=observer.updates.earlier_s,
         fresh_samples=observer.updates.fresh_samples,
         left=outcome.left,
     )
@@ -60,7 +60,7 @@ def finish(
             summary,
             folder,
             observer.evaluations,
-            partial(observer.evaluated, weights=outcome.weights),
+            observer.evaluated_in_all,
             observer.tested,
             test=not outcome.interrupted,
             draw=not observer.updates.lost,

@@ -181,11 +181,35 @@ def _draw_tests(axes: "Axes", tests: Sequence[Evaluation]) -> None:
     right = axes.twinx()
     samples, values = zip(*found, strict=True)
     heights = [value * scale for value in values]
-    right.plot(samples, heights, "D--", color=_TEST, markersize=4, linewidth=1, clip_on=False)
     right.set_ylabel(f"test {name}{', %' if name == 'accuracy' else ''}", color=_TEST)
     right.tick_params(axis="y", colors=_TEST)
     right.spines[["top", "left"]].set_visible(False)
-    right.set_ylim(bottom=0, top=100 if name == "accuracy" else None)
+    low, high = axis_range(heights)
+    right.set_ylim(low, min(high, 100.0) if name == "accuracy" else high)
+    right.plot(samples, heights, "D--", color=_TEST, markersize=6, markeredgecolor="white")
+    last = f"{heights[-1]:.2f} %" if name == "accuracy" else f"{heights[-1]:.4g}"
+    right.annotate(
+        last,
+        (samples[-1], heights[-1]),
+        xytext=(-6, 7),
+        textcoords="offset points",
+        horizontalalignment="right",
+        color=_TEST,
+        fontweight="bold",
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
+    )
+
+
+def axis_range(heights: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis on which the later values can be told apart.
+
+    The first tests of a run are often far from the others, which would then be one flat line. So
+    the first quarter of them, at least one of several, does not count.
+    """
+    later = heights[min(max(1, len(heights) // 4), len(heights) - 1) :]
+    low, high = min(later), max(later)
+    margin = max(0.35 * (high - low), 0.001 * abs(high), 1e-6)
+    return low - margin, high + margin
 
 
 def _draw_updates_axis(axes: "Axes", in_a_thousand: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from deploy.evaluations_csv import EvaluationsFile
@@ -64,6 +65,12 @@ class RunObserver(ClosingContext):
             self._progress.update(statuses, records)
 
     def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
+        assert self.updates is not None, "started comes first"
+        seconds = self.updates.earlier_s + result.seconds
+        self.evaluated_in_all(replace(result, seconds=seconds))
+
+    def evaluated_in_all(self, result: Evaluation) -> None:
+        """Record a result with the seconds of the whole run, those before a resumption included."""
         self._progress.evaluated(result)
         with self._survives_loss():
             self.evaluations.add(result)

@@ -1,8 +1,8 @@
 """The results of a finished run as numbers: the content of `summary.json`.
 
 Pure functions compute them from the shards' counters and the workers' reports. For a resumed run,
-`samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness figures cover the whole
-run; the rest covers only the time since it was resumed, because earlier times are not known.
+`seconds`, `samples`, `updates`, `max_clock_gap`, `worker_restarts` and the staleness figures cover
+the whole run; rates and shares cover only the time since it was resumed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -79,7 +79,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     test_loss: float | None
     """Mean loss of the final weights over the test set. Null without one."""
     seconds: float
-    """Wall time of the training in seconds, without starting Ray and Spark and the last test."""
+    """Wall time of the training in seconds, without starting Ray and Spark and the last test. Of a
+    resumed run, that of its parts together.
+    """
+    earlier_seconds: float = 0.0
+    """The part of `seconds` from before the run was last resumed, up to the last update that was
+    kept.
+    """
     samples: int
     """Training examples in all updates."""
     updates: int
@@ -104,7 +110,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worker_restarts: int
     """Takeovers by a later incarnation, added up over the workers."""
     samples_per_second: float
-    """Training examples since the run was started or resumed, divided by `seconds`."""
+    """Training examples a second, since the run was started or last resumed."""
     compute_share: float | None
     """Share of the workers' time spent on gradients and on their own copies of the weights."""
     data_share: float | None
@@ -132,13 +138,15 @@ def summarise(
     test_accuracy: float | None = None,
     test_loss: float | None = None,
     kept: RunTally | None = None,
+    earlier_s: float = 0.0,
     fresh_samples: int | None = None,
     left: Sequence[ShardStatus] = (),
 ) -> Summary:
     """The summary of a run from its shards' last statuses (one per shard) and its workers' reports.
 
     `fresh` tallies the updates since the run was started or resumed, `kept` those before; `workers`
-    is the configured number, `seconds` the wall time of the training. An update counts once every
+    is the configured number, `seconds` the wall time of the training since then, and `earlier_s`
+    that of the parts before. An update counts once every
     shard has applied it. For a run that was resharded, `left` has the last statuses of its former
     shards, and `fresh_samples` counts the samples of each fresh update once.
     """
@@ -148,7 +156,8 @@ def summarise(
     return Summary(
         test_accuracy=test_accuracy,
         test_loss=test_loss,
-        seconds=seconds,
+        seconds=earlier_s + seconds,
+        earlier_seconds=earlier_s,
         samples=min(status.samples for status in statuses),
         updates=min(status.version for status in statuses),
         workers=workers,

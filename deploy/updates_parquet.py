@@ -166,8 +166,8 @@ class UpdatesWriter(ClosingContext):
     """The open `updates.parquet` of a run; a context manager.
 
     `fresh` tallies the new rows, `kept` those of the resumed run; `fresh_samples` is the number of
-    samples in `fresh`, counted once per update and not once per shard. `lost` is set once the disk
-    has failed, and rows with it.
+    samples in `fresh`, counted once per update and not once per shard. `earlier_s` are the seconds
+    of training up to the last kept row. `lost` is set once the disk has failed, and rows with it.
     """
 
     def __init__(
@@ -187,6 +187,7 @@ class UpdatesWriter(ClosingContext):
         self.path = path
         self.fresh = self.kept = RunTally()
         self.fresh_samples = 0
+        self.earlier_s = 0.0
         self.lost = False
         self._job, self._seed = job, seed
         self._part_s, self._clock = part_s, clock
@@ -204,6 +205,7 @@ class UpdatesWriter(ClosingContext):
                 left.unlink()
             if restored is not None:
                 self._keep(restored)
+                self.earlier_s = max(self._ends.values(), default=0.0)
         except OSError as error:
             raise _refused(path, error) from None
         numbers = [int(part.stem.rpartition("-")[2]) for part in parts_of(path)]

@@ -158,8 +158,10 @@ class _Attempt:
             return self._failed(End.FAILED, "error", error)
         if summary is None:
             return End.STOPPED, "", "stopped, with a snapshot"
+        latest = summary.seconds - summary.earlier_seconds
         took = (
-            f"{counted(summary.updates, 'update')}; the last attempt took {summary.seconds:.0f} s"
+            f"{counted(summary.updates, 'update')} in {summary.seconds:.0f} s, {latest:.0f} s of"
+            " them in the last attempt"
         )
         return End.SUCCEEDED, "", took
 

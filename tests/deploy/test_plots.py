@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from deploy.plots import (
+    axis_range,
     count_staleness,
     plot_loss,
     plot_staleness,
@@ -128,6 +129,17 @@ def test_tests_are_drawn(tmp_path: Path, figures: dict[str, float]) -> None:
         plot_loss(updates, run, tmp_path / "out.png", tests)
         pictures.append((tmp_path / "out.png").read_bytes())
     assert (pictures[0] != pictures[1]) == ("top5" not in figures)
+
+
+@pytest.mark.parametrize(
+    "heights", [[11.86, 98.01, 98.48, 98.78], [10.0, 98.78], [98.78], [50.0, 50.0, 50.0]]
+)
+def test_the_later_tests_can_be_told_apart(heights: list[float]) -> None:
+    """The axis shows all tests but the first ones, and they fill a good part of it."""
+    low, high = axis_range(heights)
+    shown = heights[1:] or heights
+    assert low < min(shown) <= max(shown) < high
+    assert high - low <= max(2 * (max(shown) - min(shown)), 0.01 * max(shown))
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ps
+from deploy.evaluations_csv import read_evaluations
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder
 from deploy.run_observer import RunObserver
 from deploy.settings import TrainSettings
 from ps import Cluster, errors
 from ps.job_spec import make_cluster, shard_specs
+from tests.support.run_records import records
+from worker.evaluation import Evaluation
 
 TABLE = ps.DenseTable("net", (ps.TensorSpec("w", (600,)),))
 
@@ -41,6 +45,26 @@ def test_the_folder_says_when_the_shards_are_gone(tmp_path: Path, resharded: boo
         observer.close()
         with pytest.raises(errors.JobEnded, match=r"cluster\.json: job job has ended"):
             ps.connect(folder.cluster)
+
+
+def test_a_resumed_run_dates_its_tests_by_the_whole_training(tmp_path: Path) -> None:
+    """Seconds of a test and of the summary count those before the resumption, once."""
+    settings = TrainSettings(solver=tmp_path, data=tmp_path, out=tmp_path / "run")
+    shards = cluster(1)
+    for number, restored in enumerate((None, [20])):
+        folder = RunFolder.create if restored is None else RunFolder.resume
+        with (
+            folder(settings.out, settings.plain()) as run,
+            Progress(steps=1, workers=1, bound=None) as progress,
+            RunObserver(run, progress, settings, begins_at=number or None) as observer,
+        ):
+            observer.started(shards, restored)
+            assert observer.updates is not None
+            assert observer.updates.earlier_s == (0.0 if restored is None else 19.0)
+            observer.updates.write([records(30)])  # one update a second, at 0 to 29 s
+            observer.evaluated(Evaluation(number, 64, 2.5, {"loss": 1.0}), np.zeros(1, np.float32))
+    tests = read_evaluations(settings.out / "evaluations.csv")
+    assert [test.seconds for test in tests] == [2.5, 21.5]
 
 
 def test_the_test_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,16 @@ from tests.support.run_records import records, report, status, summary, worker
 def test_the_keys_are_those_agreed_upon() -> None:
     """`summary.json` has exactly these keys, on which users rely."""
     assert Summary.__struct_fields__ == (
-        *("test_accuracy", "test_loss", "seconds", "samples", "updates", "workers", "shards"),
+        *(
+            "test_accuracy",
+            "test_loss",
+            "seconds",
+            "earlier_seconds",
+            "samples",
+            "updates",
+            "workers",
+            "shards",
+        ),
         *("staleness_bound", "max_clock_gap", "staleness_mean", "staleness_max", "duplicates"),
         *("worker_restarts", "samples_per_second", "compute_share", "data_share", "wait_share"),
         *("network_share", "serialise_share", "transports", "devices"),
@@ -120,13 +129,15 @@ def test_a_run_that_moved_counts_what_it_left() -> None:
     assert got.samples_per_second == 30.0
 
 
-def test_a_resumed_run_is_timed_from_its_resumption() -> None:
-    """Staleness is over both parts; samples per second are of this part alone."""
+def test_a_resumed_run_is_timed_as_a_whole() -> None:
+    """Seconds and staleness are over both parts; samples per second are of this part alone."""
     got = summary(
         RunTally.of([records(10, staleness=4)]),
         kept=RunTally.of([records(30, staleness=0)]),
         seconds=2.0,
+        earlier_s=40.0,
     )
+    assert (got.seconds, got.earlier_seconds) == (42.0, 40.0)
     assert got.staleness_mean == pytest.approx(1.0)
     assert got.samples_per_second == 10 * 64 / 2.0
 
