@@ -240,8 +240,8 @@ class Party:
         What was acknowledged since it was taken is no part of it.
         """
         for verdict in self.judge(states, {}):
-            # What a death has taken back is known when all reads have been judged.
-            back = self.plan.level.rollback_s is not None and verdict.applied <= verdict.counted
+            # What a death has taken back, or cut off, is known when all reads have been judged.
+            back = verdict.applied <= verdict.counted
             if not (verdict.whole or (back and not verdict.torn)):
                 raise Broken(f"in a snapshot: {verdict}")
 

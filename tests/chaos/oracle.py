@@ -24,6 +24,11 @@ run out: every answered request is a sign of life from when it was asked for. It
 longer, and nobody is accused then. It counts no more from when its next life begins or it leaves,
 and may not count from when the job begins to move until the new shards have answered it.
 
+A worker that dies may leave its last pushes at some shards only. Its next life begins after the
+last that any shard has, and the others never get theirs. What a shard lacks in this way is measured
+by the next life's own reads, must not change during that life, and is at most what the former life
+had sent and not heard acknowledged.
+
 A shard at level `memory` that dies goes back to its last save, and its workers then number on from
 what they had reached. Between two of its deaths what it lacks of a worker's numbers stays the same:
 that difference is measured by the worker's own reads, must not change, and only grows from one
@@ -161,12 +166,12 @@ class _Life:
 
     def __init__(self, events: Sequence[Event], ends: float, lease_s: float) -> None:
         self.ready = next(event for event in events if isinstance(event, Ready))
+        self.began = next(event.at for event in events if isinstance(event, Began))
         self._acked = [event for event in events if isinstance(event, Acked)]
         self._seqs = [event.seq for event in self._acked]
-        began = next(event.at for event in events if isinstance(event, Began))
         left = next((event.at for event in events if isinstance(event, Leaves)), ends)
         answered = [(e.asked, e.at) for e in events if isinstance(e, Reads | Acked)]
-        self.stints = list(self._stints([(began, self.ready.at), *answered], left, lease_s))
+        self.stints = list(self._stints([(self.began, self.ready.at), *answered], left, lease_s))
 
     def clock_at(self, seq: int) -> int | None:
         """The clock at which it stands where all its pushes up to `seq` are; None if unknown."""
@@ -202,6 +207,11 @@ class _Worker:
         self._answered = [(e.asked, e.at) for e in events if isinstance(e, Reads | Acked)]
         self._stints = [stint for life in self.lives for stint in life.stints]
         self._since = [stint.since for stint in self._stints]
+        self._began = [life.began for life in self.lives]
+
+    def life_at(self, moment: float) -> int:
+        """The number of the life that may count at a moment, from 0."""
+        return max(0, bisect_right(self._began, moment) - 1)
 
     def counting(self, asked: float, at: float) -> _Life | None:
         """The life that counted for certain all the time between."""
@@ -277,13 +287,15 @@ class _Oracle:
         self._findings: list[Finding] = []
         self._reads = self._judged = self._behind = 0
         self._taken_back_s = 0.0
-        self._lags: dict[tuple[int, int, int], _Lag] = {}
+        # By shard, number of the shard's deaths, worker, and number of the worker's life.
+        self._lags: dict[tuple[int, int, int, int], _Lag] = {}
 
     def judge(self) -> Found:
         for number, worker in enumerate(self._workers):
             for read in worker.reads:
                 self._measure(number, worker, read)
         self._judge_deaths()
+        self._judge_lives()
         for number, worker in enumerate(self._workers):
             before: Reads | None = None
             for read in worker.reads:
@@ -302,11 +314,9 @@ class _Oracle:
         )
 
     def _lacking(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        for shard, deaths in self._deaths.items():
-            for number in range(len(self._workers)):
-                lag = self._lags.get((shard, len(deaths), number))
-                if lag is not None:
-                    yield (shard, number), lag[:2]
+        for (shard, era, number, _), lag in sorted(self._lags.items()):
+            if era == len(self._deaths.get(shard, ())):
+                yield (shard, number), lag[:2]
 
     # --- deaths that take something back ----------------------------------------------------------
 
@@ -319,15 +329,17 @@ class _Oracle:
 
     def _measure(self, number: int, worker: _Worker, read: Reads) -> None:
         """Compare a reader's own numbers, all of which it holds, with what the shards count."""
-        if not self._deaths or read.seq < worker.sent.before(read.asked):
-            return  # of a former life's last push nobody knows where it is
+        life = worker.life_at(read.asked)
+        if not self._deaths and not life:
+            return
         for shard, content in enumerate(read.shards):
             era = self._era(shard, read)
             if era is None or content.torn:
                 continue
             pushes = read.seq - content.counts[number]
             lag = _Lag(pushes, marks_to(read.seq) - content.marks[number], read.at)
-            known = self._lags.setdefault((shard, era, number), lag if era else _NO_LAG)
+            first = lag if era or life else _NO_LAG
+            known = self._lags.setdefault((shard, era, number, life), first)
             if known[:2] != lag[:2]:
                 breach = Breach.DOUBLED if pushes < known.pushes else Breach.LOST
                 text = f"shard {shard} held {known.pushes} fewer than {worker.name} numbers, now"
@@ -338,11 +350,35 @@ class _Oracle:
         for shard, deaths in self._deaths.items():
             for number, worker in enumerate(self._workers):
                 lacked = 0
-                for era, death in enumerate(deaths, start=1):
-                    lag = self._lags.get((shard, era, number))
-                    if lag is not None:
-                        self._judge_death(death, worker, lag.pushes - lacked)
-                        lacked = lag.pushes
+                for era, lags in self._by_era(shard, number):
+                    if era:
+                        self._judge_death(deaths[era - 1], worker, lags[0].pushes - lacked)
+                    lacked = lags[-1].pushes
+
+    def _by_era(self, shard: int, number: int) -> Iterator[tuple[int, list[_Lag]]]:
+        """What a shard lacked of a worker after each number of its deaths, life after life."""
+        eras: dict[int, list[_Lag]] = {}
+        for (at, era, other, _), lag in sorted(self._lags.items()):
+            if (at, other) == (shard, number):
+                eras.setdefault(era, []).append(lag)
+        yield from eras.items()
+
+    def _judge_lives(self) -> None:
+        """What a life finds missing at a shard was not acknowledged to the life before."""
+        for (shard, era, number, life), lag in sorted(self._lags.items()):
+            worker = self._workers[number]
+            before = self._lags.get((shard, era, number, life - 1), None if era else _NO_LAG)
+            if not life or before is None:
+                continue
+            began = worker.lives[life].ready
+            lost, marks = lag.pushes - before.pushes, lag.marks - before.marks
+            text = f"shard {shard}: a life of {worker.name} begins after push {began.seq}"
+            if lost > began.seq - worker.acked.before(began.at):
+                text = f"{text} and finds {lost} missing, more than were not acknowledged"
+                self._findings.append(Finding(Breach.LOST, text))
+            elif lost < 0 or marks != marks_to(began.seq) - marks_to(began.seq - lost):
+                text = f"{text}, of which the last {lost} with marks {marks} are missing"
+                self._findings.append(Finding(Breach.DOUBLED, text))
 
     def _judge_death(self, death: Death, worker: _Worker, lost: int) -> None:
         where = f"death of shard {death.shard} at {death.before:.3f} s"
@@ -383,11 +419,10 @@ class _Oracle:
     def _held(self, shard: int, number: int, content: Content, read: Reads) -> _Held | None:
         """What this part of a read holds of a worker, by the worker's own numbers, if known."""
         pushes, marks = content.counts[number], content.marks[number]
-        if not self._deaths.get(shard):
-            return _Held(pushes, marks)
-        era = self._era(shard, read)
-        lag = None if era is None else self._lags.get((shard, era, number))
-        if era == 0:
+        worker, era = self._workers[number], self._era(shard, read)
+        life = worker.life_at(read.at)
+        lag = None if era is None else self._lags.get((shard, era, number, life))
+        if era == 0 and life == 0:
             lag = _NO_LAG
         if lag is None or read.asked < lag.since:
             return None  # the shard may not have heard from that worker yet what it lacks

@@ -209,7 +209,7 @@ def test_a_death_takes_back_what_it_may() -> None:
     found = judged(survivor(1), reader(*others), ROLLS_BACK, [DEATH])
     assert not found.findings
     assert found.taken_back_s == pytest.approx(0.4)
-    assert found.lacking == {(1, 0): (1, mark(3)), (1, 1): (0, 0)}
+    assert found.lacking == {(1, 0): (1, mark(3))} | dict.fromkeys(((0, 0), (0, 1), (1, 1)), (0, 0))
 
 
 def test_a_death_takes_back_too_much() -> None:
@@ -241,6 +241,55 @@ def test_a_level_that_takes_nothing_back_has_no_excuse() -> None:
     """The same deaths and reads are losses where nothing may be lost."""
     found = judged(survivor(1), reader(read(6.0, 3, holds(3, 0), holds(2, 0))), PROMISE, [DEATH])
     assert set(breaches(found)) == {Breach.OWN, Breach.LOST}
+
+
+# --- lives ----------------------------------------------------------------------------------------
+
+
+def half(missing: Content, seq: int = 4) -> list[Event]:
+    """w0 dies with pushes 3 and 4 unacknowledged; `missing` is what its next life reads of shard 1.
+
+    Shard 0 has both. That life makes push 5.
+    """
+    before = [*pushed(1, 1.0), *pushed(2, 2.0), Pushes(3.0, 3), Pushes(3.01, 4)]
+    after = [read(6.0, 5, holds(4, 0), missing, seq=seq), *pushed(5, 7.0)]
+    return [*life(*before), *life(*after, at=5.0, seq=seq, clock=4)]
+
+
+def test_a_death_may_leave_its_last_pushes_at_some_shards() -> None:
+    """What the next life finds missing of them stays missing, for whoever reads, and is no loss."""
+    later = Content(3, (3, 0), (marks_to(2) + mark(5), 0))
+    others = [
+        read(4.0, 4, holds(4, 0), holds(2, 0)),
+        read(5.5, 4, holds(4, 0), holds(2, 0)),  # the next life may have begun
+        read(8.0, 5, holds(5, 0), later),
+    ]
+    found = judged(half(holds(2, 0)), reader(*others), PROMISE._replace(bound=None))
+    assert not found.findings
+    assert found.lacking == {(0, 0): (0, 0), (1, 0): (2, mark(3) + mark(4))}
+
+
+@pytest.mark.parametrize(
+    ("missing", "breach"),
+    [
+        pytest.param(holds(1, 0), Breach.LOST, id="one that was acknowledged"),
+        pytest.param(
+            Content(3, (3, 0), (marks_to(2) + mark(4), 0)), Breach.DOUBLED, id="one before the last"
+        ),
+        pytest.param(holds(5, 0), Breach.DOUBLED, id="one that nobody sent"),
+    ],
+)
+def test_a_death_leaves_no_other_pushes_out(missing: Content, breach: Breach) -> None:
+    """Neither may an acknowledged push be missing, nor one before another that is there."""
+    found = judged(half(missing), reader(), PROMISE._replace(bound=None))
+    assert breach in breaches(found)
+
+
+def test_what_a_shard_lacks_of_a_former_life_is_not_completed() -> None:
+    """A push that the next life makes under the number of a half one shows as one too many."""
+    both = [*half(holds(2, 0)), read(8.0, 6, holds(5, 0), holds(4, 0), seq=5)]
+    found = judged(both, reader(), PROMISE._replace(bound=None))
+    assert Breach.DOUBLED in breaches(found)
 
 
 # --- journals -------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def live(life: Life) -> int:
                 file=sys.stderr,
             )
             return 3
+        _read(client, life.workers, journal)  # shows what this life finds missing
         if life.window:
             _Windows(client, life, record, journal, ending).train()
         while not ending.asked:
