@@ -53,7 +53,9 @@ def _images(
     place = f"{where}, column {name}"
     size = prod(shape) if shape is not None else None
     flat = arrow_images.pixel_rows(batch.column(name), place, size, first_row)
-    declared = arrow_images.declared_shape(batch, where, first_row)
+    declared = arrow_images.declared_shape(batch, where, first_row) or arrow_images.nested_shape(
+        batch.column(name)
+    )
     if shape is None:
         shape = arrow_images.row_shape(flat, place, declared)
     elif len(shape) == 3 and declared not in {None, shape}:

@@ -1,9 +1,9 @@
 """Columns of images and labels: from Arrow, as Spark and Parquet have them, to NumPy.
 
-Pixels are raw bytes (`binary`, uint8) or a list of numbers a row (float32 here). Labels are whole
-numbers of any type. No Python loop touches the rows: a column of equal rows is one view of Arrow's
-own buffer. A row that does not fit raises an error that names it, counted from 0 in its stream or
-file.
+Pixels are raw bytes (`binary`, uint8), or numbers (float32 here): a list, lists of lists or a
+vector of Spark ML a row. Labels are whole numbers of any type. No Python loop touches the rows: a
+column of equal rows is one view of Arrow's own buffer. A row that does not fit raises an error that
+names it, counted from 0 in its stream or file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,40 +15,93 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput, quoted
+from worker.column_values import (
+    BYTE_MODES,
+    column_array,
+    exact_decimals,
+    is_binary,
+    is_leaf_number,
+    is_list,
+    is_number,
+    is_spark_image,
+    is_text,
+    is_vector,
+    refused,
+)
 from worker.columns import Shape
 
 Extents = tuple[int, ...]
 """The shape of one row as a net takes it: an image's, or any other."""
 SHAPE_COLUMNS = ("channels", "height", "width")
-_OF_SPARK = {"height", "width", "nChannels", "mode", "data"}
-_BYTE_MODES = {0, 16, 24}  # OpenCV's CV_8UC1, CV_8UC3, CV_8UC4
+_DEEPEST = 3  # lists of lists of lists: channels, rows of pixels, pixels
 _FLOATS = pa.list_(pa.float32())
 _ENCODED = {b"\x89PNG": "a PNG file", b"\xff\xd8\xff": "a JPEG file", b"RIFF": "a WebP file"}
 
 
 def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
     """A column of pixels as pa.binary() (uint8) or pa.list_(float32); other types are an error."""
-    check_pixel_type(column.type, where)
+    kind = column.type
+    check_pixel_type(kind, where)
     _refuse_nulls(column, where, first_row)
+    if not is_binary(kind) and not (is_list(kind) and is_number(kind.value_type)):
+        column = _flat_lists(column, where)
     try:
-        return column.cast(pa.binary() if _is_binary(column.type) else _FLOATS)
+        return column.cast(pa.binary() if is_binary(kind) else _FLOATS)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{where}: expected numbers that float32 holds: {_line(error)}") from None
 
 
 def check_pixel_type(kind: Any, where: str) -> None:
     """Raise BadInput unless a column of Arrow type `kind` can hold pixels."""
-    if is_spark_image(kind):
+    leaf, depth = kind, 0
+    while is_list(leaf):
+        leaf, depth = leaf.value_type, depth + 1
+    if is_spark_image(kind) or is_binary(kind) or is_vector(kind):
         return
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_list = is_list or pa.types.is_fixed_size_list(kind)
-    if not _is_binary(kind) and not (is_list and _is_number(kind.value_type)):
-        raise BadInput(f"{where}: expected binary pixels or a list of numbers a row, got {kind}")
+    if depth > _DEEPEST and is_leaf_number(leaf):
+        raise BadInput(
+            f"{where}: expected lists of at most (channels, height, width), got lists {depth} deep:"
+            " join them by pyspark.sql.functions.flatten"
+        )
+    if not depth or not is_leaf_number(leaf) or is_vector(leaf):
+        raise _no_pixels(leaf, where)
 
 
-def is_spark_image(kind: Any) -> bool:
-    """Whether a column's Arrow type is Spark's image schema, as `format("image")` reads it."""
-    return bool(pa.types.is_struct(kind)) and {field.name for field in kind} >= _OF_SPARK
+def nested_shape(column: Any) -> Shape | None:
+    """The (channels, height, width) that lists of lists state; None for any other column.
+
+    Lists of lists are an image of one channel.
+    """
+    if not (is_list(column.type) and is_list(column.type.value_type)):
+        return None
+    first, extents = column[0].as_py(), list[int]()
+    while isinstance(first, list):
+        extents.append(len(first))
+        first = first[0] if first else None
+    channels, height, width = [1] * (_DEEPEST - len(extents)) + extents
+    return channels, height, width
+
+
+def _flat_lists(column: Any, where: str) -> Any:
+    """Lists of lists, vectors or lists of decimals as one list of float32 a row."""
+    values = column_array(column, where)
+    if values.dtype == object:
+        raise BadInput(
+            f"{where}: expected lists of lists of one length, got others; or join them by"
+            " pyspark.sql.functions.flatten"
+        )
+    flat = values.reshape(len(values), -1).astype(np.float32)
+    ends = np.arange(len(flat) + 1, dtype=np.int32) * np.int32(flat.shape[1])
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat.reshape(-1)))
+
+
+def _no_pixels(kind: Any, where: str) -> BadInput:
+    """The error for a column that cannot hold pixels, whose values are of `kind`."""
+    expected = "binary pixels or a list of numbers a row"
+    if is_number(kind):
+        remedy = "put columns of numbers together by pyspark.sql.functions.array"
+        return BadInput(f"{where}: expected {expected}, got {kind}: {remedy}")
+    return refused(kind, where, expected)
 
 
 def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | None:
@@ -61,7 +114,7 @@ def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | Non
     if channels < 1:
         return None
     expected, got = height * width * channels, len(value["data"] or b"")
-    if value["mode"] not in _BYTE_MODES or expected != got:
+    if value["mode"] not in BYTE_MODES or expected != got:
         raise BadInput(
             f"{where}: expected an image of {height}x{width}x{channels} bytes, got {got} bytes of"
             f" OpenCV's type {value['mode']}"
@@ -72,7 +125,7 @@ def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | Non
 
 def check_label_type(kind: Any, where: str) -> None:
     """Raise BadInput unless a column of Arrow type `kind` can hold labels; text can, too."""
-    if not _is_number(kind) and not pa.types.is_boolean(kind) and not _is_text(kind):
+    if not (is_number(kind) or is_text(kind) or pa.types.is_decimal(kind)):
         raise BadInput(f"{where}: expected whole numbers, got {kind}")
 
 
@@ -106,13 +159,13 @@ def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int 
 def number_rows(column: Any, where: str, first_row: int = 0) -> NDArray[np.float32]:
     """A column of numbers as (rows, values) float32.
 
-    A row is a number, a text of one, a list of numbers, or bytes. Every row must hold as many
-    finite values as the first.
+    A row is a number, a text of one, a list of numbers, a vector, or bytes. Every row must hold as
+    many finite values as the first.
     """
     kind = column.type
-    if _is_number(kind) or pa.types.is_boolean(kind) or _is_text(kind):
+    if is_number(kind) or is_text(kind) or pa.types.is_decimal(kind):
         _refuse_nulls(column, where, first_row)
-        values = _parsed(column, where, first_row) if _is_text(kind) else column
+        values = _plain(column, where, first_row)
         whole = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
         numbers: NDArray[np.float32] = whole.astype(np.float32)
         _refuse_infinite(numbers.reshape(-1, 1), where, first_row)
@@ -122,10 +175,22 @@ def number_rows(column: Any, where: str, first_row: int = 0) -> NDArray[np.float
 
 
 def one_row(values: Any) -> Any:
-    """A column of one row of pixels from Python values, bytes or numbers."""
+    """A column of one row of pixels from Python values: bytes, numbers, or a vector of Spark ML."""
     if values is None or isinstance(values, bytes | bytearray):
         return pa.array([values], pa.binary())
-    return pa.array([values], pa.list_(pa.float64()))
+    if hasattr(values, "toArray"):
+        values = values.toArray()
+    kind, inner = pa.list_(pa.float64()), values[0] if len(values) else None
+    while isinstance(inner, list):
+        kind, inner = pa.list_(kind), inner[0] if inner else None
+    return pa.array([_floats(values)], kind)
+
+
+def _floats(values: Any) -> Any:
+    """Python numbers of any type as floats, in lists of the same shape."""
+    if isinstance(values, list | np.ndarray):
+        return [_floats(value) for value in values]
+    return None if values is None else float(values)
 
 
 def labels_as_int64(
@@ -137,8 +202,7 @@ def labels_as_int64(
     """
     check_label_type(column.type, where)
     _refuse_nulls(column, where, first_row)
-    if _is_text(column.type):
-        column = _parsed(column, where, first_row)
+    column = _plain(column, where, first_row)
     try:
         labels: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -224,12 +288,13 @@ def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...
     return tuple(extents)
 
 
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _plain(column: Any, where: str, first_row: int) -> Any:
+    """A column of numbers, of decimals or of texts of numbers, as plain numbers."""
+    if is_text(column.type):
+        return _parsed(column, where, first_row)
+    if pa.types.is_decimal(column.type):
+        return pa.array(exact_decimals(column, where))
+    return column
 
 
 def _parsed(column: Any, where: str, first_row: int) -> Any:
@@ -245,11 +310,6 @@ def _parsed(column: Any, where: str, first_row: int) -> Any:
                     f"{where}: row {first_row + row}: expected a number, got {quoted(text)}"
                 ) from None
         raise BadInput(f"{where}: expected numbers, got other texts") from None
-
-
-def _is_binary(kind: Any) -> bool:
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -> None:

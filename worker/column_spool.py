@@ -1,13 +1,14 @@
 """A worker's own copy of its rows, with columns of any type.
 
 Columns with a number, or a fixed number of numbers, in each row are kept by `Spool`, as arrays.
-Text, bytes, times and ragged lists are kept in Arrow's format: record batches are appended to an
-unnamed file, so nothing is left of it however this process ends, and are read from the mapped file.
+Text, bytes, vectors, images and ragged lists are kept in Arrow's format: record batches are
+appended to an unnamed file, so nothing is left of it however this process ends, and are read from
+the mapped file. So sparse vectors are filled with zeros in the minibatches alone.
 """
 
 import mmap
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
+from worker.column_values import (
+    check_column,
+    column_arrays,
+    is_leaf_number,
+    is_list,
+    is_spark_image,
+    is_time,
+    is_vector,
+    objects,
+    value_shape,
+)
 from worker.spool import Column, Spool, write_rows
 
 
@@ -36,20 +48,25 @@ class ColumnSpool:
     ) -> None:
         """`where` names the rows in errors; `ragged` are columns of lists of any length."""
         self.rows = 0
-        arrays = column_arrays(first, where, ragged)
+        for field in first.schema:
+            check_column(field.type, f"{where}, column {field.name}")
+        kinds = {field.name: field.type for field in first.schema}
+        self._others = [name for name in kinds if name in ragged or not _is_fixed(kinds[name])]
+        arrays = column_arrays(first.select([n for n in kinds if n not in self._others]), where)
         for name, array in arrays.items():
-            if name not in ragged and array.dtype == object and _has_numbers(first, name):
+            if array.dtype == object:
                 raise _other_lengths(f"{where}, column {name}", array, len(array[0]), 0)
-        fixed = {
-            name: Column(array.dtype, array.shape[1:])
-            for name, array in arrays.items()
-            if array.dtype != object
+        self._columns = {
+            name: Column(array.dtype, array.shape[1:]) for name, array in arrays.items()
         }
-        self._columns = fixed
-        self._others = [name for name in arrays if name not in fixed]
+        self._values = {
+            name: value_shape(first[name], f"{where}, column {name}")
+            for name in self._others
+            if is_vector(kinds[name]) or is_spark_image(kinds[name])
+        }
         self._where = where
         with ExitStack() as stack:
-            self._fixed = Spool(fixed, folder)
+            self._fixed = Spool(self._columns, folder)
             stack.callback(self._fixed.close)
             self._other = _ArrowSpool(first.select(self._others).schema, where, folder)
             stack.callback(self._other.close)
@@ -66,6 +83,14 @@ class ColumnSpool:
             if array.dtype == object or array.shape[1:] != column.shape:
                 where = f"{self._where}, column {name}"
                 raise _other_lengths(where, array, column.shape[0], self.rows)
+        for name, shape in self._values.items():
+            where = f"{self._where}, column {name}"
+            if (found := value_shape(batch[name], where)) != shape:
+                expected, got = ("x".join(map(str, each)) for each in (shape, found))
+                raise BadInput(
+                    f"{where}: row {self.rows}: expected {expected} values, as in the first row,"
+                    f" got {got}"
+                )
         if self._others:
             self._other.append(batch.select(self._others))
         if self._columns:
@@ -134,95 +159,20 @@ class _ArrowSpool:
         self._file.close()
 
 
-def column_arrays(rows: Any, where: str, ragged: Collection[str] = ()) -> dict[str, NDArray[Any]]:
-    """The columns of an Arrow table or record batch as NumPy arrays, one element a row.
-
-    A column of numbers or of booleans becomes an array of its type, (rows,); one of lists of
-    numbers, all of one length, an array (rows, length). Other columns become arrays of objects:
-    text, bytes, times and structs as Python values, and lists that differ in length, or that
-    `ragged` names, as an array each. Raises BadInput, naming `where` and the column, for a null.
-    """
-    return {
-        name: _array(rows.column(place), f"{where}, column {name}", name in ragged)
-        for place, name in enumerate(rows.schema.names)
-    }
-
-
-def _array(column: Any, where: str, ragged: bool = False) -> NDArray[Any]:
-    """One column as an array."""
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadInput(f"{where}: expected a value in each row, got a null in row {row} of a batch")
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(column, where, ragged)
-    if pa.types.is_fixed_size_list(kind):
-        _refuse_null_values(column.flatten(), where, lambda place: place // kind.list_size)
-        values = _array(column.flatten(), where)
-        return values.reshape(len(column), kind.list_size, *values.shape[1:])
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found
-    return _objects(column.to_pylist())
-
-
-def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
-    """A column of lists: (rows, length) if all are of one length, else an array of arrays."""
-    offsets = column.offsets.to_numpy()
-    inner = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-    _refuse_null_values(
-        inner, where, lambda place: int(np.searchsorted(offsets, offsets[0] + place, "right")) - 1
-    )
-    values = _array(inner, where)
-    lengths = np.diff(offsets)
-    if len(lengths) and not ragged and (lengths == lengths[0]).all():
-        return values.reshape(len(column), int(lengths[0]), *values.shape[1:])
-    return _objects(np.split(values, offsets[1:-1] - offsets[0]))
-
-
-def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -> None:
-    """Raise BadInput for a null in a list; `row_of` is the row of a value of the column."""
-    if values.null_count:
-        place = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadInput(
-            f"{where}: expected lists without nulls, got a null in row {row_of(place)} of a batch"
-        )
-
-
 def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Arrays of one column as one; of objects if some of them are, or if lists differ in length."""
     if len(parts) == 1:
         return parts[0]
     if len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
         return np.concatenate(parts)
-    return _objects([row for part in parts for row in part])
+    return objects([row for part in parts for row in part])
 
 
-def _objects(values: list[Any]) -> NDArray[Any]:
-    """An array of objects, one a row, also where all are sequences of one length."""
-    found = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        found[row] = value
-    return found
-
-
-def _is_list(kind: Any) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_kind(kind) for is_kind in kinds)
-
-
-def _has_numbers(rows: Any, name: str) -> bool:
-    """Whether a column is one of lists of numbers, however deep."""
-    kind = rows.schema.field(name).type
-    if not _is_list(kind):
-        return False
-    while _is_list(kind):
+def _is_fixed(kind: Any) -> bool:
+    """Whether a column holds numbers, or lists of them however deep, that are kept as arrays."""
+    while is_list(kind):
         kind = kind.value_type
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
+    return not is_vector(kind) and (is_leaf_number(kind) or is_time(kind))
 
 
 def _other_lengths(where: str, array: NDArray[Any], length: int, first_row: int) -> BadInput:

@@ -116,8 +116,9 @@ class Context:
 
         Each epoch has every row once, shuffled by the seed unless the job's `shuffle` is off.
         `epochs` None is without end; otherwise the last batch may be shorter. `columns` None is all
-        of them. Numbers are arrays of their type, (size,); lists of numbers of one length
-        (size, length); text, bytes and the lists in the columns `ragged` are arrays of objects.
+        of them. Numbers are arrays of their type, (size,); vectors and lists of numbers of one
+        length (size, length); text, bytes and the lists in the columns `ragged` are arrays of
+        objects. worker/column_values.py has all types; structs and maps are refused.
         A batch is taken for one step: a retried task begins with the batch of the first step that
         was not applied. The rows can be read once in each task. Raises BadInput for a row that does
         not fit, naming column and row.

@@ -13,6 +13,7 @@ from shards.counted import counted
 from shards.errors import BadInput
 from worker import arrow_images, spark
 from worker.arrow_images import SHAPE_COLUMNS, row_shape
+from worker.column_values import column_array
 from worker.columns import DATA, LABEL, ColumnKind, ColumnSpec, Shape, pixel_column
 from worker.data import image_decoding
 from worker.data.read_options import ReadOptions
@@ -63,14 +64,16 @@ def first_shape(
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
         raise BadInput(f"{where}: expected channels, height and width in the first row, got {got}")
-    flat = arrow_images.pixel_rows(arrow_images.one_row(values), f"{where}, column {name}")
-    if not declared and stated is not None and prod(stated) == flat.shape[1]:
+    pixels = arrow_images.one_row(values)
+    flat = arrow_images.pixel_rows(pixels, f"{where}, column {name}")
+    shape = extents or arrow_images.nested_shape(pixels)
+    if shape is None and stated is not None and prod(stated) == flat.shape[1]:
         return stated
-    return row_shape(flat, f"{where}, column {name}", extents or None, image=image)
+    return row_shape(flat, f"{where}, column {name}", shape, image=image)
 
 
 def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shape of a row of each of these columns, by the first row: a list's length, or ()."""
+    """The shape of a row of each of these columns, by the first row: that of a list, or ()."""
     where = "the DataFrame"
     for name in names:
         ColumnSpec(name).find(df.columns, where)
@@ -78,7 +81,7 @@ def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[i
     if row is None:
         raise BadInput(f"{where}: expected rows, got none")
     return {
-        name: (len(value),) if isinstance(value, list) else ()
+        name: _value_shape(value, f"{where}, column {name}")
         for name, value in zip(names, row, strict=True)
     }
 
@@ -94,6 +97,13 @@ def shapes_of(
         return options.shape, named_shapes(df, options.tops)
     encoded = options.image_encoded
     return first_shape(df, options.shape, image=options.image, encoded=encoded), {}
+
+
+def _value_shape(value: object, where: str) -> tuple[int, ...]:
+    """The shape of a list, of lists of lists or of a vector; () for any other value."""
+    if not isinstance(value, list) and not hasattr(value, "toArray"):
+        return ()
+    return column_array(arrow_images.one_row(value), where).shape[1:]
 
 
 def _decoded_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape | None:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from shards import argument_checks
 from shards.errors import BadInput
 from worker.batches import Batches
-from worker.column_spool import ColumnSpool, column_arrays, joined
+from worker.column_spool import ColumnSpool, joined
+from worker.column_values import column_arrays, slice_rows
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -67,7 +68,7 @@ class RowFeed:
     """
 
     def __init__(self, stream: Iterator[Any], where: str) -> None:
-        self._stream = stream
+        self._stream = (piece for batch in stream for piece in slice_rows(batch))
         self._where = where
         self._waiting: deque[tuple[int, Arrays]] = deque()  # of each record batch, with its rows
         self._first = 0  # the first row of the first of them that is not given out

@@ -95,6 +95,9 @@ class Spool(ClosingContext):
     def _map(self) -> None:
         for name, column in self.columns.items():
             length = self.rows * column.row_bytes
+            if not length:  # the rows are empty lists, and no file without content can be mapped
+                self._arrays[name] = np.empty((self.rows, *column.shape), column.dtype)
+                continue
             view = mmap.mmap(self._files[name].fileno(), length, access=mmap.ACCESS_READ)
             flat = np.frombuffer(view, column.dtype)
             self._arrays[name] = flat.reshape(self.rows, *column.shape)

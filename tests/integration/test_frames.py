@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,10 @@ def test_data_without_rows_for_each_worker(spark: Any) -> None:
 
 def test_columns_are_checked_by_their_types(spark: Any) -> None:
     """What the schema shows is refused without running a task."""
-    from pyspark.ml.linalg import VectorUDT
+    from pyspark.ml.linalg import MatrixUDT
     from pyspark.sql.types import LongType, StructField, StructType
 
-    vectors = StructType([StructField("label", LongType()), StructField("data", VectorUDT())])
+    matrices = StructType([StructField("label", LongType()), StructField("data", MatrixUDT())])
     for schema, line in (
         (
             "label binary, data binary",
@@ -111,7 +112,16 @@ def test_columns_are_checked_by_their_types(spark: Any) -> None:
         ("label long, data array<string>", "data: expected binary pixels or a list of numbers"),
         ("label long, pixels binary", "the DataFrame: expected a column data or image, got label,"),
         ("data binary", "the DataFrame: expected a column label, got data"),
-        (vectors, "got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"),
+        (matrices, "list of numbers a row, got a matrix of Spark ML: give its values as a list"),
+        ("label long, data struct<a: int>", "got a struct of a: select its fields as columns"),
+        ("label long, data map<string, int>", "got a map: take its values by pyspark.sql.func"),
+        ("label long, data date", "convert it by pyspark.sql.functions.unix_timestamp"),
+        ("label long, data array<decimal(38,18)>", "got decimal128(38, 18): cast it to double"),
+        ("label long, data float", "together by pyspark.sql.functions.array"),
+        (
+            f"label long, data {'array<' * 4}float{'>' * 4}",
+            "got lists 4 deep: join them by pyspark.sql.functions.flatten",
+        ),
     ):
         assert line in refusal(spark.createDataFrame([], schema), ones_job(steps=1, workers=1))
 
@@ -135,6 +145,21 @@ def test_a_vector_of_features(spark: Any) -> None:
         shape(101, image=True)
 
 
+def test_the_shape_that_lists_of_lists_and_vectors_state(spark: Any) -> None:
+    """Lists of lists are images; vectors, dense or sparse, and lists of decimals are vectors."""
+    from pyspark.ml.linalg import Vectors
+
+    def shape(value: Any, kind: str = "") -> Any:
+        schema = f"label long, data {kind}" if kind else ["label", "data"]
+        return first_shape(spark.createDataFrame([(1, value)], schema), None, image=False)
+
+    assert shape([[[0.5] * 4] * 3] * 2, "array<array<array<float>>>") == (2, 3, 4)
+    assert shape([[0.5] * 4] * 3, "array<array<double>>") == (1, 3, 4)
+    assert shape([Decimal("0.5")] * 3, "array<decimal(5,2)>") == (3, 1, 1)
+    assert shape(Vectors.dense([1.0, 2.0])) == (2, 1, 1)
+    assert shape(Vectors.sparse(5, [1], [2.0])) == (5, 1, 1)
+
+
 VECTORS = """
 layer { name: "rows" type: "MemoryData" top: "data" top: "label"
         memory_data_param { batch_size: 8 } }
@@ -144,16 +169,25 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 
 
-@pytest.mark.parametrize("size", [14, 100])
-def test_training_on_vectors(spark: Any, tmp_path: Path, size: int) -> None:
-    """Features of any number are learned from, by a net without convolutions."""
+@pytest.mark.parametrize(("size", "of_spark"), [(14, True), (100, False)])
+def test_training_on_vectors(spark: Any, tmp_path: Path, size: int, of_spark: bool) -> None:
+    """Features of any number are learned from, by a net without convolutions.
+
+    They are lists, or vectors of Spark ML, of which every second is sparse.
+    """
+    from pyspark.ml.linalg import Vectors
+
     (tmp_path / "net.prototxt").write_text(VECTORS)
     solver = tmp_path / "solver.prototxt"
     solver.write_text('net: "net.prototxt" base_lr: 0.5 max_iter: 30')
     signs = [1.0 if row % 2 else -1.0 for row in range(60)]
-    df = spark.createDataFrame(
-        [(int(sign > 0), [sign] * size) for sign in signs], "label long, data array<double>"
-    )
+    rows: list[tuple[int, Any]] = [(int(sign > 0), [sign] * size) for sign in signs]
+    schema: Any = "label long, data array<double>"
+    if of_spark:
+        makes = (Vectors.dense, lambda values: Vectors.sparse(size, range(size), values))
+        rows = [(label, makes[n % 2](values)) for n, (label, values) in enumerate(rows)]
+        schema = ["label", "data"]
+    df = spark.createDataFrame(rows, schema)
     trained = worker.train(df, model=worker.Caffe(solver), workers=2, shards_in="processes")
     assert len(trained.outcome.reports) == 2
     scores = trained.weights[: 2 * size].reshape(2, size).sum(axis=1)

@@ -1,8 +1,10 @@
 """`worker.run`: functions of one's own on the rows of a Spark DataFrame."""
 
+import datetime as dt
 import os
 import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -11,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from pyspark import TaskContext
+from pyspark.ml.linalg import Vectors
 from safetensors.numpy import load_file, save_file
 
 import ps
@@ -163,6 +166,32 @@ def of_feed(_args: Any, ctx: worker.Context) -> None:
     with ctx.worker.step() as step:
         step.pull()
         step.push({"slope": np.zeros(3), "offset": -float(rows)})
+
+
+def test_columns_of_spark_ml_are_numbers(spark: Any) -> None:
+    """Vectors, decimals, lists of lists and dates reach the function as arrays of numbers."""
+    vectors = [Vectors.dense([1.0, 0.0, 2.0]), Vectors.sparse(3, [1], [5.0])]
+    rows = [
+        (vectors[row % 2], Decimal(row), [[row, row]], dt.date(2020, 1, 1), float(row))
+        for row in range(8)
+    ]
+    df = spark.createDataFrame(rows, ["v", "decimal", "nested", "day", "y"]).selectExpr(
+        "v", "cast(decimal AS decimal(10,2)) AS decimal", "nested", "day", "y"
+    )
+
+    def train(args: Any, ctx: worker.Context) -> None:
+        for batch in ctx.batches(8, epochs=1):
+            assert sorted(map(tuple, batch["v"])) == [(0.0, 5.0, 0.0)] * 4 + [(1.0, 0.0, 2.0)] * 4
+            assert batch["decimal"].dtype == np.float64
+            assert np.array_equal(batch["decimal"], batch["y"])
+            assert np.array_equal(batch["nested"], np.stack([batch["y"]] * 2, 1)[:, None])
+            assert batch["day"].dtype == "M8[D]"
+            with ctx.worker.step() as step:
+                step.push({"slope": -batch["v"].sum(0), "offset": np.float32(0)})
+
+    params = ps.Dense.like(PARAMS, rate=1.0)
+    trained = worker.run(df.coalesce(1), train, params=params, shards_in="processes")
+    assert trained.params["slope"].tolist() == [4.0, 20.0, 8.0]
 
 
 def test_the_feed_gives_each_row_once(lines: Any) -> None:

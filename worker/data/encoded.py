@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from ps.logs import logger
 from shards.errors import BadInput
-from worker.arrow_images import SHAPE_COLUMNS, is_spark_image, spark_image
+from worker.arrow_images import SHAPE_COLUMNS, spark_image
+from worker.column_values import is_spark_image, is_vector
 from worker.columns import ColumnKind, ColumnSpec
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
@@ -85,6 +86,8 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     values = batch.column(name)
     if is_spark_image(values.type):
         return _unpack(batch, name, column.shape, reader, first_row)
+    if is_vector(values.type):
+        return batch
     plain = not pa.types.is_struct(values.type)
     if not plain:
         values = _field(values, where, name)

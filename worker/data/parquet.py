@@ -48,7 +48,7 @@ class ParquetSource:
         where = f"{path}, column {name}"
         pixels = arrow_images.pixels_as_arrow(batch.column(name), where, first)
         arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
-        declared = arrow_images.declared_shape(batch, str(path), first)
+        declared = _stated_shape(batch, name, path, first)
         if declared not in {None, self.shape}:
             raise BadInput(f"{path}: row {first}: expected images of {self.shape}, got {declared}")
         if pixels.type != self.pixels:
@@ -129,10 +129,16 @@ def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[
     where = f"{path}, column {name}"
     pixels = arrow_images.pixels_as_arrow(batch.column(name), where)
     flat = arrow_images.pixel_rows(pixels, where)
-    declared = arrow_images.declared_shape(batch, str(path))
+    declared = _stated_shape(batch, name, path)
     if declared is None and shape is not None and np.prod(shape) == flat.shape[1]:
         declared = tuple(shape)
     return arrow_images.row_shape(flat, where, declared, image=image), pixels.type
+
+
+def _stated_shape(batch: Any, name: str, path: Path, first: int = 0) -> tuple[int, ...] | None:
+    """The shape that a batch states in its columns, or by lists of lists in the column `name`."""
+    declared = arrow_images.declared_shape(batch, str(path), first)
+    return declared or arrow_images.nested_shape(batch.column(name))
 
 
 def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:

@@ -160,22 +160,14 @@ def first_rows(df: DataFrame, most: int) -> list[Any]:
 
 
 def column_types(df: DataFrame, names: Collection[str]) -> dict[str, Any]:
-    """The Arrow types of these columns of `df`; raises BadInput for one that Arrow has no type for.
-
-    A vector of Spark ML has an error of its own, because the tasks could not read it.
-    """
+    """The Arrow types of these columns of `df`; raises BadInput where Arrow has no such type."""
     found = {}
     for field in df.schema.fields:
         if field.name not in names:
             continue
-        kind = field.dataType.simpleString()
-        if kind == "vector":
-            raise BadInput(
-                f"the DataFrame, column {field.name}: expected binary pixels or a list of numbers,"
-                " got a vector of Spark ML: convert it by pyspark.ml.functions.vector_to_array"
-            )
         try:
             found[field.name] = to_arrow_type(field.dataType)
         except PySparkException:
+            kind = field.dataType.simpleString()
             raise BadInput(f"the DataFrame, column {field.name}: {kind} is not supported") from None
     return found
