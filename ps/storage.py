@@ -75,6 +75,10 @@ class Store(Protocol):
         """The names in the folder, sorted; empty if it does not exist."""
         ...
 
+    def folders(self) -> list[str]:
+        """Those of the names that are folders, sorted."""
+        ...
+
     def put(self, name: str, content: Content) -> None:
         """Write a file, and create the folder if it is missing.
 
@@ -197,6 +201,9 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def folders(self) -> list[str]:
+        return [name for name in self.names() if (self.path / name).is_dir()]
+
     def put(self, name: str, content: Content) -> None:
         self._make()
         temporary = self.path / f".{name}.{os.getpid()}{PARTIAL}"
@@ -298,11 +305,17 @@ class ArrowStore:
         return ArrowStore(self._system, f"{self._path}/{name}", f"{self.place}/{name}", address)
 
     def names(self) -> list[str]:
+        return sorted(info.base_name for info in self._entries())
+
+    def folders(self) -> list[str]:
+        return sorted(info.base_name for info in self._entries() if not info.is_file)
+
+    def _entries(self) -> list[Any]:
         from pyarrow import fs
 
         with _one_line_errors():
             found = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        return list(found)
 
     def put(self, name: str, content: Content) -> None:
         with _one_line_errors():

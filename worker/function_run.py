@@ -54,6 +54,7 @@ from worker.parameters_file import read_parameters, write_parameters
 from worker.progress_line import progress_of
 from worker.run_options import RunArguments, unless_interrupted
 from worker.sources import open_source
+from worker.tfrecord.partitions import partition_of
 from worker.training_loop import Plan
 
 Floats = NDArray[np.float32]
@@ -258,7 +259,11 @@ def table_format(place: str) -> str:
     names = [name]
     if not name.endswith(tuple(_TABLES)):
         with suppress(OSError, BadInput):
-            names = open_store(place).names()
+            store = open_store(place)
+            names = store.names()
+            while partitions := [one for one in names if partition_of(one) is not None]:
+                store = store.below(partitions[0])
+                names = store.names()
     found = {
         kind
         for one in names

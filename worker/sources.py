@@ -48,7 +48,7 @@ __all__ = [
     "part_to_test",
     "row_shapes",
 ]
-_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro"}
+_READ_BY_SPARK = {".csv", ".tsv", ".json", ".jsonl", ".orc", ".avro", ".tfrecord"}
 
 
 class Format(NamedTuple):
@@ -110,9 +110,15 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
             return _checked(each.open(_part(path, options.split, each.matches), options))
     names = ", ".join(each.name for each in formats) or kind
     found = listing(path) if path.is_dir() else "another file"
-    if path.suffix in _READ_BY_SPARK:
+    if any(each in _READ_BY_SPARK for each in _suffixes(path)):
         found += "; read it with Spark, and pass the DataFrame to worker.train"
     raise BadInput(f"data {path}: expected data of one of these formats: {names}; got {found}")
+
+
+def _suffixes(path: Path) -> set[str]:
+    """The suffixes of a file, or of the files in a folder, `.gz` left out."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return {Path(each.name.removesuffix(".gz")).suffix for each in files}
 
 
 def open_net_data(

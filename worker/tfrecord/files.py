@@ -1,6 +1,7 @@
 """TFRecord files in a folder: found, opened, read and written, on this machine or in a store.
 
-Places are paths or URIs, as for snapshots: ps/storage.py reaches them.
+Places are paths or URIs, as for snapshots: ps/storage.py reaches them. A folder may have folders of
+`partitionBy` in it, however deep.
 """
 
 import zlib
@@ -9,13 +10,21 @@ from fnmatch import fnmatch
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, RawIOBase
 from typing import Any, NamedTuple
 
-from ps.storage import OpenFile, open_store
+import pyarrow as pa
+
+from ps.storage import OpenFile, Store, open_store
 from shards.errors import BadInput
 from worker.tfrecord.columns import columns_of
 from worker.tfrecord.decode import decode
 from worker.tfrecord.encode import encode
 from worker.tfrecord.framing import Block, read_blocks
 from worker.tfrecord.infer_schema import infer_schema
+from worker.tfrecord.partitions import (
+    Partition,
+    partition_column,
+    partition_fields,
+    partition_of,
+)
 
 COMPRESSIONS = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
 """How a file may be compressed, and the end of its name."""
@@ -24,17 +33,20 @@ _GZIP_WBITS = 31
 
 
 class File(NamedTuple):
-    """A file: the path or URI of its folder, its name, and its place for messages."""
+    """A file: the path or URI of its folder, its name, its place for messages, its partition."""
 
     folder: str
     name: str
     place: str
+    partition: Partition = ()
 
 
 def find_files(path: str) -> list[File]:
     """The file at `path`, those of a folder, or those that match `*` in the last part of `path`.
 
-    Names that begin with `_` or `.` are not data. Raises BadInput if there is no file.
+    Names that begin with `_` or `.` are not data. Folders such as `day=2020-01-01` are read, too.
+    Raises BadInput if there is no file, if there is another folder, and if some files lack a
+    partition that others have.
     """
     folder, name = _split(path)
     try:
@@ -46,12 +58,39 @@ def find_files(path: str) -> list[File]:
             names = _names(store)
             if not names and name in open_store(folder).names():
                 store, names = open_store(folder), [name]
+        data = [each for each in names if each[0] not in "_." or each == name]
+        files = list(_files_in(store, data, ()))
     except OSError as error:
         raise BadInput(f"{path}: expected TFRecord files, got {error}") from None
-    data = [each for each in names if each[0] not in "_." or each == name]
-    if not data:
+    if not files:
         raise BadInput(f"{path}: expected TFRecord files, got none there")
-    return [File(store.address, each, f"{store.place}/{each}") for each in data]
+    for file in files:
+        expected, got = ([each for each, _ in one.partition] for one in (files[0], file))
+        if expected != got:
+            raise BadInput(
+                f"{path}: expected the same folders of partitionBy for all files, got"
+                f" {', '.join(expected) or 'none'} for {files[0].name} and"
+                f" {', '.join(got) or 'none'} for {file.place}"
+            )
+    return files
+
+
+def _files_in(store: Store, names: list[str], partition: Partition) -> Iterator[File]:
+    """The files of these names in a folder, and those in its folders of partitions."""
+    folders = set(store.folders())
+    for name in names:
+        if name not in folders:
+            yield File(store.address, name, f"{store.place}/{name}", partition)
+            continue
+        value = partition_of(name)
+        if value is None:
+            raise BadInput(
+                f"{store.place}/{name}: expected a file, or a folder of partitionBy such as"
+                " day=2020-01-01, got another folder: read it by its own path"
+            )
+        inner = store.below(name)
+        below = [each for each in inner.names() if each[0] not in "_."]
+        yield from _files_in(inner, below, (*partition, value))
 
 
 def read_file(file: File) -> Iterator[Block]:
@@ -65,15 +104,30 @@ def read_file(file: File) -> Iterator[Block]:
 
 def read_batches(file: File, schema: Any) -> Iterator[Any]:
     """The records of a file as Arrow record batches of `schema`; raises BadInput."""
-    columns = columns_of(schema)
+    stated = [field for field in schema if field.name in dict(file.partition)]
+    features = pa.schema([field for field in schema if field not in stated])
+    columns = columns_of(features)
     for block in read_file(file):
-        yield decode(block, columns, schema, file.place)
+        batch = decode(block, columns, features, file.place)
+        if stated:
+            rows = len(block.starts)
+            arrays = {name: batch[name] for name in features.names}
+            for field in stated:
+                arrays[field.name] = partition_column(file.partition, field, rows, file.place)
+            batch = pa.record_batch([arrays[name] for name in schema.names], schema=schema)
+        yield batch
 
 
 def schema_of(files: list[File], sample: int) -> Any:
-    """The Arrow schema of files by `sample` records, as many of each; raises BadInput."""
+    """The Arrow schema of files by `sample` records, as many of each; raises BadInput.
+
+    The columns of partitions come last; a feature of their name is left out, as Spark does.
+    """
     each = -(-sample // len(files))
-    return infer_schema(((file.place, read_file(file)) for file in files), each)
+    features = infer_schema(((file.place, read_file(file)) for file in files), each)
+    stated = partition_fields([file.partition for file in files])
+    names = {field.name for field in stated}
+    return pa.schema([*(field for field in features if field.name not in names), *stated])
 
 
 def write_file(

@@ -3,7 +3,8 @@
     length uint64 | masked CRC-32C of the length uint32 | record | masked CRC-32C of it uint32
 
 All numbers are little-endian. The mask turns a checksum by 15 bits and adds a constant, so that the
-checksum of data that contains checksums stays sound. A file may be compressed as a whole by gzip.
+checksum of data that contains checksums stays sound. A file may be compressed as a whole by gzip,
+or by zlib.
 
 Every checksum is compared, so a flipped bit anywhere in a file is found. A file that ends between
 two records is whole as far as the format knows.
@@ -13,7 +14,7 @@ import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from struct import Struct
 from typing import IO, Any, NamedTuple, cast
 
@@ -29,6 +30,8 @@ _LENGTH, _CRC = Struct("<Q"), Struct("<I")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _LONGEST = (1 << 31) - 1  # the largest message of protobuf
 _GZIP = b"\x1f\x8b"
+_ZLIB = 0x78
+_PIECE_BYTES = 1 << 16
 
 
 class Block(NamedTuple):
@@ -46,18 +49,18 @@ def masked(crc: Any) -> Any:
 
 
 def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
-    """The records of a file, raw or gzipped, in blocks of about 4 MiB.
+    """The records of a file, raw or compressed, in blocks of about 4 MiB.
 
     Errors are a BadInput that names the file `where` and the record, numbered from 0.
     """
     number, rest, missing = 0, b"", 0
-    source = _decompressed(stream)
+    source, packing = _decompressed(stream)
     while True:
         try:
             piece = source.read(max(BLOCK_BYTES, missing))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadInput(
-                f"{where}: record {number}: expected whole gzip data, got: {error}"
+                f"{where}: record {number}: expected whole {packing} data, got: {error}"
             ) from None
         rest += piece
         block, end, missing = _scan(rest, number, where)
@@ -81,13 +84,43 @@ def frames(records: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _decompressed(stream: BufferedReader) -> IO[bytes]:
-    """The stream of records; a raw file is known by the checksum of its first length."""
+def _decompressed(stream: BufferedReader) -> tuple[IO[bytes] | BufferedReader, str]:
+    """The stream of records, and how the file is compressed, known by its first bytes.
+
+    A raw file is known by the checksum of its first length. A damaged one may begin with the byte
+    of zlib, but then the upper bytes of its length are zeros.
+    """
     start = stream.peek(_HEADER_BYTES)[:_HEADER_BYTES]
-    raw = len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0])
-    if start.startswith(_GZIP) and not raw:
-        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
-    return stream
+    if len(start) == _HEADER_BYTES and start == _header(_LENGTH.unpack_from(start)[0]):
+        return stream, "raw"
+    if start.startswith(_GZIP):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream)), "gzip"
+    checked = len(start) > 2 and int.from_bytes(start[:2], "big") % 31 == 0  # RFC 1950
+    if checked and start[0] == _ZLIB and any(start[2:8]):
+        return BufferedReader(_Inflated(stream), _PIECE_BYTES), "ZLIB"
+    return stream, "raw"
+
+
+class _Inflated(RawIOBase):
+    """The content of a stream that zlib has compressed; reading raises zlib.error and EOFError."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self._inflate = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        room = memoryview(buffer).cast("B")
+        content = b""
+        while not content and not self._inflate.eof:
+            piece = self._inflate.unconsumed_tail or self._stream.read(_PIECE_BYTES)
+            if not piece:
+                raise EOFError("the file ends within the compressed data")
+            content = self._inflate.decompress(piece, len(room))
+        room[: len(content)] = content
+        return len(content)
 
 
 def _scan(data: bytes, number: int, where: str) -> tuple[Block, int, int]:

@@ -34,9 +34,10 @@ def infer_schema(files: Iterable[tuple[str, Iterable[Block]]], sample: int) -> A
 
     A file is its name and its blocks. A feature with one value in all records is a scalar, with
     another number in one of them an array; a feature list is an array of arrays. Raises BadInput if
-    a feature has two kinds, which names the records of both.
+    a feature has two kinds, which names the records of both, and where no record has a feature.
     """
     found: dict[str, _Seen] = {}
+    where = "TFRecord"
     for where, blocks in files:
         for place, record in _first(where, blocks, sample):
             for name, kind, depth in _features(parse(record, place)):
@@ -50,7 +51,7 @@ def infer_schema(files: Iterable[tuple[str, Iterable[Block]]], sample: int) -> A
                 if not seen or depth > seen.depth:
                     found[name] = new
     if not found:
-        raise BadInput("TFRecord: expected a schema, or records with features, got neither")
+        raise BadInput(f"{where}: expected a schema, or records with features, got neither")
     return pa.schema([(name, _type(*found[name][:2])) for name in sorted(found)])
 
 

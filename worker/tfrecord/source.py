@@ -49,8 +49,9 @@ class TFRecord(DataSource):
         df.write.format("tfrecord").mode("append").save("copy")
 
     `path` is a file, a folder or a name with `*`; a path or URI that all executors reach. Without a
-    schema, one is inferred from `sample` records (1,000), as many of each file. A gzipped file is
-    recognised by its content; `compression`, `none` or `gzip`, is how files are written.
+    schema, one is inferred from `sample` records (1,000), as many of each file. Folders such as
+    `day=2020-01-01` give a column `day`. A file compressed by gzip or zlib is recognised by its
+    content; `compression`, `none` or `gzip`, is how files are written.
 
     Wrong files, records, types and options raise BadInput, which Spark quotes in its own error.
     """
@@ -118,7 +119,8 @@ class _RecordReader(DataSourceReader):
     schema: Any
 
     def __post_init__(self) -> None:
-        columns_of(self.schema)
+        stated = {name for file in self.files for name, _ in file.partition}
+        columns_of([field for field in self.schema if field.name not in stated])
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(file) for file in self.files]

@@ -1,7 +1,9 @@
 """Examples and SequenceExamples to Arrow and back, against protobuf and another library's files."""
 
 import random
+import zlib
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from worker.tfrecord.columns import columns_of
 from worker.tfrecord.encode import encode
 from worker.tfrecord.example_pb2 import Feature, Features, SequenceExample
 from worker.tfrecord.files import File, find_files, read_batches, schema_of, write_file
+from worker.tfrecord.partitions import partition_fields
 
 DATA = Path(__file__).parents[2] / "data" / "tfrecord"
 
@@ -333,3 +336,74 @@ def test_files_are_found(tmp_path: Path) -> None:
             names(path)
     with pytest.raises(BadInput, match="nofs://a/b"):
         names("nofs://a/b")
+
+
+def test_folders_of_partitions(tmp_path: Path) -> None:
+    """Their values are columns after the records' own, however deep, of Spark's types."""
+    batch = pa.record_batch({"a": pa.array([7, 8]), "kind": pa.array([b"x", b"x"])})
+    for day, kind in (("2020-01-01", "1"), ("2020-01-02", "__HIVE_DEFAULT_PARTITION__")):
+        folder = tmp_path / f"by/day={day}/kind={kind}/name=a%2Fb"
+        folder.mkdir(parents=True)
+        (folder.parent / "_SUCCESS").touch()
+        write_file(str(folder), "part-0.tfrecord", [batch], batch.schema, "none")
+    files = find_files(str(tmp_path / "by"))
+    schema = schema_of(files, 10)
+    assert schema == pa.schema(
+        {"a": pa.int64(), "day": pa.date32(), "kind": pa.int32(), "name": pa.string()}
+    )
+    found = rows(files, schema)
+    assert [row["a"] for row in found] == [7, 8] * 2
+    assert [row["kind"] for row in found] == [1, 1, None, None]
+    assert found[3]["day"] == date(2020, 1, 2)
+    assert {row["name"] for row in found} == {"a/b"}
+    other = pa.schema({"kind": pa.string(), "a": pa.int64()})
+    assert rows(files, other)[0] == {"kind": "1", "a": 7}
+    with pytest.raises(BadInput, match="column day: expected int32, got 2020-01-01 in the folder"):
+        rows(files, pa.schema({"day": pa.int32()}))
+    # A folder of one partition states nothing above itself.
+    inner = find_files(str(tmp_path / "by/day=2020-01-01"))
+    assert schema_of(inner, 10).names == ["a", "kind", "name"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "-2"], pa.int32()),
+        (["1", "3000000000"], pa.int64()),
+        (["1", "2.5"], pa.float64()),
+        (["2020-01-01", None], pa.date32()),
+        (["2020-13-01"], pa.string()),
+        (["1", "a"], pa.string()),
+        ([None], pa.string()),
+    ],
+)
+def test_the_type_of_a_partition(values: list[str | None], kind: pa.DataType) -> None:
+    """It is the narrowest that all values have."""
+    assert partition_fields([(("p", value),) for value in values]) == [pa.field("p", kind)]
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    """So are partitions that some files lack; both would leave rows out."""
+    (tmp_path / "train").mkdir()
+    with pytest.raises(BadInput, match=r"train: expected a file, or a folder of partitionBy such"):
+        find_files(str(tmp_path))
+    (tmp_path / "train").rename(tmp_path / "p=1")
+    for place in (tmp_path / "p=1", tmp_path):
+        (place / "a").touch()
+    with pytest.raises(BadInput, match="expected the same folders of partitionBy for all files"):
+        find_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("level", [0, 1, 6, 9])
+def test_files_that_zlib_has_compressed(level: int, tmp_path: Path) -> None:
+    """They are known by their first bytes; one that is cut is an error with its name."""
+    batch = pa.record_batch({"a": pa.array(range(3000)), "b": pa.array([b"b" * 40] * 3000)})
+    write_file(str(tmp_path), "raw", [batch], batch.schema, "none")
+    packed = zlib.compress((tmp_path / "raw").read_bytes(), level)
+    (tmp_path / "raw").unlink()
+    (tmp_path / "packed").write_bytes(packed)
+    files = find_files(str(tmp_path))
+    assert rows(files, schema_of(files, 10)) == batch.to_pylist()
+    (tmp_path / "packed").write_bytes(packed[:-40])
+    with pytest.raises(BadInput, match=r"packed: record \d+: expected whole ZLIB data, got: the"):
+        rows(files, batch.schema)

@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 import worker
 from shards.errors import BadInput
+from worker import function_run
 from worker.tfrecord.files import find_files, read_file, write_file
 from worker.tfrecord.source import _Writer, _Written
 
@@ -51,6 +52,22 @@ def test_frames_come_back(source: Any, tmp_path: Path) -> None:
     df.coalesce(1).write.format("tfrecord").mode("overwrite").save(path)
     assert source.read.format("tfrecord").schema(df.schema).load(path).count() == 3
     assert "_SUCCESS" in {file.name for file in Path(path).iterdir()}
+
+
+def test_folders_of_partition_by(source: Any, tmp_path: Path) -> None:
+    """They are read as Spark reads its own, with a schema and without."""
+    path = str(tmp_path / "by")
+    batch = pa.record_batch({"a": pa.array([1, 2])})
+    for day in (1, 2):
+        write_file(f"{path}/day={day}", "part-0.tfrecord", [batch], batch.schema, "none")
+    read = source.read.format("tfrecord")
+    df = read.load(path)
+    assert df.schema.simpleString() == "struct<a:bigint,day:int>"
+    expected = [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert sorted(map(tuple, df.collect())) == expected
+    given = read.schema("day string, a long").load(path)
+    assert sorted((row.a, int(row.day)) for row in given.collect()) == expected
+    assert function_run.table_format(path) == "tfrecord"
 
 
 def test_files_of_another_writer(source: Any) -> None:
