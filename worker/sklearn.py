@@ -6,16 +6,18 @@
     model.fit(X, y).score(X_test, y_test)
 
 They are linear models, or networks of fully connected layers with ReLU between them. The workers
-are threads that share the rows; the shards are threads, too. Importing this module loads
-scikit-learn.
+are threads that share the rows; the shards are threads, too. Rows are dense, or sparse matrices of
+SciPy, which stay sparse: only minibatches are filled in. Importing this module loads scikit-learn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from itertools import pairwise, takewhile
+from numbers import Integral
 from threading import Barrier, Event
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,17 +26,22 @@ from shards import argument_checks
 from shards.extras import missing
 from worker import own_loop
 from worker.model import Batch
-from worker.strategies import Strategy
+from worker.strategies import Strategy, strategy_of
 
 try:
+    from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.sparsefuncs import mean_variance_axis
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError:
     raise missing("worker.sklearn", "scikit-learn", "sklearn") from None
 
 __all__ = ["DownpourClassifier", "DownpourRegressor"]
+
+_VALUES = 1 << 20  # of a part of sparse rows that is filled in to predict
 
 Floats = NDArray[np.float32]
 Layers = list[dict[str, Floats]]
@@ -46,7 +53,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
     def __init__(
         self,
         *,
-        hidden: Sequence[int] = (),
+        hidden: int | Sequence[int] = (),
         workers: int = 2,
         shards: int = 1,
         strategy: Strategy | str = "downpour",
@@ -70,13 +77,32 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         self.epochs = epochs
         self.random_state = random_state
 
-    def _begin(self, X: NDArray[Any], outputs: int) -> None:
-        """Random first weights, and the scale of each feature, by which it is divided."""
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _validated(self, X: Any, **options: Any) -> Any:
+        """The rows as float64, sparse ones in rows, and `y` if `options` has it."""
+        _check_frame(X)
+        try:
+            return validate_data(self, X, dtype=np.float64, accept_sparse="csr", **options)
+        except ValueError as error:
+            if not str(error).startswith("Input X contains NaN"):
+                raise
+            remedy = "fill it in, as by sklearn.impute.SimpleImputer"
+            raise ValueError(f"Input X contains NaN: {remedy}") from None
+
+    def _begin(self, X: Any, outputs: int) -> None:
+        """Random first weights, and the mean and the scale of each feature."""
         dice = check_random_state(self.random_state)
-        self._mean = X.mean(0)
-        self._scale = X.std(0)
+        if sparse.issparse(X):
+            self._mean, variances = mean_variance_axis(X, 0)
+            self._scale = np.sqrt(variances)
+        else:
+            self._mean, self._scale = X.mean(0), X.std(0)
         self._scale[self._scale < np.finfo(np.float32).eps] = 1.0
-        sizes = [X.shape[1], *self.hidden, outputs]
+        sizes = [X.shape[1], *_layer_sizes(self.hidden), outputs]
         self.layers_: Layers = [
             {
                 "w": (dice.standard_normal((before, after)) / np.sqrt(before)).astype(np.float32),
@@ -86,22 +112,35 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         ]
         self.steps_ = 0
 
-    def _train(self, X: NDArray[Any], targets: Floats, epochs: int) -> None:
-        """Continue from the present weights for some epochs."""
-        inputs = ((X - self._mean) / self._scale).astype(np.float32)
-        workers = min(argument_checks.whole("workers", self.workers, 1), len(inputs))
+    def _train(self, X: Any, targets: Floats, weights: NDArray[Any], epochs: int) -> None:
+        """Continue from the present weights for some epochs; `weights` are those of the rows.
+
+        Their mean over all rows is made 1, so that they do not change the rate.
+        """
+        counted = np.flatnonzero(weights)
+        if not len(counted):
+            raise ValueError("sample_weight: expected a weight above 0, got none")
+        kept = sparse.issparse(X)  # each minibatch is filled in and standardised by itself
+        inputs = X[counted] if kept else self._standardised(X[counted]).astype(np.float32)
+        targets = targets[counted]
+        shares = (weights[counted] / weights[counted].mean()).astype(np.float32)
+        rows = len(counted)
+        workers = min(argument_checks.whole("workers", self.workers, 1), rows)
         size = argument_checks.whole("batch_size", self.batch_size, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
         table = ps.Dense.like(self.layers_, rule=self.rule, rate=self.rate, decay=self.decay)
-        how: dict[str, Any] = {"strategy": self.strategy, "workers": workers}
+        how: dict[str, Any] = {"strategy": _scaled(self.strategy, workers), "workers": workers}
         bound: dict[str, Any] = {} if self.staleness is None else {"staleness": self.staleness}
         registered = Barrier(workers)  # so that the first synchronous round has all workers
         interrupted = Event()
 
         def take_steps(number: int) -> int:
-            own = range(number, len(inputs), workers)
-            batches = _batches(inputs, targets, own, size, epochs, seed + number, registered)
+            own = range(number, rows, workers)
+            columns = {"x": inputs, "target": targets, "share": shares}
+            batches = _batches(columns, own, size, epochs, seed + number, registered)
             batches = takewhile(lambda _: not interrupted.is_set(), batches)
+            if kept:
+                batches = map(self._filled_in, batches)
             steps = epochs * -(-len(own) // size)
             try:
                 return own_loop.loop(
@@ -127,24 +166,42 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
                 raise
             self.layers_ = cast(Layers, job.read())
 
-    def _scores(self, X: NDArray[Any]) -> Floats:
+    def _filled_in(self, batch: Batch) -> Batch:
+        """A minibatch of sparse rows as one of dense rows."""
+        return {**batch, "x": self._standardised(batch["x"]).astype(np.float32)}
+
+    def _standardised(self, X: Any) -> NDArray[Any]:
+        """Rows in the scale of training, dense and in float64."""
+        return cast(
+            NDArray[Any],
+            ((X.toarray() if sparse.issparse(X) else X) - self._mean) / self._scale,
+        )
+
+    def _scores(self, X: Any) -> Floats:
         check_is_fitted(self, "layers_")
-        checked = validate_data(self, X, reset=False, dtype=np.float64)
+        checked = self._validated(X, reset=False)
+        rows, features = checked.shape
+        size = max(1, _VALUES // features) if sparse.issparse(checked) else rows
         # In float64, so that a row's value does not depend on the other rows.
-        return _forward(self.layers_, (checked - self._mean) / self._scale)[-1]
+        return np.concatenate(
+            [
+                _forward(self.layers_, self._standardised(checked[first : first + size]))[-1]
+                for first in range(0, rows, size)
+            ]
+        )
 
     def _gradient(self, layers: Layers, batch: Batch) -> tuple[float, Layers]:
         values = _forward(layers, batch["x"])
-        loss, change = self._loss(values[-1], batch["target"])
-        change /= np.float32(len(change))
+        losses, change = self._loss(values[-1], batch["target"])
+        change *= batch["share"][:, None] / np.float32(len(change))
         gradients: Layers = []
         for layer, before in zip(reversed(layers), reversed(values[:-1]), strict=True):
             gradients.append({"w": before.T @ change, "b": change.sum(0)})
             change = (change @ layer["w"].T) * (before > 0)
-        return loss, gradients[::-1]
+        return float((losses * batch["share"]).mean()), gradients[::-1]
 
-    def _loss(self, scores: Floats, targets: Floats) -> tuple[float, Floats]:
-        """The mean loss of a batch, and each row's gradient at the scores."""
+    def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
+        """Each row's loss, and its gradient at the scores."""
         raise NotImplementedError
 
 
@@ -154,36 +211,77 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     `workers` threads train on equal parts of the rows, with `strategy` (docs/how-to/strategies.md)
     and the bound `staleness`; None is the strategy's own. `rule`, `rate` and `decay` are those of
     `ps.Dense.like`. Features are standardised by the rows of the first call of `fit` or
-    `partial_fit`. Ctrl-C raises KeyboardInterrupt, and leaves the weights of that moment in
-    `layers_`. An asynchronous strategy with several workers gives slightly different weights
-    each time, whatever `random_state`; `strategy="bsp"` repeats them.
+    `partial_fit`, sparse ones as well. `class_weight` is None, a weight for each class, or
+    "balanced". Ctrl-C raises KeyboardInterrupt, and leaves the weights of that moment in `layers_`.
+    An asynchronous strategy with several workers gives slightly different weights each time,
+    whatever `random_state`; `strategy="bsp"` repeats them.
 
     Fitted: `classes_`, `layers_`, `steps_` of all workers, `n_features_in_`.
     """
 
-    def fit(self, X: Any, y: Any) -> "DownpourClassifier":
+    def __init__(
+        self,
+        *,
+        hidden: int | Sequence[int] = (),
+        workers: int = 2,
+        shards: int = 1,
+        strategy: Strategy | str = "downpour",
+        staleness: float | None = None,
+        rule: Any = "sgd",
+        rate: float = 0.1,
+        decay: float = 1e-4,
+        batch_size: int = 32,
+        epochs: int = 20,
+        class_weight: Mapping[Any, float] | str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            hidden=hidden,
+            workers=workers,
+            shards=shards,
+            strategy=strategy,
+            staleness=staleness,
+            rule=rule,
+            rate=rate,
+            decay=decay,
+            batch_size=batch_size,
+            epochs=epochs,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourClassifier":
         """Train from random weights for `epochs` passes over the rows."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = self._validated(X, y=y)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError("fit: expected two classes or more in y, got 1 class")
+        weights = _row_weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
         self._begin(X, len(self.classes_))
-        self._train(X, self._targets(y), self.epochs)
+        self._train(X, self._targets(y), weights, self.epochs)
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "DownpourClassifier":
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> "DownpourClassifier":
         """Train for one more pass; the first call needs all `classes`, unless y has them all."""
         first = not hasattr(self, "layers_")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        X, y = self._validated(X, y=y, reset=first)
         check_classification_targets(y)
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"partial_fit: class_weight: expected a weight for each class, got"
+                f" {self.class_weight!r}, for which all rows would be needed"
+            )
+        weights = _row_weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
         if first:
             self.classes_ = np.unique(y if classes is None else classes)
             self._begin(X, len(self.classes_))
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ValueError(f"partial_fit: expected labels in {self.classes_}, got {unknown[0]}")
-        self._train(X, self._targets(y), 1)
+        self._train(X, self._targets(y), weights, 1)
         return self
 
     def decision_function(self, X: Any) -> Floats:
@@ -203,10 +301,10 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     def _targets(self, y: NDArray[Any]) -> Floats:
         return cast(Floats, (y[:, None] == self.classes_).astype(np.float32))
 
-    def _loss(self, scores: Floats, targets: Floats) -> tuple[float, Floats]:
+    def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
         chances = _softmax(scores)
-        loss = -np.log(np.maximum((chances * targets).sum(1), 1e-30)).mean()
-        return float(loss), chances - targets
+        losses = -np.log(np.maximum((chances * targets).sum(1), 1e-30))
+        return cast(Floats, losses), chances - targets
 
 
 class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
@@ -215,16 +313,16 @@ class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
     `y` is (rows,) or (rows, outputs). It is standardised, too.
     """
 
-    def fit(self, X: Any, y: Any) -> "DownpourRegressor":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourRegressor":
         """Train from random weights for `epochs` passes over the rows."""
         X, y = self._checked(X, y, first=True)
-        self._train(X, self._targets(y), self.epochs)
+        self._train(X, self._targets(y), _row_weights(sample_weight, X), self.epochs)
         return self
 
-    def partial_fit(self, X: Any, y: Any) -> "DownpourRegressor":
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourRegressor":
         """Train for one more pass over these rows."""
         X, y = self._checked(X, y, first=not hasattr(self, "layers_"))
-        self._train(X, self._targets(y), 1)
+        self._train(X, self._targets(y), _row_weights(sample_weight, X), 1)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -237,10 +335,8 @@ class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _checked(self, X: Any, y: Any, *, first: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
-        )
+    def _checked(self, X: Any, y: Any, *, first: bool) -> tuple[Any, NDArray[Any]]:
+        X, y = self._validated(X, y=y, multi_output=True, y_numeric=True, reset=first)
         y = np.asarray(y, np.float64)
         if first:
             self._flat = y.ndim == 1
@@ -254,12 +350,57 @@ class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
         columns = y.reshape(len(y), -1)
         return cast(Floats, ((columns - self._y_mean) / self._y_scale).astype(np.float32))
 
-    def _loss(self, scores: Floats, targets: Floats) -> tuple[float, Floats]:
+    def _loss(self, scores: Floats, targets: Floats) -> tuple[Floats, Floats]:
         error = scores - targets
-        return float((error**2).sum(1).mean() / 2), error
+        return cast(Floats, (error**2).sum(1) / 2), error
 
 
-def _forward(layers: Layers, inputs: Floats) -> list[Floats]:
+def _layer_sizes(hidden: object) -> list[int]:
+    """The sizes of the hidden layers, from one number or several; raises BadInput."""
+    sizes = [hidden] if isinstance(hidden, Integral) else hidden
+    checked = argument_checks.iterable("hidden", sizes, "sizes of layers, whole numbers from 1")
+    return [argument_checks.whole("hidden", size, 1) for size in checked]
+
+
+def _scaled(strategy: Strategy | str, workers: int) -> Strategy:
+    """The strategy, with the division of each push by the workers stated.
+
+    A strategy that divides by itself warns of it in every fit; here the default rate is meant so.
+    """
+    chosen = strategy_of("strategy", strategy)
+    if getattr(chosen, "scale", 1.0) is None:
+        return msgspec.structs.replace(chosen, scale=1 / workers)
+    return chosen
+
+
+def _row_weights(sample_weight: Any, X: Any) -> NDArray[Any]:
+    """A weight of 0 or more for each row; 1 for all by default."""
+    return cast(
+        NDArray[Any],
+        _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True),
+    )
+
+
+def _check_frame(X: Any) -> None:
+    """Raise ValueError, which names the column, for one of a data frame that holds no numbers."""
+    if not (hasattr(X, "iloc") and hasattr(X, "columns")):
+        return
+    for place, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+        if kind.kind in "biuf":
+            continue
+        remedy = "encode it, as by sklearn.preprocessing.OneHotEncoder, or leave it out"
+        if kind.kind in "mM":
+            remedy = "convert it to a number, or leave it out"
+        else:
+            try:
+                X.iloc[:, place].to_numpy(np.float64)
+                continue
+            except (TypeError, ValueError):
+                pass
+        raise ValueError(f"column {name}: expected numbers, got {kind}: {remedy}")
+
+
+def _forward(layers: Layers, inputs: Any) -> list[Floats]:
     """The inputs, what each hidden layer makes of them, and the scores."""
     values = [inputs]
     for number, layer in enumerate(layers, 1):
@@ -274,8 +415,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _batches(
-    inputs: Floats,
-    targets: Floats,
+    columns: Mapping[str, Any],
     own: range,
     size: int,
     epochs: int,
@@ -289,4 +429,4 @@ def _batches(
         dice.shuffle(rows)
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
-            yield {"x": inputs[part], "target": targets[part]}
+            yield {name: values[part] for name, values in columns.items()}

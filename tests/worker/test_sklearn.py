@@ -1,31 +1,48 @@
 """`worker.sklearn`: estimators as scikit-learn knows them, trained on parameter servers."""
 
 import signal
+import tracemalloc
 from threading import get_ident
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("sklearn", reason="needs the extra `sklearn`")
 
+from scipy import sparse
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import make_classification, make_moons
+from sklearn.ensemble import AdaBoostClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.estimator_checks import check_class_weight_classifiers, check_estimator
 
 from shards.errors import BadInput
 from worker.sklearn import DownpourClassifier, DownpourRegressor
+
+STOCHASTIC = "minibatches of repeated rows are others, as for SGDClassifier"
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": STOCHASTIC,
+    "check_sample_weight_equivalence_on_sparse_data": STOCHASTIC,
+    "check_class_weight_classifiers": "needs more epochs; it is tried below",
+}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("estimator", [DownpourClassifier, DownpourRegressor])
 def test_the_checks_of_estimators_pass(estimator: Any) -> None:
     """All that apply, with a strategy that repeats its result."""
-    found = check_estimator(estimator(strategy="bsp", random_state=1), on_fail=None, on_skip=None)
+    found = check_estimator(
+        estimator(strategy="bsp", random_state=1),
+        on_fail=None,
+        on_skip=None,
+        expected_failed_checks=EXPECTED,
+    )
     assert [
         (one["check_name"], one["exception"]) for one in found if one["status"] == "failed"
     ] == []
@@ -81,9 +98,131 @@ def test_several_outputs_are_fitted() -> None:
     assert model.score(X, Y) > 0.95
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_class_weights_move_the_classes() -> None:
+    """The check of scikit-learn passes with as many epochs as its own SGD is given."""
+    model = DownpourClassifier(strategy="bsp", random_state=1, epochs=400)
+    check_class_weight_classifiers("DownpourClassifier", model)
+    with pytest.raises(ValueError, match="partial_fit: class_weight: expected a weight for each"):
+        DownpourClassifier(class_weight="balanced").partial_fit([[1.0], [2.0]], [0, 1])
+
+
+def mixed_frame(rows: int = 300) -> tuple[Any, Any]:
+    """Numbers, booleans, whole numbers that may be missing, and text; the text decides."""
+    dice = np.random.default_rng(3)
+    colours = dice.choice(["red", "green", "blue"], rows)
+    frame = pd.DataFrame(
+        {
+            "size": dice.standard_normal(rows),
+            "big": dice.random(rows) > 0.5,
+            "count": pd.array(dice.integers(0, 9, rows), dtype="Int64"),
+            "colour": pd.Categorical(colours),
+        }
+    )
+    return frame, (colours == "red").astype(int)
+
+
+def test_sparse_rows_of_an_encoder() -> None:
+    """A one-hot encoder's sparse output is taken, and fits as its dense output does."""
+    frame, y = mixed_frame()
+    scores = []
+    for dense in (False, True):
+        encoder = OneHotEncoder(sparse_output=not dense)
+        model = make_pipeline(
+            ColumnTransformer([("colour", encoder, ["colour"])], sparse_threshold=1.0),
+            DownpourClassifier(strategy="bsp", random_state=1),
+        ).fit(frame, y)
+        scores.append(model.decision_function(frame))
+        assert model.score(frame, y) == 1.0
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4)
+
+
+def test_sparse_rows_stay_sparse() -> None:
+    """A fit and a prediction need a fraction of the memory of the rows as a dense array."""
+    rows, features = 600, 20_000
+    X = sparse.random_array((rows, features), density=1e-3, rng=np.random.default_rng(1))
+    y = np.arange(rows) % 2
+    model = DownpourClassifier(epochs=1, workers=1, batch_size=20, strategy="bsp", random_state=1)
+    tracemalloc.start()
+    model.fit(X, y).predict(X)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows * features * 8 / 2
+
+
+def test_a_frame_of_several_types() -> None:
+    """Numbers of any kind are taken; a column of text or of times is named, with the remedy."""
+    frame, y = mixed_frame()
+    model = DownpourClassifier(strategy="bsp", random_state=1)
+    model.fit(frame.drop(columns="colour"), y)
+    assert list(model.feature_names_in_) == ["size", "big", "count"]
+    with pytest.raises(ValueError, match=r"^column colour: expected numbers, got category: encode"):
+        model.fit(frame, y)
+    times = frame[["size"]].assign(at=pd.Timestamp("2020-01-01"))
+    with pytest.raises(ValueError, match=r"^column at: expected numbers, got datetime64.*convert"):
+        model.fit(times, y)
+    with pytest.raises(ValueError, match=r"^Input X contains NaN: fill it in, as by .*Imputer$"):
+        model.fit(frame[["size"]].where(frame["size"] > 0), y)
+
+
+def test_weights_of_rows() -> None:
+    """Rows of weight 0 do not count, and heavier rows count more; all of one weight change none."""
+    X = np.linspace(-1, 1, 200).reshape(-1, 1)
+    y = np.where(np.arange(200) % 2, 3.0, 1.0)  # the mean of two clouds, whatever x
+    model = DownpourRegressor(strategy="bsp", random_state=1, epochs=40)
+    odd = (np.arange(200) % 2).astype(float)
+    assert model.fit(X, y, sample_weight=odd).predict(X) == pytest.approx(3.0, abs=0.1)
+    heavier = model.fit(X, y, sample_weight=1 + 2 * odd).predict(X)
+    assert heavier.mean() == pytest.approx(2.5, abs=0.1)
+    plain = model.fit(X, y).predict(X)
+    np.testing.assert_allclose(model.fit(X, y, sample_weight=np.full(200, 7.0)).predict(X), plain)
+    for wrong, message in (
+        (-odd, "Negative values"),
+        (0 * odd, "at least one non-zero"),
+        ([1], "shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, y, sample_weight=wrong)
+
+
+def test_weights_pass_through_meta_estimators() -> None:
+    """A pipeline takes them by the step's name, and boosting and bagging give their own."""
+    X, y = make_classification(120, 5, n_redundant=0, class_sep=2.0, random_state=4)
+    model = DownpourClassifier(strategy="bsp", epochs=5, random_state=1)
+    weights = np.where(y == 0, 1.0, 0.01)
+    pipe = make_pipeline(StandardScaler(), model)
+    scores = pipe.fit(X, y, downpourclassifier__sample_weight=weights).decision_function(X)
+    scaled = StandardScaler().fit_transform(X)
+    np.testing.assert_array_equal(
+        scores, clone(model).fit(scaled, y, weights).decision_function(scaled)
+    )
+    assert scores.mean() < clone(model).fit(scaled, y).decision_function(scaled).mean() - 0.1
+    boosted = AdaBoostClassifier(model, n_estimators=2, random_state=1).fit(X, y)
+    assert boosted.score(X, y) > 0.8
+
+
+def test_hidden_is_a_number_or_several() -> None:
+    X, y = make_moons(40, random_state=3)
+    choices: list[Any] = [8, np.int64(8), [8], (8,)]
+    for hidden in choices:
+        model = DownpourClassifier(hidden=hidden, epochs=1).fit(X, y)
+        assert [layer["w"].shape for layer in model.layers_] == [(2, 8), (8, 2)]
+
+
+def test_a_fit_does_not_warn_of_its_default_rate(caplog: pytest.LogCaptureFixture) -> None:
+    """The rate is meant for the sum of the workers' pushes, so no fit says that it divides them."""
+    X, y = make_moons(40, random_state=3)
+    DownpourClassifier(epochs=1).fit(X, y)
+    assert "divided" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"hidden": 0}, "hidden: expected"),
+        ({"hidden": "64"}, "hidden: expected sizes of layers, whole numbers from 1, got"),
+        ({"hidden": None}, "hidden: expected sizes of layers, whole numbers from 1, got"),
+        ({"hidden": [4, 0.5]}, "hidden: expected"),
         ({"workers": 0}, "workers: expected"),
         ({"batch_size": 0.5}, "batch_size: expected"),
         ({"strategy": "nothing"}, "strategy: expected downpour, bsp"),
