@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from deploy.cli_connection import ServiceAddress, connected
-from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, job_line, show
+from deploy.cli_service import AsJson, JobArgument, app, ask, changes_of, check_job, job_line, show
 from shards.counted import counted
 from shards.errors import BadInput
 
@@ -130,11 +130,14 @@ def pin(
 @connected
 def compare(
     service: ServiceAddress,
+    context: typer.Context,
     jobs: Annotated[list[str], typer.Argument(help="The ids of jobs.", show_default=False)],
     name: Annotated[str, typer.Option(help="A column of the series, for --json.")] = "loss",
     as_json: AsJson = False,
 ) -> None:
     """Compare jobs: their newest figures, and the settings in which they differ."""
+    for job in jobs:
+        check_job(context, job)
     with service.open() as client:
         found = client.get("/compare", jobs=",".join(jobs), name=name)
     rows = {"job": [job["name"] for job in found["jobs"]]}
@@ -177,6 +180,7 @@ def top(service: ServiceAddress, as_json: AsJson = False) -> None:
 @connected
 def set_options(
     service: ServiceAddress,
+    context: typer.Context,
     job: Annotated[
         str, typer.Argument(help="The id of a job, or the folder of a run.", show_default=False)
     ],
@@ -192,11 +196,7 @@ def set_options(
     """
     settings = changes_of("set", changes)
     if not Path(job).is_dir():
-        if "/" in job:
-            raise BadInput(
-                f"set {job}: expected the folder of a run or the id of a job, got neither"
-            )
-        ask(job, "set", service, as_json, {"settings": settings})
+        ask(check_job(context, job), "set", service, as_json, {"settings": settings})
         return
     from deploy.run_requests import request_settings
     from deploy.snapshot_ref import origin_of

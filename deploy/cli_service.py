@@ -5,6 +5,7 @@ only by the commands that need them.
 """
 
 import inspect
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from deploy.cli_access import project_commands, token_commands
 from deploy.cli_connection import CONNECTION, ServiceAddress, connected, installed
 from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
+from deploy.run_folder import SETTINGS
 from deploy.service.states import JobState
 from deploy.settings import TrainSettings, option_name
 from deploy.terminal_text import print_text
@@ -36,7 +38,40 @@ app.add_typer(token_commands, name="token")
 app.add_typer(project_commands, name="project")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobArgument = Annotated[str, typer.Argument(help="The id of a job.", show_default=False)]
+_JOB_ID = re.compile(r"[0-9a-f]{17}")
+_OF_RUNS = {
+    "resume": "downpour train --resume {run}",
+    "snapshot": "downpour snapshots take {run}",
+    "reshard": "downpour reshard {run}",
+    "ls": "downpour snapshots ls {run}",
+    "verify": "downpour snapshots verify {run}",
+    "export": "downpour snapshots restore {run}",
+}
+"""The commands for run folders, by the name of the command that takes a job in their place."""
+
+
+def check_job(context: typer.Context, job: str) -> str:
+    """Raise BadInput for what is no job's id, before a service is asked for it.
+
+    The error names the command for a run folder, which a user may have meant.
+    """
+    if _JOB_ID.fullmatch(job):
+        return job
+    if (Path(job) / SETTINGS).is_file():
+        instead = _OF_RUNS.get(str(context.info_name), "downpour service adopt {run}")
+        raise BadInput(
+            f"{context.info_name}: expected the id of a job, got the run folder {job}; for a run:"
+            f" {instead.format(run=job)}"
+        )
+    raise BadInput(
+        f"{context.info_name}: expected the id of a job, as `downpour list` prints it, got"
+        f" {job[:80]!r}; there is no run folder of that name either"
+    )
+
+
+JobArgument = Annotated[
+    str, typer.Argument(help="The id of a job.", show_default=False, callback=check_job)
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print what is new until it ends.")]
 
 

@@ -230,3 +230,36 @@ def test_a_command_group_alone_prints_its_help(arguments: str, downpour: Run) ->
     status, out, err = downpour(*arguments.split())
     assert (status, err) == (0, "")
     assert f"Usage: downpour {arguments}".rstrip() in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "set nothere staleness=3", "resume nothere", "describe a/b", "compare a b", "wait nothere",
+        "checkpoints ls nothere", "service reshard nothere 2", "export nothere 3 -o weights.h5",
+    ],
+)  # fmt: skip
+def test_what_is_no_job_is_not_asked_for(words: str, downpour: Run) -> None:
+    """No service is blamed for a folder that is not there, or for a mistyped id."""
+    status, _, err = downpour(*words.split())
+    assert status == 2
+    assert re.search(r"expected the id of a job, .* got '.*'; there is no run folder", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("resume", "downpour train --resume"),
+        ("snapshot", "downpour snapshots take"),
+        ("checkpoints ls", "downpour snapshots ls"),
+        ("describe", "downpour service adopt"),
+    ],
+)
+def test_a_run_folder_leads_to_the_commands_for_runs(
+    words: str, instead: str, downpour: Run, tmp_path: Path
+) -> None:
+    """A command for jobs of the service names the one for the folder of a run."""
+    (tmp_path / "settings.json").write_text("{}")
+    status, _, err = downpour(*words.split(), tmp_path)
+    assert status == 2
+    assert f"for a run: {instead} {tmp_path}" in err

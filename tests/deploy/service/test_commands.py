@@ -163,10 +163,10 @@ def test_options_of_a_file(call: Call, service: Running, solver: Path, tmp_path:
         (("submit",), "expected a solver"),
         (("submit", "a", "--solver", "b"), "got both"),
         (("submit", "nowhere.prototxt"), "it is missing"),
-        (("describe", "unknown"), "not found"),
-        (("clone", "unknown", "--set", "staleness"), "NAME=VALUE"),
+        (("describe", "0" * 17), "not found"),
+        (("clone", "0" * 17, "--set", "staleness"), "NAME=VALUE"),
         (("list", "--server", "ftp://x"), "expected a URL"),
-        (("set", "runs/nope", "staleness=8"), "set runs/nope: expected the folder of a run or the"),
+        (("set", "runs/nope", "staleness=8"), "set: expected the id of a job, .* no run folder"),
     ],
 )
 def test_wrong_commands(call: Call, words: tuple[str, ...], refusal: str) -> None:
