@@ -91,6 +91,10 @@ class RunFolder:
         for one on a disk that is full, fails or is read-only. A run that ends before its shards
         have started removes what is created here.
         """
+        if path.is_file():
+            raise BadInput(
+                f"run folder {path}: expected a new folder, got a file; choose another --out"
+            )
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -138,3 +138,12 @@ def test_updates_go_into_the_folder(tmp_path: Path) -> None:
             updates.write([records(3)])
         assert folder.updates.name == "updates.parquet"
         assert (folder.updates / "part-000000.parquet").is_file()
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    """The error says what is there and what to do, and the file stays as it was."""
+    file = tmp_path / "ok.parquet"
+    file.write_text("rows")
+    with pytest.raises(BadInput, match="expected a new folder, got a file; choose another --out"):
+        RunFolder.create(file, {})
+    assert file.read_text() == "rows"
