@@ -162,7 +162,7 @@ def test_an_out_that_is_not_ours(downpour: Run, job: Path) -> None:
     """Files that belong to no run are not overwritten either."""
     line = r"run folder \S*data: expected a new folder, got one with t"
     refuses(downpour, job, TRAIN.replace("--out run", "--out data"), line)
-    line = r"run folder \S*net\.prototxt: File exists"
+    line = r"run folder \S*net\.prototxt: expected a new folder, got a file; choose another --out"
     refuses(downpour, job, TRAIN.replace("--out run", "--out net.prototxt"), line)
 
 

@@ -229,7 +229,7 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --weights broken.safetensors", ".*broken.safetensors: expected a .safetens"),
     _line(f"{TRAIN} --out data", "run folder .*data: expected a new folder, got one with "),
     _line(f"{TRAIN} --out .", "run folder .*: expected a new folder, got one with "),
-    _line(f"{TRAIN} --out net.prototxt", "run folder .*net.prototxt: File exists"),
+    _line(f"{TRAIN} --out net.prototxt", "run folder .*net.prototxt: expected .*, got a file"),
     _line(f"{TRAIN} --out net.prototxt/x", "run folder .*net.prototxt/x: Not a directory"),
     _line(f"{TRAIN} --out /proc/x", "run folder /proc/x: No such file or directory"),
     _line(
