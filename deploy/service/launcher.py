@@ -1,8 +1,9 @@
 """Starts, probes and ends the processes of jobs on this machine.
 
 A runner is in a session of its own, and its output goes to a file, so the service may end without
-any effect on it. Every process of a job has the job's id in its environment. That is how processes
-are found that outlive a killed runner, such as the head of Ray or Spark's JVM.
+any effect on it. Its parent is the attempt's subreaper, which ends when all that the runner started
+has ended (runner/subreaper.py). Every process of a job has the job's id in its environment, or is
+below one that has. That is how processes are found that outlive both, such as Spark's JVM.
 """
 
 import os
@@ -14,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from deploy.run_folder import writer_of
-from deploy.runner import job_folder
+from deploy.runner import job_folder, subreaper
 from deploy.runner.job_folder import AttemptIdentity
 from deploy.service.database import VARIABLE
 from shards.errors import BadInput
@@ -22,6 +23,7 @@ from shards.errors import BadInput
 SECRET_VARIABLES = {"DOWNPOUR_TOKEN", "DOWNPOUR_TOKEN_FILE", VARIABLE}
 """What a job does not inherit: the token of a user of a service, and the service's database."""
 _RUNNER = (sys.executable, "-m", "deploy.runner")
+_SUBREAPER = (sys.executable, "-I", "-S", subreaper.__file__)
 
 
 class Liveness(StrEnum):
@@ -49,7 +51,7 @@ class LocalLauncher:
         }
         with log.open("ab", buffering=0) as output:
             self._children[nonce] = subprocess.Popen(
-                [*self._command, str(folder)],
+                [*_SUBREAPER, *self._command, str(folder)],
                 cwd=folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -61,12 +63,12 @@ class LocalLauncher:
     def probe(self, folder: Path, nonce: str) -> Liveness:
         """Whether the attempt with this nonce is alive.
 
-        It is gone if its process was reaped, or if its lock is free and no process with the nonce
-        in its environment is a runner of this folder.
+        It is gone if its lock is free, and no process with the nonce in its environment is its
+        subreaper or a runner of this folder.
         """
         child = self._children.get(nonce)
-        if child is not None:
-            return Liveness.RUNNING if child.poll() is None else Liveness.GONE
+        if child is not None and child.poll() is None:
+            return Liveness.RUNNING
         try:
             identity = job_folder.load(folder / job_folder.ATTEMPT, AttemptIdentity)
         except BadInput:
@@ -89,12 +91,17 @@ class LocalLauncher:
         self._children.pop(nonce, None)
 
     def kill(self, folder: Path, number: signal.Signals) -> int:
-        """Signal every process of the job in `folder`; returns how many there were."""
-        found = processes_with({f"{job_folder.JOB_VARIABLE}={folder.name}"})
-        for pid in found:
-            with suppress(OSError):
-                os.kill(pid, number)
-        return len(found)
+        """Signal every process of the job in `folder`; returns how many there were.
+
+        Its subreaper is left alone, for it ends with the last of them.
+        """
+        marked = processes_with({f"{job_folder.JOB_VARIABLE}={folder.name}"})
+        below = _with_descendants(marked)
+        for pid in below:
+            if not is_subreaper(pid):
+                with suppress(OSError):
+                    os.kill(pid, number)
+        return len(below)
 
 
 def processes_with(marks: set[str]) -> list[int]:
@@ -108,6 +115,34 @@ def processes_with(marks: set[str]) -> list[int]:
             if wanted & set((entry / "environ").read_bytes().split(b"\0")) and _lives(entry):
                 found.append(int(entry.name))
     return found
+
+
+def _with_descendants(pids: list[int]) -> list[int]:
+    """These processes and all that are below them, whatever is in their environment."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir() if pids else ():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError):
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in {"Z", "X"}:
+                    children.setdefault(int(parent), []).append(int(entry.name))
+    found = dict.fromkeys(pids)
+    waiting = list(pids)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found and pid != os.getpid():
+                found[pid] = None
+                waiting.append(pid)
+    return list(found)
+
+
+def is_subreaper(pid: int) -> bool:
+    """Whether a process is the parent of a runner, which waits for all that the runner started."""
+    try:
+        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(subreaper.__file__) in words[:5]
 
 
 def _lives(entry: Path) -> bool:

@@ -103,6 +103,8 @@ class FakeMachine:
             (launcher, "os", system),
             (launcher, "subprocess", popen),
             (launcher, "processes_with", self._with_marks),
+            (launcher, "_with_descendants", lambda pids: pids),
+            (launcher, "is_subreaper", lambda _: False),
             (launcher, "_runs", lambda pid, folder: self.processes[pid].folder == folder),
             (journal, "os", files),
             (journal, "time", clock),

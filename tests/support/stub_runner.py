@@ -3,7 +3,8 @@
 It imports the standard library only, so that many of them start at once. What it does is in the
 label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`;
 `nul` succeeds with a NUL character in its log; `alive` trains and shows that it is alive; `deaf`
-trains and obeys nothing; `stay-STATE` stays in a state, and `stay-degraded` trains in it.
+trains and obeys nothing; `hide` leaves a process behind in which nothing names the job, with its id
+in the file `hidden`, and succeeds; `stay-STATE` stays in a state, and `stay-degraded` trains in it.
 """
 
 import fcntl
@@ -25,6 +26,23 @@ def stay() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         signal.pause()
+
+
+def hide(folder: Path) -> None:
+    """Start a deaf process whose parent ends, with a session and an environment of its own."""
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.setsid()\n"
+        "os.fork() and os._exit(0)\n"
+        "open(sys.argv[1] + '.partial', 'w').write(str(os.getpid()))\n"
+        "os.rename(sys.argv[1] + '.partial', sys.argv[1])\n"
+        "while True: signal.pause()\n"
+    )
+    words = [sys.executable, "-c", code, str(folder / "hidden")]
+    os.waitpid(os.spawnve(os.P_NOWAIT, sys.executable, words, {}), 0)
+    while not (folder / "hidden").exists():
+        time.sleep(0.02)
 
 
 def main() -> int:
@@ -79,6 +97,8 @@ def main() -> int:
     if what == "stay-degraded":
         event("degraded", text="1 of 2 workers are alive")
         what = "train"
+    if what == "hide":
+        hide(folder)
     if what == "deaf":
         stay()
     done = set()

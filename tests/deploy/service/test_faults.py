@@ -35,6 +35,7 @@ from deploy.service.tokens import TokenRole
 from ps.snapshots.catalog import SnapshotCatalog
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
+from tests.support.job_processes import processes_of
 from tests.support.ports import free_port
 from tests.support.postgres_server import PostgresServer
 from tests.support.service_in_process import Running, Start
@@ -299,7 +300,8 @@ def test_a_process_id_of_another_process(start: Start, boot: str) -> None:
                 pid = pid_of(running, job)
             folder = running.service.store.folder(job)
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)  # this process is its parent, as the service was
+            mark = f"DOWNPOUR_JOB={job}"
+            eventually(lambda: not processes_with({mark}), because="its subreaper ends too")
             path = folder / job_folder.ATTEMPT
             identity = job_folder.load(path, AttemptIdentity)
             assert identity is not None
@@ -452,7 +454,7 @@ def test_a_home_that_becomes_read_only(start: Start, home: Path, place: Database
             assert running.http.get("/healthz").status_code == 200
             found = running.get(job)
             assert (found["state"], found["attempt"], pid_of(running, job)) == ("RUNNING", 1, pid)
-            assert processes_with({f"DOWNPOUR_JOB={job}"}) == [pid]
+            assert processes_of(job) == [pid]
         query_only.append(0)
         eventually(lambda: not running.service.feed.notice, because="the alert is over")
         assert running.get(job)["state"] == "RUNNING"
@@ -533,7 +535,7 @@ def test_a_stopped_runner_is_no_dead_one(start: Start) -> None:
             with start(limits=limits) as running:
                 found = silent(running)
                 assert (found["state"], found["attempt"]) == ("RUNNING", 1)
-                assert processes_with({f"DOWNPOUR_JOB={job}"}) == [pid]
+                assert processes_of(job) == [pid]
     finally:
         os.kill(pid, signal.SIGCONT)
     with start() as running:

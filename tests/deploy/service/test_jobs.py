@@ -178,6 +178,14 @@ def test_silence_changes_no_state(service: Running) -> None:
     assert (found["state"], found["attempt"]) == ("RUNNING", 1)
 
 
+def test_no_process_of_a_job_outlives_it(service: Running) -> None:
+    """Not one with another session, no environment, no parent and no ear for SIGTERM."""
+    job = service.submit("hide")
+    assert service.await_state(job, "SUCCEEDED", "FAILED")["state"] == "SUCCEEDED"
+    hidden = int((service.service.store.folder(job) / "hidden").read_text())
+    assert not Path("/proc", str(hidden)).exists()
+
+
 def test_a_queue_is_read_again_after_a_change(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

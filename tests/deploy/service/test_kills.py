@@ -8,13 +8,13 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from deploy.service.launcher import processes_with
 from tests.support.eventually import eventually
+from tests.support.job_processes import processes_of
 from tests.support.service_in_process import Running, Start
 
 
 def runners(job: str) -> list[int]:
-    return processes_with({f"DOWNPOUR_JOB={job}"})
+    return processes_of(job)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
