@@ -41,7 +41,7 @@ from worker.evaluation import Evaluation, EvaluationPlan
 from worker.job import Job
 from worker.job_runner import Outcome, check_frame, in_a_line, run_job
 from worker.model import Batch
-from worker.option_fields import option
+from worker.option_fields import option, training_options
 from worker.options import (
     DEFAULT_SEED,
     MAX_COUNT,
@@ -64,6 +64,9 @@ _LOG = logger("worker", worker="driver")
 
 _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
 """The file name suffixes that Spark reads, each with its format."""
+
+
+_MOVED = {"observer": "is now callbacks=[...], of subclasses of worker.Callback"}
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -132,8 +135,9 @@ class RunResult(msgspec.Struct, frozen=True):
         return path
 
 
+@training_options(RunOptions, moved=_MOVED)
 def run(
-    data: spark.DataFrame | str | Path, train: Train, args: Any = None, /, **options: Any
+    data: spark.DataFrame | str | Path, train: Train, args: Any = None, /, *, options: RunOptions
 ) -> RunResult:
     """Run `train(args, ctx)` as a worker on every partition of `data`; blocks until all are done.
 
@@ -161,21 +165,18 @@ def run(
     when a worker or a shard fails for good.
     """
     check_train("run: train", train)
-    if "observer" in options:
-        raise BadInput("run: observer is now callbacks=[...], of subclasses of worker.Callback")
-    chosen = RunOptions.of("run", options)
-    tables = tables_of(chosen.params)
-    evaluate = _evaluate(chosen.evaluate)
+    tables = tables_of(options.params)
+    evaluate = _evaluate(options.evaluate)
     spark.check_sendable(train, args)
-    df, source = read("run: data", data, chosen.workers, chosen.skip_images)
-    workers = spark.partition_count(df) if chosen.workers is None else chosen.workers
+    df, source = read("run: data", data, options.workers, options.skip_images)
+    workers = spark.partition_count(df) if options.workers is None else options.workers
     if workers == 0:
         raise BadInput("run: data: expected at least one row, got none")
     views = views_of(tables)
 
     start = first_values(tables)
-    if chosen.weights is not None:
-        _LOG.info("%s", read_parameters(chosen.weights, tables, start))
+    if options.weights is not None:
+        _LOG.info("%s", read_parameters(options.weights, tables, start))
 
     def parameters(weights: Floats) -> Parameters:
         return Parameters(
@@ -184,19 +185,19 @@ def run(
             lambda path, arena: write_parameters(path, tables, views.build(None, arena)),
         )
 
-    run = WatchedRun(workers, settings_of(chosen, args), tests=evaluate is not None)
-    callbacks = (*chosen.callbacks, *progress_of(df, chosen.max_iter, wanted=chosen.progress))
+    run = WatchedRun(workers, settings_of(options, args), tests=evaluate is not None)
+    callbacks = (*options.callbacks, *progress_of(df, options.max_iter, wanted=options.progress))
     with watching(callbacks, run, parameters) as watch:
         outcome = run_job(
             df,
-            function_job(train, args, tables, chosen, workers),
-            weights=None if chosen.resume is not None else start,
-            resume=chosen.resume,
-            snapshots=chosen.snapshots,
-            logs=chosen.logs,
+            function_job(train, args, tables, options, workers),
+            weights=None if options.resume is not None else start,
+            resume=options.resume,
+            snapshots=options.snapshots,
+            logs=options.logs,
             evaluation=None if evaluate is None else _plan(evaluate, views),
             observer=watch if callbacks else None,
-            even=chosen.workers is not None,
+            even=options.workers is not None,
             source=source,
         )
         last = []
@@ -208,7 +209,7 @@ def run(
             ]
         found = watch.finish(outcome.weights, last)
     result = RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
-    return unless_interrupted(result, chosen.on_interrupt)
+    return unless_interrupted(result, options.on_interrupt)
 
 
 def check_train(what: str, train: object) -> None:

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -24,12 +24,14 @@ from typing import (
     Concatenate,
     Generic,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     cast,
     dataclass_transform,
     get_args,
     get_type_hints,
+    overload,
 )
 
 import msgspec
@@ -43,6 +45,7 @@ Given = TypeVar("Given")
 First = TypeVar("First")
 Made = TypeVar("Made")
 Returned = TypeVar("Returned")
+Result_co = TypeVar("Result_co", covariant=True)
 Params = ParamSpec("Params")
 
 
@@ -226,31 +229,52 @@ def keyword_options(
     BadInput for an unknown one, a missing one and further positional ones. `moved` says of former
     arguments what has become of them, for the error.
     """
+    return partial(_with_keywords, make=make, moved=moved)
 
-    def decorate(
-        function: Callable[[First, Made], Returned],
-    ) -> Callable[Concatenate[First, Params], Returned]:
-        what = function.__name__
 
-        @wraps(function)
-        def call(first: First, /, *args: Params.args, **options: Params.kwargs) -> Returned:
-            for name in moved.keys() & options.keys():
-                raise BadInput(f"{what}: {name} {moved[name]}")
-            if args:
-                raise BadInput(
-                    f"{what}: expected the options as keyword arguments, got {len(args)} more"
-                    " positional ones"
-                )
-            return function(first, cast(Made, cast(type[Options], make).of(what, options)))
+class TrainsFunction(Protocol[Params, Result_co]):
+    """A function of data, a function to train with, its arguments, and options as keywords."""
 
-        first, _ = inspect.signature(function).parameters.values()
-        options = sorted(
-            inspect.signature(make).parameters.values(),
-            key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
-        )
-        first = first.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
-        call.options = make  # type: ignore[attr-defined]  # for documentation
-        call.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
-        return call
+    @overload
+    def __call__(
+        self, data: Any, train: Any, /, *_: Params.args, **options: Params.kwargs
+    ) -> Result_co: ...
+    @overload
+    def __call__(
+        self, data: Any, train: Any, args: Any, /, *_: Params.args, **options: Params.kwargs
+    ) -> Result_co: ...
 
-    return decorate
+
+def training_options(
+    make: Callable[Params, Made], moved: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[..., Result_co]], TrainsFunction[Params, Result_co]]:
+    """As `keyword_options`, for a function of data, a function to train with, and its `args`."""
+    return partial(_with_keywords, make=make, moved=moved)
+
+
+def _with_keywords(
+    function: Callable[..., Any], *, make: Callable[..., Any], moved: Mapping[str, str]
+) -> Any:
+    """The function, with the options of `make` as keywords in place of its last parameter."""
+    what = function.__name__
+    *before, last = inspect.signature(function).parameters.values()
+
+    @wraps(function)
+    def call(*given: Any, **options: Any) -> Any:
+        for name in moved.keys() & options.keys():
+            raise BadInput(f"{what}: {name} {moved[name]}")
+        if len(given) > len(before):
+            raise BadInput(
+                f"{what}: expected the options as keyword arguments, got"
+                f" {len(given) - len(before)} more positional ones"
+            )
+        return function(*given, **{last.name: cast(type[Options], make).of(what, options)})
+
+    options = sorted(
+        inspect.signature(make).parameters.values(),
+        key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
+    )
+    first = [one.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for one in before]
+    call.options = make  # type: ignore[attr-defined]  # for documentation
+    call.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
+    return call

@@ -10,13 +10,16 @@ worker's half; both must be given the same.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ps
+from ps.job import WorkerOptions
 from ps.logs import logger
+from ps.start_job import StartOptions
 from ps.tables import tables_of
 from shards import argument_checks
 from shards.counted import counted
@@ -24,6 +27,7 @@ from shards.errors import BadInput
 from shards.rules import Decay
 from shards.tables import DenseTable
 from worker.model import Batch, check_loss
+from worker.options import USUAL
 from worker.strategies import Strategy, strategy_of
 from worker.training_loop import Plan, WorkerReport, train_worker
 from worker.worker_state import continued
@@ -38,14 +42,21 @@ def start(
     *,
     strategy: Strategy | str = "downpour",
     workers: int = 1,
-    **options: Any,
+    staleness: float | str | None = USUAL,
+    on: ps.On | str = ps.On.PROCESSES,
+    shards: int = 1,
+    start: Mapping[str, object] | None = None,
+    resume: str | Path | None = None,
+    name: str = "job",
+    **options: Unpack[StartOptions],
 ) -> AbstractContextManager[ps.Job]:
     """Start shards as `ps.start` does, for a `strategy` with this many `workers`.
 
     `tables` is one table, or the parameters for one. Where the strategy brings an update rule or a
-    rate of its own, it replaces the table's; a warning is logged. Without `staleness` the bound is
-    the one that suits the strategy. Raises BadInput for a bound at which workers would wait for
-    each other for ever, and for options that diverge with this number of workers.
+    rate of its own, it replaces the table's; a warning is logged. The `staleness` bound `usual` is
+    the one that suits the strategy. The other options are those of `ps.start`. Raises BadInput for
+    a bound at which workers would wait for each other for ever, and for options that diverge with
+    this number of workers.
     """
     chosen = strategy_of("strategy", strategy).for_workers(
         argument_checks.whole("workers", workers, 1)
@@ -53,10 +64,12 @@ def start(
     described = tables_of(tables)
     # A `loop` may prefetch; in a strategy that cannot, the smallest bound is the same.
     half = chosen.for_shards(workers, prefetch=chosen.plain)
-    for name, dense in described.items():
+    for table, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
-            logger("worker", table=name).warning("%s", notice)
-    bound = argument_checks.bound("staleness", options.pop("staleness", chosen.suitable_bound()))
+            logger("worker", table=table).warning("%s", notice)
+    bound = argument_checks.bound(
+        "staleness", chosen.suitable_bound() if staleness == USUAL else staleness
+    )
     chosen.check(bound, prefetch=False)
     return ps.start(
         described,
@@ -64,6 +77,11 @@ def start(
         staleness=bound,
         server=half,
         strategy=_name_of(chosen),
+        on=on,
+        shards=shards,
+        start=start,
+        resume=resume,
+        name=name,
         **options,
     )
 
@@ -80,7 +98,8 @@ def loop(
     incarnation: int = 0,
     seed: int = 0,
     prefetch: bool = False,
-    **options: Any,
+    patience_s: float = 30.0,
+    **options: Unpack[WorkerOptions],
 ) -> WorkerReport:
     """Take `steps` steps as worker `name`, counted over all its incarnations, and report on them.
 
@@ -97,7 +116,7 @@ def loop(
         "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
     )
     model = FunctionModel(table, job, gradient)
-    with job.worker(name, incarnation=incarnation, **options) as me:
+    with job.worker(name, incarnation=incarnation, patience_s=patience_s, **options) as me:
         # The batches begin at the window that was under way.
         state = continued(me.client, plan.strategy, snapshots=options.get("keep"))
         state = state.between_windows(plan.strategy.keeps)

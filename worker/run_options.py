@@ -14,7 +14,7 @@ from ps import path_checks
 from ps.launch.launch_plan import check_logs_kept
 from worker.callbacks import Callback, check_callbacks
 from worker.job_runner import Outcome
-from worker.option_fields import option
+from worker.option_fields import Parsed, option
 from worker.options import MAX_COUNT, TrainOptions
 
 
@@ -46,7 +46,7 @@ class RunArguments(TrainOptions):
     progress: bool = option(
         "Show how far the run is, on a terminal or in a notebook.", default=True
     )
-    on_interrupt: OnInterrupt = option(
+    on_interrupt: Parsed[OnInterrupt, str] = option(
         "What Ctrl-C does: raise worker.Interrupted, or return the weights of that moment.",
         default=OnInterrupt.RAISE,
     )

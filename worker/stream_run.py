@@ -52,7 +52,7 @@ from worker.job import Job, settled
 from worker.job_inputs import prepare
 from worker.job_runner import check_frame, shards_of, stop_requested, task_of
 from worker.job_shards import JobShards
-from worker.option_fields import option
+from worker.option_fields import option, training_options
 from worker.options import MAX_COUNT
 from worker.parameters_file import write_parameters
 from worker.spark.worker_task import REPORT, TaskSpec, run_task
@@ -129,9 +129,10 @@ class Stream:
         spark.stop_query(self._query)
 
 
+@training_options(StreamOptions)
 @contextmanager
 def stream(
-    sdf: spark.DataFrame, train: Train, args: Any = None, /, **options: Any
+    sdf: spark.DataFrame, train: Train, args: Any = None, /, *, options: StreamOptions
 ) -> Iterator[Stream]:
     """Run `train(args, ctx)` on every micro-batch of a streaming DataFrame; each counts once.
 
@@ -152,17 +153,16 @@ def stream(
     if not spark.runs_queries(sdf):
         raise BadInput("stream: expected a classic Spark session, got Spark Connect")
     check_train("stream: train", train)
-    chosen = StreamOptions.of("stream", options)
     spark.check_sendable(train, args)
-    tables = tables_of(chosen.params)
-    described = function_job(train, args, tables, chosen, chosen.workers)
+    tables = tables_of(options.params)
+    described = function_job(train, args, tables, options, options.workers)
     job, changes = settled(_without_rollbacks(described))
     if job.keeps_own_state:
         raise BadInput(
             f"stream: strategy {job.plan.strategy.name}: expected one without compressed pushes"
             " and without a state of its workers, which end with the micro-batch"
         )
-    place = _below(chosen.checkpoint, _MODEL)
+    place = _below(options.checkpoint, _MODEL)
     catalog = SnapshotCatalog(place, _KEPT)
     catalog.check_writable()
     found = catalog.newest_good() if catalog.entries() else None
@@ -179,7 +179,7 @@ def stream(
         task = task_of(inputs, job, job_shards.cluster)
         batches = _Batches(tables, job, task, job_shards, catalog, found, log)
         query = spark.start_query(
-            sdf, batches, _below(chosen.checkpoint, _SPARK), dict(chosen.trigger or {})
+            sdf, batches, _below(options.checkpoint, _SPARK), dict(options.trigger or {})
         )
         running = Stream(batches, query)
         try:

@@ -45,6 +45,7 @@ def clusters(
 
     from deploy import ray_cluster
     from worker import spark as door
+    from worker.spark import tasks
 
     # The JVM began in another working directory, and would look for a page's files there.
     for kind, method in ((DataFrameReader, "parquet"), (DataFrameWriter, "json")):
@@ -57,6 +58,7 @@ def clusters(
     ):
         monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
     bare = bare_python(tmp_path_factory.mktemp("unactivated") / "bin")
+    monkeypatch.setattr(tasks, "ANY_PYTHON", str(bare))
     get = SparkSession.Builder.getOrCreate
 
     def with_the_pages_python(builder: Any) -> Any:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import worker
 from shards.errors import BadInput
 from worker.option_fields import Options, Parsed, declared, keyword_options, option
 
@@ -159,3 +160,17 @@ def test_keywords_are_checked_by_name() -> None:
         Painting.of("paint", {"place": Path("/"), "zzz": 3})
     with pytest.raises(BadInput, match=r"^paint: place: expected this argument, got none$"):
         Painting.of("paint", {})
+
+
+def test_editors_see_the_options_of_run_and_stream() -> None:
+    """Each is a parameter of the signature, with its default; the required ones have none."""
+    for function, required in (
+        (worker.run, {"params"}),
+        (worker.stream, {"checkpoint", "workers"}),
+    ):
+        parameters = inspect.signature(function).parameters
+        assert [*parameters][1:3] == ["train", "args"]
+        assert {"strategy", "staleness", "shards", "max_iter"} <= parameters.keys()
+        named = [one for one in parameters.values() if one.kind is one.KEYWORD_ONLY]
+        assert required <= {one.name for one in named if one.default is one.empty}
+    assert {"callbacks", "progress", "evaluate"} <= inspect.signature(worker.run).parameters.keys()

@@ -293,13 +293,14 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
     trained = worker.run("images", of_feed, params=table, workers=2, **options)
     assert trained.params["offset"] == 6
     (tmp_path / "cut.tfrecord").write_bytes(b"no record")
-    for wanted, data, more in (
+    cases: list[tuple[str, str, dict[str, Any]]] = [
         ("read: .*cut.tfrecord: record 0: expected .* the file is truncated", "cut.tfrecord", {}),
         ("expected a number of `workers`", "images", {}),
         ("at most 6, one a row, got 7", "images", {"workers": 7}),
         ("expected a folder or a file, got nothing there", "nothing", {}),
         ("expected files that end in .parquet or .tfrecord", "s3://", {}),
-    ):
+    ]
+    for wanted, data, more in cases:
         with pytest.raises(BadInput, match=wanted):
             worker.run(data, of_feed, params=table, **more, **options)
 

@@ -16,10 +16,11 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 import ps
 import worker
 from ps.client import Client
+from ps.job import WorkerOptions
 from ps.job_spec import expect_compression, make_cluster, resharded_specs, shard_specs
 from ps.launch.threads import local_shards
 from ps.resharding import reshard
-from ps.start_job import OwnJob
+from ps.start_job import OwnJob, StartOptions
 from shards.spec import TableSpec
 from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
@@ -780,7 +781,18 @@ def _training(env: Env) -> dict[str, Target]:
         "worker.start": Target(
             worker.start,
             _with(worker.start, tables=ps.Dense.zeros({"w": 3}), on="threads"),
-            {"tables": "params", "strategy": "strategy", "workers": "1..", "options": ""},
+            {
+                "tables": "params",
+                "strategy": "strategy",
+                "workers": "1..",
+                "staleness": "",
+                "start": "values?",
+                "on": "choice",
+                "shards": "1..",
+                "resume": "path?",
+                "name": "name",
+                **dict.fromkeys(StartOptions.__annotations__, ""),  # passed on to ps.start
+            },
             {"tables": "params|tensor|TensorSpec"},
         ),
         "worker.loop": Target(
@@ -797,7 +809,8 @@ def _training(env: Env) -> dict[str, Target]:
                 "incarnation": "0..",
                 "seed": "whole",
                 "prefetch": "flag",
-                "options": "",
+                "patience_s": "seconds",
+                **dict.fromkeys(WorkerOptions.__annotations__, ""),  # passed on to Job.worker
             },
             {"name": "worker"},
         ),
