@@ -120,11 +120,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_a_line(outcome: Outcome, evaluations: Sequence[Evaluation]) -> str:
-    """How large a job's weights are, how far it trained, and its last test, for a `repr`."""
+    """How far a job has trained, and its last test, for a `repr`."""
     steps = outcome.statuses[0].steps if outcome.statuses else 0
     return ", ".join(
         [
-            f"{outcome.weights.size:,} weights after {steps:,} steps in {outcome.seconds:.1f} s",
+            f"{steps:,} steps of all workers in {outcome.seconds:.1f} s",
             *([in_words(evaluations[-1].figures)] if evaluations else []),
             *(["interrupted"] if outcome.interrupted else []),
         ]

@@ -97,7 +97,7 @@ def test_results_are_shown_in_one_line(tmp_path: Path) -> None:
     """No weights, no network and no secret of the job."""
     outcome: Any = worker.Outcome(
         cluster=SimpleNamespace(job="secret"),  # type: ignore[arg-type]
-        weights=SimpleNamespace(size=431080),  # type: ignore[arg-type]
+        weights=None,  # type: ignore[arg-type]
         statuses=[SimpleNamespace(steps=800)],  # type: ignore[list-item]
         left=[],
         reports=[],
@@ -106,7 +106,7 @@ def test_results_are_shown_in_one_line(tmp_path: Path) -> None:
         interrupted=True,
     )
     tests = (Evaluation(400, 640, 2.5, {"accuracy": 0.98}),)
-    figures = "431,080 weights after 800 steps in 12.3 s"
+    figures = "800 steps of all workers in 12.3 s"
     assert repr(outcome) == f"Outcome({figures}, interrupted)"
     result = worker.RunResult({}, outcome, tests, {"net": None})  # type: ignore[arg-type]
     assert repr(result) == f"RunResult(net: {figures}, accuracy 98.00%, interrupted)"
