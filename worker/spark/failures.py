@@ -7,6 +7,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from shards.errors import BadInput, GiveUp
+from worker.spark.parquet_faults import parquet_fault
 
 SPARK_ERRORS = (PySparkException, Py4JError, OSError)
 BAD_INPUT = "BadInput: "
@@ -27,6 +28,8 @@ _NO_REASON = "An error occurred while calling "  # Py4J's first line, with the n
 
 def task_reason(text: str) -> str:
     """The error that a Python task raised, found in Spark's report of stages and tracebacks."""
+    if fault := parquet_fault(text):
+        return BAD_INPUT + fault
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|[A-Z]\w+): ", line)]
     ours = [line for line in raised if line.startswith("shards.errors.")]
@@ -70,6 +73,8 @@ def jvm_gone(error: BaseException) -> GiveUp | None:
 def reason(error: BaseException) -> str:
     """An error in one line; Java's own message if it came from Java."""
     text = str(error)
+    if fault := parquet_fault(text):
+        return fault
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.toString())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
