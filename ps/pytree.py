@@ -91,7 +91,11 @@ class Structure:
         """Learn the structure of `value`; raises BadInput naming `what` and the array at fault."""
         self._what = what
         self._leaves: list[Leaf] = []
-        self._shape_of = self._learn(value, ())
+        try:
+            self._shape_of = self._learn(value, ())
+        except RecursionError:
+            expected = "nested dicts, lists and tuples, none of which holds itself"
+            raise argument_checks.wrong(what, expected, value) from None
         if not self._leaves:
             raise argument_checks.wrong(what, "at least one array", value)
 
@@ -195,10 +199,18 @@ def _named(path: tuple[str, ...]) -> str:
 
 def _plain(what: str, value: Any) -> NDArray[Any]:
     """An array or tensor as a NumPy array of floats, without a copy where possible."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ma.MaskedArray):
+        if np.ma.is_masked(value):
+            hint = "(give it other values there, as value.filled(0) does)"
+            raise BadInput(f"{what}: expected an array without a mask, got a masked one {hint}")
+        plain = value.data
+    elif isinstance(value, np.ndarray):
         plain = value
     elif hasattr(value, "detach"):
         tensor = value.detach().cpu()
+        if str(tensor.layout) != "torch.strided":
+            hint = "(make the layer with sparse=False, or push gradient.to_dense())"
+            raise BadInput(f"{what}: expected a dense tensor, got a sparse one {hint}")
         plain = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     else:
         numbers = type(value) in (int, float, list, tuple)

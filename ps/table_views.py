@@ -1,5 +1,6 @@
 """The arrays of a job's tables within its arena, in the structures that the user gave."""
 
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,8 +85,9 @@ class TableViews:
     def check_finite(self, table: str, arena: Floats) -> None:
         """Raise BadInput naming the table and the array that holds NaN or infinity."""
         place = self._places[table]
-        if np.isfinite(arena[place.section]).all():
-            return
+        section = arena[place.section]
+        if isfinite(np.dot(section, section)) or np.isfinite(section).all():
+            return  # the product is quick, but of large values it overflows
         for name, values in _tensors(place, arena).items():
             if not np.isfinite(values).all():
                 at = int(np.argmin(np.isfinite(values)))

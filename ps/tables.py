@@ -104,7 +104,15 @@ class Dense:
         if not isinstance(shapes, Mapping):
             raise argument_checks.wrong("shapes", "a dict of shapes by name", shapes)
         table = DenseTable(ONLY, tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
-        return cls.like(table.views(table.empty()), **settings)
+        try:
+            arena = table.empty()
+        except MemoryError:
+            gigabytes = 4 * table.size / 1e9
+            raise BadInput(
+                f"shapes: expected a table that fits into memory, got {table.size:,} floats,"
+                f" {gigabytes:,.0f} GB"
+            ) from None
+        return cls.like(table.views(arena), **settings)
 
     @classmethod
     def described(cls, table: DenseTable, form: TableForm | None) -> "Dense":

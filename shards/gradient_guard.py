@@ -22,11 +22,12 @@ from msgspec import structs
 
 from shards import argument_checks
 from shards.errors import GiveUp
+from shards.named_fields import NamedFields
 
 _MAX_NORM = 1.8e19  # the root of the largest float32
 
 
-class Guard(msgspec.Struct, frozen=True):
+class Guard(msgspec.Struct, frozen=True, metaclass=NamedFields):
     """A table's limits: the norm of a shard's section of a gradient, and refusals of one worker.
 
     `max_norm` None allows any finite norm. A worker is quarantined at `quarantine_after` refusals.

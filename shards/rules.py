@@ -30,6 +30,7 @@ from cupy_kernels.backends import HOST, Backend, backend_of
 from shards import argument_checks
 from shards.buffer_pool import allocator
 from shards.errors import BadInput
+from shards.named_fields import NamedFields
 from shards.tables import RateRun
 
 Floats = NDArray[np.float32]
@@ -47,7 +48,7 @@ class DecayKind(StrEnum):
     L2 = "L2"
 
 
-class Decay(msgspec.Struct, frozen=True):
+class Decay(msgspec.Struct, frozen=True, metaclass=NamedFields):
     """Weight decay: `weight` times the weights (L2) or their signs (L1) is added to a gradient.
 
     Raises BadInput for a weight below 0, at which the weights would grow without end.
@@ -63,7 +64,7 @@ class Decay(msgspec.Struct, frozen=True):
         structs.force_setattr(self, "kind", kind)
 
 
-class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule"):
+class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedFields):
     """The base of all rules, with the interface that a shard calls."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()

@@ -17,9 +17,10 @@ from msgspec import structs
 
 from shards import argument_checks
 from shards.errors import BadInput
+from shards.named_fields import NamedFields
 
 
-class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True):
+class _Policy(msgspec.Struct, frozen=True, tag_field="policy", kw_only=True, metaclass=NamedFields):
     """The base of all policies, with the rate that they scale."""
 
     base_rate: float

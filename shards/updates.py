@@ -17,7 +17,7 @@ the others. Whether a push is acceptable at all is decided earlier (shard.py, pu
 """
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, isfinite
 
 import msgspec
 from msgspec import structs
@@ -260,9 +260,11 @@ class Updates:
         try:
             squares = self._parameters.measure(arrived.gradients)
         except BadInput as error:
+            # With a finite loss, NaN in a gradient is rather the fault of the data or the code.
+            hint = "" if isfinite(message.loss) else "; is the rate too high?"
             raise BadInput(
                 f"push {message.seq} of worker {message.worker}: {error}"
-                f" (loss {message.loss:g}); is the rate too high?"
+                f" (loss {message.loss:g}){hint}"
             ) from None
         return structs.replace(arrived, norm=squares**0.5)
 

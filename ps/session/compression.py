@@ -16,6 +16,7 @@ from shards import argument_checks
 from shards.delta_pulls import KINDS as CHANGES
 from shards.errors import BadInput
 from shards.messages import Kind
+from shards.named_fields import NamedFields
 from shards.payloads import ROUNDED
 from shards.pull_encodings import KINDS, MAX_SHARE
 from shards.tables import Layout
@@ -96,7 +97,7 @@ _PULLS = {NONE: Kind.F4} | {n: k for n, k in NAMES.items() if k in KINDS + CHANG
 PULLS = f"{', '.join(_PULLS)} or topk:SHARE"
 
 
-class Compression(msgspec.Struct, frozen=True, kw_only=True):
+class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
     """How a worker's pushes are encoded (None: as plain floats) and how its pulls are requested.
 
     Pulls are either whole weights, plain or in half precision, or changes to the weights that the

@@ -128,8 +128,11 @@ def checked_squares(table: str, gradient: Floats, seq: int, limit: Guard = _FINI
     """
     squares = squared_norm(gradient)
     if not squares <= _CAUTION * limit.max_squares:
-        fault = limit.describe(squares, finite=bool(np.isfinite(gradient).all()))
-        error = BadInput(f"push {seq}: table {table} {fault}; is the rate too high?")
+        finite = bool(np.isfinite(gradient).all())
+        hint = "; is the rate too high?" if finite else ""
+        error = BadInput(
+            f"push {seq}: table {table} {limit.describe(squares, finite=finite)}{hint}"
+        )
         error.table = table
         raise error
     return squares

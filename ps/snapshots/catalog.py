@@ -27,6 +27,7 @@ from ps.snapshots.worker_state import SavedWorkerState
 from ps.storage import LocalStore, Place, Store, open_store, place_error
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError, GiveUp
+from shards.named_fields import NamedFields
 from shards.shard_state import ShardState
 from shards.tables import Layout, ShardMap
 
@@ -34,7 +35,7 @@ _PROBE = "probe"
 _TICK_S = 1e-3  # the least time between two snapshots, even if the clock was set back
 
 
-class Retention(msgspec.Struct, frozen=True):
+class Retention(msgspec.Struct, frozen=True, metaclass=NamedFields):
     """How many snapshots to keep, and for how many seconds; None is no limit.
 
     The newest is always kept.

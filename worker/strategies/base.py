@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shards import argument_checks
 from shards.aggregation import Buffer, Each, ServerHalf
 from shards.errors import BadInput
+from shards.named_fields import NamedFields
 from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
 from shards.tables import RateRun
 
@@ -167,7 +168,7 @@ _ARRAYS = ("weights", "pulled")
 _COUNTERS = ("fetched", "versions", "steps", "samples", "loss", "count")
 
 
-class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True):
+class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, metaclass=NamedFields):
     """The questions that the step machine and a job ask a strategy.
 
     Steps count from 0 over the worker's whole plan.
