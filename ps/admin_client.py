@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster, cluster_of
+from ps.process_owner import BoundToProcess, Opener
 from ps.security.enrolment import operator_key
 from ps.session import admin_plans
 from ps.session.admin_plans import (
@@ -35,6 +36,7 @@ from ps.session.admin_plans import (
 from ps.session.events import Unreachable
 from ps.transport.shard_sockets import Links
 from shards import argument_checks, wire_format
+from shards.counted import counted
 from shards.errors import BadInput
 from shards.ledger import Ledger
 from shards.live_settings import checked_factor
@@ -63,13 +65,15 @@ _RETRY_S = 2.0
 _CHECK_S = 0.5
 
 
-class AdminClient(ClosingContext):
+class AdminClient(BoundToProcess, ClosingContext):
     """Connections of an operator to every shard of a job; `patience_s` bounds the wait for each
     answer. A large state travels in many answers (shards/state_pieces.py).
 
     `cluster` may be the path of a cluster file. While an answer is awaited, `check` is called
     regularly; it may raise the reason why none will come.
     """
+
+    _is_a, _instead = "an admin client", "make one of the file of job.save there"
 
     def __init__(
         self,
@@ -81,12 +85,14 @@ class AdminClient(ClosingContext):
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self.cluster = cluster = cluster_of(cluster)
         self._check = argument_checks.function("check", check, "a function without arguments")
+        self._opener = Opener()
         self._links = Links(cluster.endpoints, own=operator_key(cluster), cluster=cluster)
         self._links.await_connections(min(_RETRY_S, patience_s))
         self._patience_s = patience_s
         self._description = cluster.description
         self._owner = secrets.randbits(62)  # two operators must not have the same
         self._request = 0
+        self._closed = False
         self._put_off: dict[int, str] = {}  # the reason why a shard does not answer yet, if given
         self._collected = [0] * len(cluster.endpoints)
         self._newest = [0] * len(cluster.endpoints)  # the newest version with a collected record
@@ -168,8 +174,7 @@ class AdminClient(ClosingContext):
     def spread(self, settings: LiveSettings) -> None:
         """Give settings that `set` has returned to the shards that lack them.
 
-        A shard lacks them that was restarted from an autosave, and each one does if the operator
-        that changed them has died before it had asked all.
+        A shard lacks them if the operator that changed them has died before it had asked all.
         """
         carry_out(admin_plans.spread_settings(self.side, settings), self)
 
@@ -230,7 +235,15 @@ class AdminClient(ClosingContext):
 
     def close(self) -> None:
         """Drop the connections."""
-        self._links.close()
+        self._closed = True
+        if self._opener.is_this_process:
+            self._links.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        shards = counted(self.cluster.map.shards, "shard")
+        where = self.cluster.where(0)
+        return f"<admin client of job {self.cluster.name}: {state}, {shards} at {where}>"
 
     def _ask(self, shard: int, question: Question) -> Answer:
         return self._ask_each((Query(shard, question),))[0]
@@ -240,6 +253,7 @@ class AdminClient(ClosingContext):
 
     def _ask_each(self, queries: Sequence[Query]) -> list[Answer]:
         """Repeat each question until it is answered; every question may be repeated safely."""
+        self._opener.check("the admin client", "make another with ps.AdminClient(job.cluster)")
         asked: dict[int, Query] = {}
         for query in queries:
             self._request += 2  # the number before it is for `query.behind`

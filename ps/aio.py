@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ps import job as jobs
 from ps.cluster import Cluster
-from ps.job import Job, connect
+from ps.job import Job
+from ps.process_owner import BoundToProcess, Opener
 from ps.reader import Connection, Done, Reader, ReadRequests
 from ps.table_views import TableViews
 from ps.transport.shard_sockets import Links
@@ -61,13 +63,15 @@ async def arrival(links: Links, timeout_s: float) -> None:
             loop.remove_reader(descriptor)
 
 
-class AsyncReader:
+class AsyncReader(BoundToProcess):
     """A reader of a job's weights for coroutines; an asynchronous context manager.
 
     Reads that are called while `MAX_UNDER_WAY` are under way share the next one: each still gets
     weights that are no older than its call, and a thousand readers cost a shard little more than
     one.
     """
+
+    _is_a, _instead = "a reader", "make one of ps.connect there"
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class AsyncReader:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`check` is called when an answer is late: it may raise the reason why none will come."""
+        self._opener = Opener()
         self._cluster, self._views, self._check = cluster, views, check
         self._patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         self._reads = ReadRequests(cluster, self._patience_s)
@@ -94,6 +99,7 @@ class AsyncReader:
 
         A consistent read has connections of its own, in a thread; this reader makes one at a time.
         """
+        self._opener.check("the reader", "make another with ps.aio.reader(job)")
         if self._connection is None:
             raise BadInput("reader: it is closed; expected `async with`")
         if argument_checks.flag("reader: consistent", consistent):
@@ -211,8 +217,10 @@ class AsyncReader:
         await self.close()
 
 
-class AsyncAck:
+class AsyncAck(BoundToProcess):
     """The acknowledgement of a push: `await` it."""
+
+    _is_a, _instead = "an acknowledgement", "make a worker of ps.connect there"
 
     def __init__(self, future: AckFuture, turn: Callable[[float], Awaitable[None]]) -> None:
         self._future, self._turn = future, turn
@@ -232,8 +240,10 @@ class AsyncAck:
         return self.result().__await__()
 
 
-class AsyncStep:
+class AsyncStep(BoundToProcess):
     """One step of an asynchronous worker; see `ps.WorkerStep`."""
+
+    _is_a, _instead = "a step", "make a worker of ps.connect there"
 
     def __init__(self, step: WorkerStep, worker: "AsyncWorker") -> None:
         self._step, self._worker = step, worker
@@ -270,13 +280,15 @@ class AsyncStep:
         self._step.push(table, *gradient)
 
 
-class AsyncWorker:
+class AsyncWorker(BoundToProcess):
     """A worker of a job for coroutines; an asynchronous context manager.
 
     It is a `ps.Worker` that waits in the event loop: before each call that could wait, until the
     call would not. One coroutine at a time may use it. Connecting, leaving, and following a reshard
     are done in a thread or block the loop for a moment.
     """
+
+    _is_a, _instead = "a worker", "make a worker of ps.connect there"
 
     def __init__(self, connect: Callable[[], Worker]) -> None:
         self._connect = connect
@@ -367,14 +379,35 @@ class AsyncWorker:
             self._worker = None
 
 
+@asynccontextmanager
+async def connect(
+    where: Cluster | str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    tables: object | None = None,
+    patience_s: float = 10.0,
+) -> AsyncIterator[Job]:
+    """The job of another process, as `ps.connect`; other coroutines run while it waits.
+
+        async with ps.aio.connect(address, token=token) as job, ps.aio.worker(job, "w0") as me:
+
+    Leaving the block closes what the job has made and is still open.
+    """
+    job = await asyncio.to_thread(
+        jobs.connect, where, token=token, tables=tables, patience_s=patience_s
+    )
+    with job:
+        yield job
+
+
 def worker(job: Job | Cluster | str | os.PathLike[str], name: str, **options: Any) -> AsyncWorker:
     """A worker of a job; use it with `async with`. The options are those of `ps.Job.worker`."""
-    found = job if isinstance(job, Job) else connect(job)
+    found = job if isinstance(job, Job) else jobs.connect(job)
     return AsyncWorker(lambda: found.worker(name, **options))
 
 
 def reader(job: Job | Cluster | str | os.PathLike[str], *, patience_s: float = 30.0) -> AsyncReader:
     """A reader of a job's weights; use it with `async with`. See `ps.reader`."""
-    found = job if isinstance(job, Job) else connect(job)
+    found = job if isinstance(job, Job) else jobs.connect(job)
     found.check()
     return AsyncReader(found.cluster, found.views, patience_s=patience_s, check=found.check)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ps import path_checks
 from ps.cluster import Cluster, cluster_of
+from ps.process_owner import BoundToProcess, Opener
 from ps.session import events, reshard_client
 from ps.session.compression import Compression, by_table
 from ps.session.flow_control import MIN_IN_FLIGHT, FlowControl, PrefetchTable, PullKey, Times
@@ -64,6 +65,7 @@ def _by_one_thread(
 
     @wraps(method)
     def guarded(client: "Client", /, *args: Params.args, **options: Params.kwargs) -> Returned:
+        client._check_process()
         if not client._user.acquire(blocking=False):
             raise client._misused("it is in use by another thread; make one for each thread")
         try:
@@ -87,7 +89,7 @@ def _read_versions(versions: Sequence[int]) -> tuple[int, ...]:
     return tuple(argument_checks.whole("push: read_versions", version, 0) for version in versions)
 
 
-class Client:
+class Client(BoundToProcess):
     """One worker's connection to every shard of a job.
 
     `cluster` is the description of the shards, or the path of a file that `Cluster.save` wrote.
@@ -110,6 +112,8 @@ class Client:
     None to be called again later. `check` is called when an answer is late: it may raise the reason
     why none will come.
     """
+
+    _is_a, _instead = "a client", "make a worker of ps.connect there"
 
     def __init__(
         self,
@@ -141,6 +145,7 @@ class Client:
             "allocate", allocate, "a function from a number of floats to an array"
         )
         self.worker, self.incarnation = worker, incarnation
+        self._opener = Opener()
         self._user = RLock()  # held by the thread that is in a call
         self.layout, self.times = cluster.layout, Times()
         self._tables = cluster.layout.names
@@ -410,6 +415,7 @@ class Client:
         without a copy. Zeroing costs time; without `zeroed` the content is arbitrary, so write
         every float of it, padding included.
         """
+        self._check_process()  # a fork would write into the memory that its parent shares
         array = self._arenas.take()
         if zeroed:
             array.fill(0)
@@ -460,6 +466,7 @@ class Client:
 
     def write_requested_state(self) -> None:
         """Write this worker's state if a snapshot wants it; pulls and pushes do so, too."""
+        self._check_process()
         if self._residual_writer is not None and self._residual_writer.requested:
             self._write_residual()
 
@@ -467,6 +474,11 @@ class Client:
     def compresses(self) -> bool:
         """Whether pushes are compressed, and so leave a residual."""
         return self._compresses
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connections are dropped."""
+        return self._closed
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -480,11 +492,16 @@ class Client:
         """
         return self._current.session.seq
 
-    @_by_one_thread
     def close(self) -> None:
-        """Wait for the last acknowledgements, leave the job and drop the connections; final."""
-        if self._closed:
-            return
+        """Wait for the last acknowledgements, leave the job and drop the connections; final.
+
+        In a process forked off the one that made the client it does nothing, as `abort`.
+        """
+        if self._opener.is_this_process and not self._closed:
+            self._leave()
+
+    @_by_one_thread
+    def _leave(self) -> None:
         try:
             self.flush()
             if self._residual_writer is not None and self.seq:
@@ -498,6 +515,8 @@ class Client:
 
     def abort(self) -> None:
         """Drop the connections as a crash would; the others wait until the lease expires."""
+        if not self._opener.is_this_process:
+            return
         self._closed = True
         self._current.close()
         if self._residual_writer is not None:
@@ -633,6 +652,13 @@ class Client:
         if self._residual_writer is not None and self._residual_writer.requested:
             self._write_residual()
         return now
+
+    def _check_process(self) -> None:
+        try:
+            self._opener.check(f"worker {self.worker}", "open another with job.worker(...)")
+        except BadInput as error:
+            error.worker = self.worker
+            raise
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,17 +1,21 @@
 """A running job, as workers, readers and operators use it; and how other processes find it.
 
-    job = ps.connect("tcp://host:7400", token=...)
-    with job.worker("w0") as me:
-        ...
-    params = job.read()
+    with ps.connect("tcp://host:7400", token=...) as job:
+        with job.worker("w0") as me:
+            ...
+        params = job.read()
 
 A job that this process has started (start_job.py) is one, too.
 """
 
 import os
+import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +24,10 @@ from ps.admin_client import AdminClient
 from ps.client import Client
 from ps.cluster import Cluster, check_running, cluster_of
 from ps.discovery import describe, is_address
+from ps.process_owner import BoundToProcess
 from ps.reader import Reader
 from ps.session.compression import Compression
+from ps.session.events import JobEnded
 from ps.storage import Place
 from ps.table_views import TableViews
 from ps.tables import Dense, Tables, tables_of
@@ -29,13 +35,15 @@ from ps.transport.link_model import LinkModel
 from ps.worker import Worker
 from shards import argument_checks
 from shards.buffer_pool import Allocator
-from shards.errors import BadInput
+from shards.counted import counted
+from shards.errors import BadInput, DownpourError
 from shards.shard_status import ShardStatus
 from shards.tables import DenseTable, Layout
 
 Floats = NDArray[np.float32]
 
 MAX_PREFETCHED = 64
+_HOST_PORT = re.compile(r"[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}")
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -51,9 +59,12 @@ class WorkerOptions(TypedDict, total=False):
     stripes: int | None
 
 
-class Job:
+class Job(BoundToProcess):
     """A job's shards, as workers, readers and operators use them. Make one with `start`,
     `local` or `connect`.
+
+    Leaving the block of `with ps.connect(...) as job` closes the workers and readers that this job
+    has made: with an error they drop their connections as a crash would, otherwise they leave.
     """
 
     def __init__(self, cluster: Cluster, tables: Tables, file: Path | None = None) -> None:
@@ -65,6 +76,52 @@ class Job:
         self._file = file
         self.tables = tables
         self.views = views_of(tables)
+        self._closed = False
+        self._opened: WeakSet[Worker | Reader] = WeakSet()
+
+    def __repr__(self) -> str:
+        bound = "none" if self._cluster.bound is None else self._cluster.bound
+        shards = counted(self._cluster.map.shards, "shard")
+        return (
+            f"<job {self._cluster.name}: {self._state}, {shards} at {self._cluster.where(0)},"
+            f" tables {in_words(self._cluster.layout)}, staleness bound {bound}>"
+        )
+
+    @property
+    def _state(self) -> str:
+        """The state of the job as far as this process knows, in a word."""
+        if self._closed:
+            return "closed"
+        try:
+            self.check()
+        except JobEnded:
+            return "ended"
+        except DownpourError:
+            return "failed"
+        return "running"
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        with ExitStack() as stack:
+            for user in list(self._opened):
+                stack.callback(user.__exit__, kind, error, trace)
+
+    def close(self) -> None:
+        """Close the workers and readers that this job has made; other processes' stay. Final."""
+        self.__exit__(None, None, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadInput(f"job {self._cluster.name}: it is closed; ps.connect gives another")
 
     @property
     def cluster(self) -> Cluster:
@@ -112,20 +169,26 @@ class Job:
         ahead = argument_checks.whole("prefetch", prefetch, 0, MAX_PREFETCHED)
         argument_checks.known_names("worker: options", options, WorkerOptions.__annotations__)
         given: WorkerOptions = {"compression": compressions(self.tables), **options}
+        self._check_open()
         self.check()
         client = Client(
             self.cluster, worker=name, incarnation=incarnation, patience_s=patience_s, **given
         )
         client.check = self.check
-        return Worker(client, self.views, ahead)
+        worker = Worker(client, self.views, ahead)
+        self._opened.add(worker)
+        return worker
 
     def reader(self, *, patience_s: float = 30.0) -> Reader:
         """A reader of the weights, which registers no worker; a context manager.
 
         Raises `ps.errors.JobEnded` if the job has ended.
         """
+        self._check_open()
         self.check()
-        return Reader(self.cluster, self.views, patience_s=patience_s, check=self.check)
+        reader = Reader(self.cluster, self.views, patience_s=patience_s, check=self.check)
+        self._opened.add(reader)
+        return reader
 
     def read(self, *, consistent: bool = False) -> Any:
         """The present weights: the only table's value, or a dict of all tables'.
@@ -142,6 +205,7 @@ class Job:
         Needs the key of the job's operator. Raises `ps.errors.Unreachable` when a shard does not
         answer for 30 s, and `ps.errors.JobEnded` if the job has ended.
         """
+        self._check_open()
         self.check()
         with AdminClient(self.cluster, check=self.check) as admin:
             return admin.status()
@@ -216,12 +280,23 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
     if token is not None:
         raise BadInput(
             "token: expected none with a cluster file, which has its own, got one; the address of a"
-            " shard begins with tcp://"
+            f" shard begins with tcp://{_meant(where)}"
         )
     if not isinstance(where, Cluster | str | os.PathLike):
         expected = "the address of a shard, the path of a cluster file, or a Cluster"
         raise argument_checks.wrong("connect", expected, where)
+    if not isinstance(where, Cluster) and _meant(where) and not Path(where).exists():
+        raise BadInput(
+            "connect: expected the address of a shard or the path of a cluster file, got"
+            f" {argument_checks.shown(where)}{_meant(where)}"
+        )
     return cluster_of(where)
+
+
+def _meant(where: object) -> str:
+    """The address that HOST:PORT is meant as, as a question; else empty."""
+    named = isinstance(where, str) and _HOST_PORT.fullmatch(where)
+    return f" (perhaps tcp://{argument_checks.shown(where)[1:-1]}?)" if named else ""
 
 
 def views_of(tables: Tables) -> TableViews:

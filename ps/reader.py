@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
+from ps.process_owner import BoundToProcess, Opener
 from ps.session.events import Unreachable
 from ps.table_views import TableViews
 from ps.transport.link_model import LinkModel
@@ -161,13 +162,15 @@ class Connection:
         self._connections.close()
 
 
-class Reader(ClosingContext):
+class Reader(BoundToProcess, ClosingContext):
     """A blocking reader of the weights; a context manager. Not for use by two threads.
 
     It registers no worker, does not wait at the staleness bound, and follows the job to other
     shards. After a `pull`, `versions` has the version that each shard's part was of. Make it with
     `ps.reader` or `Job.reader`.
     """
+
+    _is_a, _instead = "a reader", "make one of ps.connect there"
 
     def __init__(
         self,
@@ -182,8 +185,17 @@ class Reader(ClosingContext):
         self._check = check
         self.versions: tuple[int, ...] = ()
         self._views, self._patience_s = views, patience_s
+        self._opener = Opener()
         self._connection: Connection | None = None
         self._turn_to(cluster)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._connection is None else "open"
+        versions = f", last read version {'/'.join(map(str, self.versions))}"
+        return (
+            f"<reader of job {self._cluster.name}: {state}, {self._cluster.map.shards} shards at"
+            f" {self._cluster.where(0)}{versions if self.versions else ''}>"
+        )
 
     def _turn_to(self, cluster: Cluster) -> Connection:
         """Read from these shards from now on."""
@@ -207,6 +219,7 @@ class Reader(ClosingContext):
         shards do not come together, and `ps.errors.Retry` when another operator holds them for
         longer than that, or the read took longer than they wait.
         """
+        self._opener.check("the reader", "make another with ps.reader(job)")
         connection = self._connection
         if connection is None:
             raise BadInput("reader: it is closed")
@@ -270,6 +283,6 @@ class Reader(ClosingContext):
 
     def close(self) -> None:
         """Drop the connections; may be called twice."""
-        if self._connection is not None:
+        if self._connection is not None and self._opener.is_this_process:
             self._connection.close()
-            self._connection = None
+        self._connection = None

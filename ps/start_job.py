@@ -27,14 +27,16 @@ from ps.job_spec import expect_compression, resharded_specs, shard_specs
 from ps.launch.launch_plan import LaunchOptions, plan_of
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
+from ps.process_owner import Opener, OwnerStack
 from ps.resharding import reshard
+from ps.session.admin_plans import UnconfirmedHandOver
 from ps.session.events import JobEnded
 from ps.tables import Tables, tables_of
 from ps.wal.job_logs import load_state, logs_of
 from shards import argument_checks
 from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
 from shards.counted import counted
-from shards.errors import BadInput
+from shards.errors import BadInput, GiveUp
 from shards.resumed_state import resumed
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
@@ -74,7 +76,11 @@ class OwnJob(Job):
             [Sequence[ShardSpec], int], AbstractContextManager[LaunchedShards | Cluster]
         ],
         stack: ExitStack,
+        remedy: str,
     ) -> None:
+        """`remedy` says what to do when a shard has died for good."""
+        self._remedy = remedy
+        self._opener = Opener()
         self._specs = specs
         self._launch = launch
         self._stack = stack
@@ -91,12 +97,17 @@ class OwnJob(Job):
     def check(self) -> None:
         """Raise `ps.errors.GiveUp` naming a shard that has died for good, or `ps.errors.JobEnded`.
 
-        Workers and readers call it when a shard's answer is late.
+        Workers and readers call it when a shard's answer is late. A forked process knows of no
+        death: the shards are not its children.
         """
         if self._ended:
             raise JobEnded(f"job {self._cluster.name} has ended with the block that started it")
-        for hosts in self._present:
-            hosts.check()
+        if self._opener.is_this_process:
+            try:
+                for hosts in self._present:
+                    hosts.check()
+            except GiveUp as error:
+                raise GiveUp(f"{error}; {self._remedy}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the description of the job, as `Job.save`. When the job ends, the file says so."""
@@ -106,7 +117,8 @@ class OwnJob(Job):
     @property
     def degraded_reason(self) -> str:
         """Why the job might not survive a death that it should survive, in words; else empty."""
-        return self._present[0].degraded_reason if self._present else ""
+        watched = self._present and self._opener.is_this_process
+        return self._present[0].degraded_reason if watched else ""
 
     def lost_updates(self) -> list[str]:
         """The updates that deaths of shards have cost since the last call, in words."""
@@ -120,6 +132,7 @@ class OwnJob(Job):
         shards, and what stops a move half-way; the job then stays where it is, unless the error is
         `ps.UnconfirmedHandOver`.
         """
+        self._opener.check(f"reshard: job {self._cluster.name}", "move it from there")
         shards = argument_checks.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
             raise BadInput(f"reshard: the job already has {counted(shards, 'shard')}")
@@ -131,11 +144,24 @@ class OwnJob(Job):
             for hosts in (*self._present, *fresh):
                 hosts.check()
 
-        with (
-            AdminClient(self.cluster, check=check) as old,
-            AdminClient(cluster, check=check) as new,
-        ):
-            reshard(old, new)
+        # A shard that is rolled back forgets that it is quiesced, has its part, or has handed the
+        # job over: it would serve in parallel with the shards that hold the job.
+        for hosts in (*self._present, *fresh):
+            hosts.restart_enabled = False
+        try:
+            with (
+                AdminClient(self.cluster, check=check) as old,
+                AdminClient(cluster, check=check) as new,
+            ):
+                reshard(old, new)
+        except UnconfirmedHandOver:
+            raise
+        except BaseException:
+            for hosts in self._present:
+                hosts.restart_enabled = True
+            raise
+        for hosts in fresh:
+            hosts.restart_enabled = True
         self._cluster, self._specs, self._present = cluster, specs, fresh
 
     def _started(self, specs: Sequence[ShardSpec]) -> Cluster:
@@ -197,7 +223,7 @@ def start(
       write-ahead log below `logs`, and is restarted; `replicated` keeps two copies of each shard.
       With `logs_apart` each node of Ray has a folder of its own at that path.
     - `rollback_s`: at `memory`, the seconds between a shard's autosaves, from which it is restarted
-      without the updates since; 0, the default: a death ends the job.
+      without the updates since; 10, the default, unless 0: then a death ends the job.
     - `silence_s`: the seconds of silence after which a copy counts as dead, at `replicated`.
     - `lease_s`: how long a worker may be silent before others stop waiting for it; 10.
     - `warm_steps`: the steps that one worker takes alone at first; 0.
@@ -240,9 +266,9 @@ def start(
     if place is On.THREADS:
         argument_checks.known_names("start: options on threads", options, _ON_THREADS)
     begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
-    with ExitStack() as stack:
+    with OwnerStack() as stack:
         launch = partial(_launched, place, cast(LaunchOptions, options))
-        job = OwnJob(specs, described, strategy, launch, stack)
+        job = OwnJob(specs, described, strategy, launch, stack, _remedy(options))
         with AdminClient(job.cluster, check=job.check) as admin:
             if isinstance(begin, np.ndarray):
                 admin.install(begin)
@@ -273,6 +299,18 @@ def _launched(
     if (logs := own.get("logs")) is not None:
         own["logs"] = logs_of(path_checks.path("logs", logs), specs)
     return start_shards(Placement(place), plan_of(specs, own))
+
+
+def _remedy(options: Mapping[str, Any]) -> str:
+    """What to do when a shard of a job with these options has died for good."""
+    if options.get("logs") is not None:
+        return f"the job has ended: continue it with resume={str(options['logs'])!r}"
+    if options.get("rollback_s") == 0:
+        return (
+            "the job has ended: with rollback_s=10 such a shard continues from an autosave, with"
+            ' durability="process" without a loss'
+        )
+    return "the job has ended: continue from a snapshot, if there is one, with resume=..."
 
 
 def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:

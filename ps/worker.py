@@ -19,6 +19,7 @@ The worker is a thin layer over `Client`, which it gives arrays in the user's ow
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,10 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.client import Client
+from ps.process_owner import BoundToProcess
 from ps.session import events
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.table_views import TableViews
 from shards import argument_checks
+from shards.counted import counted
 from shards.errors import BadInput, DownpourError, Retry
 
 Floats = NDArray[np.float32]
@@ -65,8 +68,10 @@ class PushAck(msgspec.Struct, frozen=True):
     dropped: bool
 
 
-class AckFuture:
+class AckFuture(BoundToProcess):
     """The acknowledgement of push `seq`, which may still be under way; `step.ack` of a step."""
+
+    _is_a, _instead = "an acknowledgement", "make a worker of ps.connect there"
 
     def __init__(self, worker: "Worker", seq: int, pulled_at: float) -> None:
         self._worker = worker
@@ -110,12 +115,14 @@ class AckFuture:
         )
 
 
-class Worker:
+class Worker(BoundToProcess):
     """One worker of a job; a context manager. Not for use by two threads.
 
     Leaving it without an error waits for the acknowledgements and leaves the job; leaving it with
     an error drops the connections as a crash would. Make it with `Job.worker`.
     """
+
+    _is_a, _instead = "a worker", "make a worker of ps.connect there"
 
     def __init__(self, client: Client, views: TableViews, prefetch: int) -> None:
         self.client = client
@@ -124,6 +131,15 @@ class Worker:
         self._unacknowledged: dict[int, AckFuture] = {}
         self._open: WorkerStep | None = None
         client.on_pushed = self._acknowledged
+
+    def __repr__(self) -> str:
+        client = self.client
+        state = "closed" if client.closed else "in a step" if self._open is not None else "open"
+        pending = f", {len(self._unacknowledged)} unacknowledged" if self._unacknowledged else ""
+        return (
+            f"<worker {self.name} of job {client.cluster.name}: {state}, clock {self.clock},"
+            f" {counted(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}>"
+        )
 
     @property
     def name(self) -> str:
@@ -256,12 +272,14 @@ class Worker:
         return future
 
 
-class WorkerStep:
+class WorkerStep(BoundToProcess):
     """One step of a worker, a context manager; see `Worker.step`.
 
     Set `loss`, a number, for the records. A step that pulled nothing pulls at its end, so that it
     keeps the staleness bound; one that was given nothing to push only ticks the clock.
     """
+
+    _is_a, _instead = "a step", "make a worker of ps.connect there"
 
     def __init__(self, worker: Worker, samples: int) -> None:
         self.loss = 0.0
@@ -274,6 +292,12 @@ class WorkerStep:
         self._pulled_at = 0.0
         self._ack: AckFuture | None = None
         self._ended = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "open" if self._worker._open is self else "not begun"
+        pushes = f"gradients of {', '.join(sorted(self._pushed))}" if self._pushed else "nothing"
+        pulled = "pulled" if self.pulled else "not pulled"
+        return f"<step of worker {self._worker.name}: {state}, {pulled}, {pushes} to push>"
 
     def __enter__(self) -> "WorkerStep":
         if self._worker._open is not None or self._ended:
@@ -317,8 +341,8 @@ class WorkerStep:
 
         After `timeout_s` seconds there it raises `ps.errors.ClockTimeout`, with the slowest
         worker's clock. Without a name it is the only table's value, or a dict of the values of all.
-        All tables of a step are of one version at each shard. The arrays are read-only views where
-        they are float32 and NumPy's: use them before the step ends, or copy them.
+        All tables of a step are of one version at each shard. Float32 arrays of NumPy are read-only
+        and never change, also after the step: copy what you want to write.
         """
         self._check_open()
         if self._replica is None:
@@ -358,6 +382,7 @@ class WorkerStep:
         self._pushed.add(name)
 
     def _check_open(self) -> None:
+        self._worker.client._check_process()
         if self._ended:
             raise self._misused("the step has ended; expected another")
 
@@ -378,7 +403,20 @@ class WorkerStep:
             self.pull(self._views.first)
         gradients = self._views.sections(self._pushed, self._gradients()) if self._pushed else {}
         loss = argument_checks.loss_of("step: loss", self.loss)
+        for name in self._pushed:
+            self._check_finite(name, loss)
         self._ack = self._worker._push(gradients, self._samples, loss, self._pulled_at)
+
+    def _check_finite(self, table: str, loss: float) -> None:
+        """Raise BadInput, before anything is sent, naming the array that holds NaN or infinity."""
+        try:
+            self._views.check_finite(table, self._gradients())
+        except BadInput as error:
+            if isfinite(loss):
+                raise
+            diverged = BadInput(f"{error}; is the rate too high?")
+            diverged.table = table
+            raise diverged from None
 
     def _drop(self) -> None:
         """Let go of the arrays, so that they can be used again."""

@@ -20,8 +20,9 @@ from ps.job_spec import check_specs
 from ps.replication.coordinator_server import SILENCE_S
 from ps.replication.heartbeat import BEAT_S
 from ps.security.authorization import Admission, issue
-from ps.transport.addresses import on_this_host
+from ps.transport.addresses import numeric, on_this_host
 from ps.transport.transports import Transport, transport_named
+from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
 from shards.errors import BadInput
 from shards.rules import Rule
@@ -51,7 +52,7 @@ class LaunchOptions(TypedDict, total=False):
     durability: Durability | str
     logs: str | Path | None
     logs_apart: bool
-    rollback_s: float
+    rollback_s: float | None
     silence_s: float
 
 
@@ -64,7 +65,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     - `secure`: use CURVE and admit only holders of keys; None: if other hosts can reach `host`.
     - `durability`, `logs`: what survives a death, and the folder for the shards' WALs. With
       `logs_apart` each node has a folder of its own at that path.
-    - `rollback_s`: at durability `memory`, seconds between a shard's autosaves; 0: none.
+    - `rollback_s`: at durability `memory`, seconds between a shard's autosaves; 0: none. None is
+      the default there, ROLLBACK_S.
     - `silence_s`: seconds of silence after which a copy of a replicated shard counts as dead.
     """
 
@@ -77,7 +79,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability = Durability.MEMORY
     logs: Path | None = None
     logs_apart: bool = False
-    rollback_s: float = 0.0
+    rollback_s: float | None = None
     silence_s: float = SILENCE_S
 
     def __post_init__(self) -> None:
@@ -89,7 +91,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
             ("logs", None if self.logs is None else path_checks.path("logs", self.logs)),
         ):
             structs.force_setattr(self, field, value)
-        argument_checks.name("host", self.host)
+        structs.force_setattr(
+            self, "host", numeric("host", argument_checks.name("host", self.host))
+        )
         most = _LAST_PORT + 1 - len(self.specs)
         if not 0 <= argument_checks.whole("port", self.port) <= most:
             count = len(self.specs)
@@ -98,10 +102,18 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
             argument_checks.flag("secure", self.secure)
         argument_checks.flag("logs_apart", self.logs_apart)
         argument_checks.seconds("silence_s", self.silence_s)
-        check_rollback(self.rollback_s, self.durability)
+        if self.rollback_s is not None:
+            check_rollback(self.rollback_s, self.durability)
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.device)
             check_silence(self.silence_s, self.specs[0].lease_s)
+
+    @property
+    def autosave_s(self) -> float:
+        """Seconds between a shard's autosaves; 0 if it makes none."""
+        if self.durability is not Durability.MEMORY:
+            return 0.0
+        return ROLLBACK_S if self.rollback_s is None else self.rollback_s
 
     def bind(self, shard: int) -> str:
         """The address that the shard binds."""

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Unpack
+from weakref import WeakSet
 
 from ps.durability import Durability
 from ps.launch.child_protocol import (
@@ -39,10 +40,12 @@ from ps.launch.single_copies import SingleCopies, single_copies
 from ps.logs import LogRelay
 from ps.replication.coordinator_store import RECORD
 from ps.shared_memory.shm_files import temporary_folder
+from ps.transport.addresses import check_listen
 from shards.errors import BadInput, GiveUp
 from shards.spec import ShardSpec
 
 _END_S = 10.0
+_CHILDREN: "WeakSet[ChildProcess]" = WeakSet()  # of this process
 _FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
@@ -89,17 +92,27 @@ def replicated_shards(
 
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     """`process_shards` of a plan."""
+    _check_host(plan)
     return single_copies(plan, lambda order, _: ChildProcess(order), here=True)
 
 
 @contextmanager
 def start_replicated(plan: LaunchPlan) -> Iterator[ReplicatedShards]:
     """`replicated_shards` of a plan."""
+    _check_host(plan)
     with (
         temporary_folder("record") as folder,
         supervise(plan, _ThisMachine(), str(folder / RECORD)) as shards,
     ):
         yield shards
+
+
+def _check_host(plan: LaunchPlan) -> None:
+    """Raise BadInput, before anything starts, for an address of another machine."""
+    try:
+        check_listen(plan.host, ())
+    except BadInput as error:
+        raise BadInput(f"host: {error}") from None
 
 
 class _ThisMachine:
@@ -149,6 +162,7 @@ class ChildProcess(ProcessHandle):
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._orders, self._answers = self.process.stdin, self.process.stdout
+        _CHILDREN.add(self)
         with suppress(BrokenPipeError):  # it has died already; `endpoint` raises the cause
             send(self._orders.fileno(), order)
 
@@ -196,7 +210,7 @@ class ChildProcess(ProcessHandle):
         return self._fate
 
     def ask_to_end(self) -> None:
-        # Closing the pipe is not enough: a process forked off this one may hold it open, too.
+        # Closing the pipe is not enough: a process that C code forked off may hold it open, too.
         with suppress(BrokenPipeError):
             self._orders.write(b".")
             self._orders.flush()
@@ -228,6 +242,18 @@ class ChildProcess(ProcessHandle):
             (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
         )
         return f"its process ended with status {status}: {last}"
+
+
+def _drop_pipes() -> None:
+    """Let go of the children's pipes in a forked process: they must end with their parent."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for child in _CHILDREN:
+        with suppress(ValueError):  # it is closed
+            os.dup2(null, child._orders.fileno(), inheritable=False)
+    os.close(null)
+
+
+os.register_at_fork(after_in_child=_drop_pipes)
 
 
 def _import_path() -> str:

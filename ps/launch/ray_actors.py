@@ -234,6 +234,15 @@ class Actor(ProcessHandle):
             )
 
 
+def check_connected() -> None:
+    """Raise BadInput unless this process is connected to Ray; Ray would start one of its own."""
+    if not ray.is_initialized():
+        raise BadInput(
+            "shards in Ray: expected a process that is connected to Ray, got one that is not: call"
+            ' ray.init() first, or start them with on="processes"'
+        )
+
+
 def own_node() -> str:
     """The id of the node that this process is connected to; with Ray's client, the head node."""
     return str(ray.get_runtime_context().get_node_id())

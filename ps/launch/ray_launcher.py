@@ -65,6 +65,7 @@ def replicated_ray_shards(
 
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     """`ray_shards` of a plan."""
+    ray_actors.check_connected()
     shards = len(plan.specs)
     if plan.device is ShardDevice.GPU and (has := ray_actors.gpus()) < shards:
         raise BadInput(
@@ -76,6 +77,7 @@ def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
 
 def start_replicated(plan: LaunchPlan) -> AbstractContextManager[ReplicatedShards]:
     """`replicated_ray_shards` of a plan."""
+    ray_actors.check_connected()
     return supervise(plan, _InRay(), f"downpour-{secrets.token_hex(16)}/{RECORD}")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import zmq
 from msgspec.structs import replace
 
 from ps.cluster import Cluster
@@ -31,8 +32,8 @@ from ps.launch.launch_plan import START_S, LaunchPlan, bind_again
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartPolicy
 from ps.logs import logger
+from ps.process_owner import OwnerStack
 from ps.security.keys import KeyPair, address_of
-from ps.socket_context import SocketContext
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
@@ -80,11 +81,10 @@ def supervise(
     start within minutes, WrongBuild when it runs other code.
     """
     shards = ReplicatedShards(plan, starts, record)
-    try:
+    with OwnerStack() as stack:
+        stack.callback(shards._stop)
         shards._begin()
         yield shards
-    finally:
-        shards._stop()
 
 
 class ReplicatedShards:
@@ -126,7 +126,7 @@ class ReplicatedShards:
         self._failure: BaseException | None = None
         self._logger = logger(__name__, job=self._order.job)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._context = SocketContext()
+        self._context = zmq.Context()
         self._resolver: PrimaryResolver | None = None
 
     # --- queries ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
+from ps.process_owner import OwnerStack
 from ps.shared_memory.shm_files import temporary_folder
 from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
@@ -63,7 +64,7 @@ class SingleCopies:
     @restart_enabled.setter
     def restart_enabled(self, whether: bool) -> None:
         self._restart_enabled = whether
-        if self._plan.rollback_s:
+        if self._plan.autosave_s:
             for shard in self._shards:
                 shard.restart_enabled = whether
 
@@ -71,7 +72,7 @@ class SingleCopies:
         """The updates that deaths have cost since the last call, in words; empty with WALs."""
         return [
             f"{died}; restarted from its last autosave; updates since then are lost"
-            for shard in (self._shards if self._plan.rollback_s else ())
+            for shard in (self._shards if self._plan.autosave_s else ())
             for died in shard.lost_updates()
         ]
 
@@ -105,7 +106,7 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
     for folder in folders:
         if folder is not None and seen:
             LogFolder(Path(folder)).make()
-    with _saves_of(plan.specs, plan.rollback_s, here=here) as saves:
+    with _saves_of(plan.specs, plan.autosave_s, here=here) as saves:
         orders = [
             ShardLaunch(
                 spec,
@@ -117,7 +118,7 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
                 folder,
                 seen,
                 saved,
-                plan.rollback_s,
+                plan.autosave_s,
             )
             for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
         ]
@@ -135,20 +136,23 @@ def serving(
     """
     children: list[ProcessHandle] = []
     shards: list[RestartingProcess] = []
-    try:
+    with OwnerStack() as stack:
+        stack.callback(lambda: _end(shards or children))
         for order in orders:
-            # One at a time, so that `finally` ends the earlier ones if the next does not start.
+            # One at a time, so that the stack ends the earlier ones if the next does not start.
             children.append(start(order, None))  # noqa: PERF401  # see above
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
         _check_all_or_none(orders, children)
         shards += map(_restarting, orders, children, endpoints, [start] * len(orders))
         yield endpoints, shards
-    finally:
-        for one in shards or children:
-            one.ask_to_end()
-        for one in shards or children:
-            one.end()
+
+
+def _end(processes: Sequence[RestartingProcess | ProcessHandle]) -> None:
+    for process in processes:
+        process.ask_to_end()
+    for process in processes:
+        process.end()
 
 
 def _restarting(
@@ -195,13 +199,11 @@ def _saves_of(
     Autosaves on this machine are removed however the shards ended. If all shards run `here` and
     this process is killed, the next start on this machine removes them.
     """
-    with ExitStack() as stack:
+    with OwnerStack() as stack:
         job = f"downpour-{secrets.token_hex(16)}"
         if here and rollback_s:
             job = stack.enter_context(temporary_folder("saves")).name
         folders = [f"{job}/shard-{spec.shard}" for spec in specs] if rollback_s else []
-        try:
-            yield [*folders] or [None] * len(specs)
-        finally:
-            for folder in folders:
-                delete_autosaves(Path(tempfile.gettempdir()) / folder)
+        for folder in folders:
+            stack.callback(delete_autosaves, Path(tempfile.gettempdir()) / folder)
+        yield [*folders] or [None] * len(specs)

@@ -5,7 +5,7 @@ these shards: they cannot die without this process, and a failure of one is rais
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ps.admin_client import AdminClient
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.launch_plan import LaunchPlan, ShardDevice, place_of
+from ps.process_owner import OwnerStack
 from ps.server.server import ShardServer
 from ps.transport.transports import Transport, transport_named
 from shards import argument_checks
@@ -44,7 +45,7 @@ def local_shards(
         )
     place = place_of(argument_checks.choice("device", device, ShardDevice))
     access, admission = plan.issue_keys()
-    with ExitStack() as stack:
+    with OwnerStack() as stack:
         servers = [
             stack.enter_context(
                 ShardServer(spec, boot=1, transport=offered, place=place, admission=admission)

@@ -10,7 +10,6 @@ from ipaddress import ip_address
 
 import zmq
 
-from ps.socket_context import SocketContext
 from shards.errors import BadInput
 
 REACH_S = 10.0
@@ -47,13 +46,30 @@ def check_listen(bind: str, ports: Sequence[int]) -> None:
     for port in ports:
         if not 0 <= port <= _LAST_PORT:
             raise BadInput(f"expected ports from 0 to {_LAST_PORT}, got {port}")
-    with SocketContext() as context:
+    with zmq.Context() as context:
         for port in ports or (0,):
             with context.socket(zmq.ROUTER) as trial:
                 try:
                     trial.bind(f"tcp://{bind}:{port or '*'}")
                 except zmq.ZMQError as error:
                     raise BadInput(_why_not(bind, port, error.errno or 0)) from None
+
+
+def numeric(what: str, host: str) -> str:
+    """A host to listen on, as ZeroMQ takes it: names are resolved. Raises BadInput."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        if host in {name for _, name in socket.if_nameindex()}:
+            return host
+        try:
+            return socket.gethostbyname(host)
+        except OSError:
+            raise BadInput(
+                f"{what}: expected an address of this machine, or 0.0.0.0 for all, got {host!r},"
+                " which does not resolve"
+            ) from None
+    return host
 
 
 def _why_not(bind: str, port: int, number: int) -> str:

@@ -7,6 +7,7 @@ back, and reports that to its workers when they reconnect (shards/shard.py).
     save            the newest complete autosave: an opening with the shard's spec, and the state
     save.partial    the next autosave while it is written; then it is renamed
     empty           the shard has received no state yet
+    settings        the bound and rate that an operator has set since the state was received
 
 An autosave must survive the process that wrote it, but not a power failure, so nothing is flushed.
 Its records are read and checked as those of a WAL (shards/wal_format.py). A thread writes it from a
@@ -19,6 +20,9 @@ A shard that dies before its first autosave is complete has lost the state that 
 received state replaces the earlier one, so the file `empty`, or an older autosave, is removed
 before the state is acknowledged. A restarted shard that finds neither `save` nor `empty` ends
 rather than serve without the state.
+
+Settings that an operator changes are few, and a rollback must not undo them: a change is written
+before it is acknowledged, and is in force again after a restart.
 
 If an autosave fails, for example on a full disk, the one before it stays, and the next one is made
 when it is due. A death then costs more updates, but the failure itself does not end the shard. The
@@ -36,9 +40,10 @@ from ps.logs import logger
 from ps.wal.log_folder import LogFolder, LogStorage
 from ps.wal.recovery import check_spec, spec_of_opening
 from ps.wal.writer import BackgroundTask, in_a_thread
-from shards import wal_format
-from shards.errors import BadInput, GiveUp
-from shards.messages import Installed
+from shards import wal_format, wire_format
+from shards.checksums import HEX_DIGITS, hex_checksum
+from shards.errors import BadInput, BadMessage, GiveUp
+from shards.messages import Installed, LiveSettings
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing
@@ -48,6 +53,7 @@ ROLLBACK_S = 10.0
 """The default for how many seconds of updates a shard's death may cost."""
 
 _SAVE, _PARTIAL, _EMPTY = "save", "save.partial", "empty"
+_SETTINGS, _PARTIAL_SETTINGS = "settings", "settings.partial"
 _NUMBER = 0  # of every autosave: files are not reused, so numbers need not differ
 _SHARE = 50  # autosaves take at most this fraction (1/50) of a core
 _MOVING_S = 1.0  # before the next attempt while the shard is being resharded
@@ -104,6 +110,8 @@ class Autosaves:
         names = self._disk.names()
         if _SAVE in names:
             self._restore(shard)
+            if _SETTINGS in names:
+                self._follow_settings(shard)
             shard.roll_back(now)
             self._version, self._due = shard.version, now + self._every_s
         elif _EMPTY not in names:
@@ -116,9 +124,22 @@ class Autosaves:
         """Remove older autosaves: the shard has a new state, and must not resume an old one."""
         if self._writing is not None:
             self._writing.join()  # otherwise it would write an old state after the removal
-        for name in {_SAVE, _EMPTY}.intersection(self._disk.names()):
+        for name in {_SAVE, _EMPTY, _SETTINGS}.intersection(self._disk.names()):
             self._disk.remove(name)
         self._version, self._due = None, -inf
+
+    def save_settings(self, settings: LiveSettings) -> None:
+        """Write settings that an operator has changed; a failure is logged, as an autosave's."""
+        packed = wire_format.encode_state(settings)
+        try:
+            file = self._disk.create(_PARTIAL_SETTINGS)
+            try:
+                file.write([hex_checksum((packed,)).encode(), packed], soon=False)
+            finally:
+                file.close()
+            self._disk.rename(_PARTIAL_SETTINGS, _SETTINGS)
+        except OSError as error:
+            logger(__name__).warning("%s", self._worded(error))
 
     def save_if_due(self, shard: Shard, now: float) -> None:
         """Start an autosave if one is due and the state has changed; call it each turn."""
@@ -198,9 +219,27 @@ class Autosaves:
             raise BadInput(f"{what}: expected a state at byte {first.end}")
         Replay(shard).take(state.entry, state.frames)
 
+    def _follow_settings(self, shard: Shard) -> None:
+        """Train with the settings that were written last, unless the autosave has later ones."""
+        what = f"save {self.where / _SETTINGS}"
+        try:
+            content = bytes(self._disk.content(_SETTINGS))
+            packed = content[HEX_DIGITS:]
+            if content[:HEX_DIGITS] != hex_checksum((packed,)).encode():
+                raise BadInput(f"{what}: expected settings with their checksum, got damaged ones")
+            settings = wire_format.decode_state(packed, LiveSettings)
+        except OSError as error:
+            raise BadInput(f"{what}: {error.strerror}") from None
+        except BadMessage as error:
+            raise BadInput(f"{what}: {error}") from None
+        if settings.revision > shard.part.settings.revision:
+            shard.part.follow(settings)
+
 
 class AutosavingShard:
-    """Wraps a shard: removes older autosaves before a newly installed state is acknowledged."""
+    """Wraps a shard: before a new state is acknowledged, older autosaves are removed; before a
+    change of the settings is, it is written.
+    """
 
     def __init__(self, shard: Shard, to: Autosaves) -> None:
         self._shard = shard
@@ -208,12 +247,16 @@ class AutosavingShard:
 
     def handle_together(self, arrivals: Sequence[Arrival], now: float) -> list[Outgoing]:
         """Answer messages that have come together."""
+        former = self._shard.part.settings
         answers = self._shard.handle_together(arrivals, now)
         if any(
             isinstance(answer.message, Installed) and not answer.message.missing
             for answer in answers
         ):
             self._saves.replaced()
+        settings = self._shard.part.settings
+        if settings.revision and settings != former:
+            self._saves.save_settings(settings)
         return answers
 
     def tick(self, now: float) -> list[Outgoing]:

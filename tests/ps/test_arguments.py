@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,3 +168,141 @@ def test_everything_is_exported() -> None:
         assert one.__name__ in ps.__all__
     assert sorted(set(ps.__all__)) == sorted(ps.__all__)
     assert all(hasattr(ps, name) for name in ps.__all__)
+
+
+def _itself() -> dict[str, object]:
+    params: dict[str, object] = {"w": np.zeros(3)}
+    params["me"] = params
+    return params
+
+
+class SparseTensor:
+    """A PyTorch tensor as `Embedding(sparse=True)` makes it, as far as the SDK looks at it."""
+
+    layout = "torch.sparse_coo"
+
+    def detach(self) -> "SparseTensor":
+        return self
+
+    def cpu(self) -> "SparseTensor":
+        return self
+
+
+MASKED = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
+OF_A_TABLE = "(a table has it: ps.Dense.like(params, rate=...))"
+ANY_ADDRESS = "expected an address of this machine, or 0.0.0.0 for all, got"
+
+
+@pytest.mark.parametrize(
+    ("use", "line"),
+    [
+        (
+            lambda: ps.Adam(lr=0.1),  # type: ignore[call-arg]
+            f"Adam: expected beta1, beta2, delta; got 'lr' {OF_A_TABLE}",
+        ),
+        (
+            lambda: ps.AdamW(bata1=0.1),  # type: ignore[call-arg]
+            "AdamW: expected beta1, or another known name; got 'bata1'",
+        ),
+        (
+            lambda: ps.Step(base_rate=0.1, gamma=0.5),  # type: ignore[call-arg]
+            "Step: expected base_rate, gamma, step_size; Missing required argument 'step_size'",
+        ),
+        (
+            lambda: ps.Guard(norm=1.0),  # type: ignore[call-arg]
+            "Guard: expected max_norm, or another known name; got 'norm'",
+        ),
+        (
+            lambda: ps.Dense.zeros({"w": 10**12}),
+            (
+                "shapes: expected a table that fits into memory, got 1,000,000,000,000 floats,"
+                " 4,000 GB"
+            ),
+        ),
+        (
+            lambda: ps.Dense.like(_itself()),
+            (
+                "params: expected nested dicts, lists and tuples, none of which holds itself, got a"
+                " dict of 2"
+            ),
+        ),
+        (
+            lambda: ps.Dense.like({"w": MASKED}),
+            (
+                "params: w: expected an array without a mask, got a masked one (give it other"
+                " values there, as value.filled(0) does)"
+            ),
+        ),
+        (
+            lambda: ps.Dense.like({"w": SparseTensor()}),
+            (
+                "params: w: expected a dense tensor, got a sparse one (make the layer with"
+                " sparse=False, or push gradient.to_dense())"
+            ),
+        ),
+        (
+            lambda: ps.connect("127.0.0.1:5555"),
+            (
+                "connect: expected the address of a shard or the path of a cluster file, got"
+                " '127.0.0.1:5555' (perhaps tcp://127.0.0.1:5555?)"
+            ),
+        ),
+        (
+            lambda: ps.connect("127.0.0.1:5555", token="job-0"),
+            (
+                "token: expected none with a cluster file, which has its own, got one; the address"
+                " of a shard begins with tcp:// (perhaps tcp://127.0.0.1:5555?)"
+            ),
+        ),
+        (
+            ps.start({"w": [0.0]}, host="no.host.example").__enter__,
+            f"host: {ANY_ADDRESS} 'no.host.example', which does not resolve",
+        ),
+        (
+            ps.start({"w": [0.0]}, host="192.0.2.1").__enter__,
+            "host: expected an IPv4 address of this machine, or 0.0.0.0 for all, got '192.0.2.1'",
+        ),
+    ],
+)
+def test_what_users_try_is_refused_in_one_line(use: Callable[[], object], line: str) -> None:
+    """A wrong argument names itself, what is known or expected, and the remedy; nothing starts."""
+    with pytest.raises(ps.BadInput) as caught:
+        use()
+    assert str(caught.value) == line
+
+
+def test_a_name_of_this_machine_is_a_host() -> None:
+    """`localhost` is an address to listen on, which ZeroMQ alone would take for a device."""
+    with ps.start({"w": [1.0]}, host="localhost") as job:
+        assert job.address.startswith("tcp://127.0.0.1:")
+
+
+def test_an_array_with_an_empty_mask_is_an_array() -> None:
+    """A mask that hides nothing is no reason to refuse a gradient."""
+    with ps.local(ps.Dense.zeros({"w": 3}, rate=1.0)) as job, job.worker("w0") as me:
+        with me.step() as step:
+            step.push({"w": np.ma.masked_array([1.0, 2.0, 3.0], [False] * 3)})
+        np.testing.assert_array_equal(me.pull()["w"], [-1, -2, -3])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_gradient_that_is_not_finite_names_its_array(shards: int) -> None:
+    """The step that is given NaN, or more than a float32 holds, pushes nothing; the next may."""
+    params = {"net": {"w": np.zeros(500), "b": np.zeros(3)}, "head": [np.zeros(500)]}
+    with ps.local(ps.Dense.like(params), shards=shards) as job, job.worker("w0") as me:
+        for value, got in ((np.nan, "nan"), (1e39, "inf")):
+            gradient: Any = {"net": {"w": np.ones(500), "b": np.ones(3)}, "head": [np.ones(500)]}
+            gradient["net"]["b"][2] = value
+            with pytest.raises(ps.BadInput) as caught, me.step() as step:
+                step.push(gradient)
+            assert str(caught.value) == (
+                f"table weights: net.b: expected finite values, got {got} at 2"
+            )
+            assert (caught.value.table, caught.value.worker) == ("weights", "w0")
+        diverged = pytest.raises(ps.BadInput, match=r"got nan at 2; is the rate too high\?$")
+        with diverged, me.step() as step:
+            step.gradients()["net"]["b"][2] = np.nan
+            step.loss = float("inf")
+        with me.step():
+            pass
+        assert me.seq == 1

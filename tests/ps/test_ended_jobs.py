@@ -196,3 +196,35 @@ def test_a_full_disk_is_named_to_a_worker(tmp_path: Path) -> None:
         with pytest.raises(errors.GiveUp, match=rf"shard 0 has failed: log {disk}/.*No space left"):
             train(me)
         me.abort()
+
+
+def test_a_job_of_processes_survives_a_death_by_default() -> None:
+    """Without further options a killed shard continues from an autosave, and its worker with it."""
+    with ps.start(PARAMS, shards=2) as job, job.worker("w0") as me:
+        with me.step() as step:
+            step.push({"w": np.ones(5)})
+        me.flush()
+        os.kill(job._hosts[0].pids[1], signal.SIGKILL)  # type: ignore[attr-defined]  # of SingleCopies
+        with me.step() as step:
+            step.push({"w": np.ones(5)})
+        me.flush()
+        job.check()
+        (lost,) = job.lost_updates()
+        assert lost.startswith("shard 1 has died: its process was ended by signal 9 (Killed);")
+
+
+def test_a_final_death_names_its_remedy() -> None:
+    """A worker of this process learns from its first late answer that the job is over, and why."""
+    with ps.start(PARAMS, rollback_s=0) as job:
+        me = job.worker("w0", patience_s=float("inf"))
+        me.pull()
+        os.kill(job._hosts[0].pids[0], signal.SIGKILL)  # type: ignore[attr-defined]  # of SingleCopies
+        with pytest.raises(errors.GiveUp) as caught:
+            me.pull()
+        assert str(caught.value) == (
+            "shard 0 has died: its process was ended by signal 9 (Killed); the job has ended: with"
+            ' rollback_s=10 such a shard continues from an autosave, with durability="process"'
+            " without a loss"
+        )
+        assert repr(job).startswith("<job job: failed, 1 shard at tcp://127.0.0.1:")
+        me.abort()

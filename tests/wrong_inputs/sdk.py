@@ -4,9 +4,15 @@ What a parameter may be is said once, in TARGETS; a test holds that against the 
 parameter cannot be forgotten.
 """
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+)
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, get_args, get_origin
 
@@ -154,6 +160,12 @@ def _row(name: str, target: Target, parameter: str, value: Any) -> Row:
 def _with(function: Callable[..., Any], **base: Any) -> Callable[..., Any]:
     """A call of `function` with `base`, of which some arguments may be replaced."""
     return lambda **wrong: function(**{**base, **wrong})
+
+
+async def _entered(context: AbstractAsyncContextManager[Any]) -> None:
+    """Enter and leave an asynchronous context manager."""
+    async with context:
+        pass
 
 
 def _first(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -469,7 +481,7 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "durability": "choice",
         "logs": "path?",
         "logs_apart": "flag",
-        "rollback_s": "0 seconds",
+        "rollback_s": "0 seconds?",
         "silence_s": "seconds",
         "lease_s": "seconds",
         "warm_steps": "0..",
@@ -536,6 +548,14 @@ def _started_jobs(env: Env) -> dict[str, Target]:
         "connect": Target(
             ps.connect,
             _with(ps.connect, where=env.cluster),
+            {"where": "cluster", "token": "text?", "tables": "params?", "patience_s": "seconds"},
+            {"where": "connect|cluster", "tables": f"tables|{structure}"},
+        ),
+        "aio.connect": Target(
+            ps.aio.connect,
+            lambda **wrong: asyncio.run(
+                _entered(ps.aio.connect(**{"where": env.cluster, **wrong}))
+            ),
             {"where": "cluster", "token": "text?", "tables": "params?", "patience_s": "seconds"},
             {"where": "connect|cluster", "tables": f"tables|{structure}"},
         ),

@@ -48,7 +48,7 @@ def test_two_processes_serve_a_job_until_one_is_killed() -> None:
     Shards that listen on every address are published under this machine's own. Ctrl-C in a terminal
     does not reach them: it goes to the foreground process group.
     """
-    with process_shards(specs_of(), host="0.0.0.0") as hosts:
+    with process_shards(specs_of(), host="0.0.0.0", rollback_s=0.0) as hosts:
         cluster = hosts.cluster
         assert not {os.getpgid(pid) for pid in hosts.pids} & {os.getpgrp()}
         with AdminClient(cluster) as console:

@@ -43,7 +43,7 @@ def test_two_actors_serve_a_job_until_one_dies(ray_local: str) -> None:
 
     Shards that listen on every address are published under their node's own: 0.0.0.0 leads nowhere.
     """
-    with ray_shards(specs_of(), host="0.0.0.0") as hosts:
+    with ray_shards(specs_of(), host="0.0.0.0", rollback_s=0.0) as hosts:
         cluster = hosts.cluster
         with AdminClient(cluster) as console:
             train(cluster, console)

@@ -25,6 +25,7 @@ from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
+from worker.options import ShardRuntime
 
 PARENT = """
 import time
@@ -195,3 +196,12 @@ def test_where_nothing_is_taken_back(
     assert str(caught.value) == line
     with pytest.raises(BadInput), process_shards(specs_of(1), rollback_s=float("nan")):
         pass
+
+
+def test_one_default_everywhere() -> None:
+    """At `memory` shards save every 10 s unless told otherwise, as a training job's do."""
+    specs = specs_of(1)
+    assert LaunchPlan(specs=specs).autosave_s == ShardRuntime().autosave_s == 10.0
+    assert LaunchPlan(specs=specs, rollback_s=0.0).autosave_s == 0.0
+    logged = LaunchPlan(specs=specs, durability=Durability.LOGGED, logs=Path("logs"))
+    assert logged.autosave_s == 0.0

@@ -26,7 +26,7 @@ from ps.transport.transports import Transport
 from ps.wal.autosave import Autosaves, AutosavingShard
 from ps.wal.writer import BackgroundTask
 from shards.errors import BadInput, GiveUp
-from shards.messages import Ack, Install, Quiesce
+from shards.messages import Ack, ChangeSettings, Install, LiveSettings, Quiesce
 from shards.rules import SGD, Momentum
 from shards.shard import Shard
 from shards.transition_io import Arrival, Outgoing
@@ -252,6 +252,36 @@ def test_nobody_goes_on_with_what_was_replaced(tmp_path: Path) -> None:
     again = Life(tmp_path)
     assert set(again.shard.parameters.weights()) == {2.0}
     assert ended(again) == tmp_path
+
+
+def test_a_rollback_keeps_what_an_operator_has_set(tmp_path: Path) -> None:
+    """A bound and a rate are in force again after a death, however long the last autosave is ago.
+
+    A state that is installed later is saved with them. A damaged file is named.
+    """
+    life = Life(tmp_path, bound=4)
+    life.install(1.0)
+    first, second = LiveSettings(8, 0.5, 1, 3), LiveSettings(2, 0.25, 2, 3)
+    for number, settings in enumerate((first, second, first)):
+        life.say(ChangeSettings(number + 2, "job", settings))
+    life.saves.close()
+    again = Life(tmp_path, bound=4)
+    assert again.shard.part.settings == second
+    assert (again.shard.gate.bound, again.shard.part.rolled_back) == (2, True)
+    again.install(2.0, now=EVERY_S)
+    again.saves.close()
+    file = tmp_path / "settings"
+    assert not file.exists()
+    last = Life(tmp_path, bound=4)
+    assert last.shard.part.settings == second
+    last.say(ChangeSettings(9, "job", LiveSettings(5, 1.0, 3, 3)))
+    last.saves.close()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BadInput) as caught:
+        Life(tmp_path, bound=4)
+    assert str(caught.value) == (
+        f"save {file}: expected settings with their checksum, got damaged ones"
+    )
 
 
 def test_what_is_no_save(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""What a process has opened belongs to that process: it alone uses it, and it ends it by its exit.
+
+A process that is forked off (`os.fork`, `multiprocessing` with the start method `fork`) begins with
+copies of all objects of its parent, but with none of its threads, and its connections are its
+parent's. If it leaves a block of its parent, or drops its last reference to an object, the copy
+must not end what the parent still uses. So whatever ends shards, removes files or says farewell is
+a callback of an `OwnerStack`, or asks its `Opener` first; and what a user calls asks its `Opener`,
+because a copy would wait for ever for answers that reach the parent.
+"""
+
+import atexit
+import os
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NoReturn
+
+from shards.errors import BadInput
+
+
+class Opener:
+    """The process that has opened something."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    @property
+    def is_this_process(self) -> bool:
+        return os.getpid() == self.pid
+
+    def check(self, what: str, remedy: str) -> None:
+        """Raise BadInput in a forked process, with the remedy there."""
+        if not self.is_this_process:
+            raise BadInput(
+                f"{what} was opened in process {self.pid}, and this is its fork {os.getpid()}:"
+                f" {remedy}"
+            )
+
+
+class OwnerStack(ExitStack):
+    """An exit stack of the process that makes it: in a forked process leaving it does nothing.
+
+    If it is still open when the interpreter exits, it is closed then, while threads still run.
+    A generator that is suspended in such a block would be closed later, when a wait for a thread or
+    a child may last for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opener = Opener()
+        atexit.register(self.close)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if not self._opener.is_this_process:
+            return False
+        atexit.unregister(self.close)
+        return super().__exit__(kind, error, trace)
+
+
+class BoundToProcess:
+    """What a user holds of a job, and cannot send to another process: its connections stay here.
+
+    A subclass says what it is, and what to do in the other process.
+    """
+
+    _is_a = "a job"
+    _instead = "call ps.connect there"
+
+    def __reduce__(self) -> NoReturn:
+        """Raise BadInput: `pickle`, `copy`, multiprocessing, joblib, Ray and Spark come here."""
+        raise BadInput(
+            f"{self._is_a} cannot be sent to another process: send job.address and job.token, and"
+            f" {self._instead}"
+        )
