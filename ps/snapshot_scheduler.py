@@ -16,6 +16,7 @@ from ps.admin_client import AdminClient
 from ps.closing_context import ClosingContext
 from ps.cluster import Cluster
 from ps.logs import logger
+from ps.process_owner import Opener
 from ps.session.events import Unreachable
 from ps.snapshots.catalog import SnapshotCatalog
 from ps.snapshots.residual_writer import awaited, gathered, sweep_residuals
@@ -56,6 +57,7 @@ class SnapshotScheduler(ClosingContext):
         report: Callable[[str], None] | None = None,
     ) -> None:
         self.latest: str | None = None
+        self._opener = Opener()
         self._cluster = cluster
         self._catalog = catalog
         self._rules = rules
@@ -120,7 +122,9 @@ class SnapshotScheduler(ClosingContext):
         return self.latest if self._finish(training=False) else None
 
     def close(self) -> None:
-        """Wait for the snapshot in progress, and take no more."""
+        """Wait for the snapshot in progress, and take no more; in a forked process do nothing."""
+        if not self._opener.is_this_process:
+            return
         self._finish()
         self._pool.shutdown()
         self._sweep()

@@ -24,7 +24,7 @@ from ps.admin_client import AdminClient
 from ps.cluster import Cluster, mark_ended
 from ps.job import Job, compressions, in_words, views_of
 from ps.job_spec import expect_compression, resharded_specs, shard_specs
-from ps.launch.launch_plan import LaunchOptions, plan_of
+from ps.launch.launch_plan import LaunchOptions, plan_of, remedy
 from ps.launch.launcher import LaunchedShards, Placement, start_shards
 from ps.launch.threads import local_shards
 from ps.process_owner import Opener, OwnerStack
@@ -76,10 +76,10 @@ class OwnJob(Job):
             [Sequence[ShardSpec], int], AbstractContextManager[LaunchedShards | Cluster]
         ],
         stack: ExitStack,
-        remedy: str,
+        advice: str,
     ) -> None:
-        """`remedy` says what to do when a shard has died for good."""
-        self._remedy = remedy
+        """`advice` says what to do when a shard has died for good."""
+        self._advice = advice
         self._opener = Opener()
         self._specs = specs
         self._launch = launch
@@ -107,7 +107,7 @@ class OwnJob(Job):
                 for hosts in self._present:
                     hosts.check()
             except GiveUp as error:
-                raise GiveUp(f"{error}; {self._remedy}") from None
+                raise GiveUp(f"{error}; {self._advice}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the description of the job, as `Job.save`. When the job ends, the file says so."""
@@ -268,7 +268,8 @@ def start(
     begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
     with OwnerStack() as stack:
         launch = partial(_launched, place, cast(LaunchOptions, options))
-        job = OwnJob(specs, described, strategy, launch, stack, _remedy(options))
+        advice = remedy(options.get("logs"), options.get("rollback_s"))
+        job = OwnJob(specs, described, strategy, launch, stack, advice)
         with AdminClient(job.cluster, check=job.check) as admin:
             if isinstance(begin, np.ndarray):
                 admin.install(begin)
@@ -299,18 +300,6 @@ def _launched(
     if (logs := own.get("logs")) is not None:
         own["logs"] = logs_of(path_checks.path("logs", logs), specs)
     return start_shards(Placement(place), plan_of(specs, own))
-
-
-def _remedy(options: Mapping[str, Any]) -> str:
-    """What to do when a shard of a job with these options has died for good."""
-    if options.get("logs") is not None:
-        return f"the job has ended: continue it with resume={str(options['logs'])!r}"
-    if options.get("rollback_s") == 0:
-        return (
-            "the job has ended: with rollback_s=10 such a shard continues from an autosave, with"
-            ' durability="process" without a loss'
-        )
-    return "the job has ended: continue from a snapshot, if there is one, with resume=..."
 
 
 def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:

@@ -125,6 +125,18 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return issue(self.specs[0].workers) if wanted else (None, None)
 
 
+def remedy(logs: object, rollback_s: float | None) -> str:
+    """What to do when a shard has died for good, for users of the SDK."""
+    if logs is not None:
+        return f"the job has ended: continue it with resume={str(logs)!r}"
+    if rollback_s == 0:
+        return (
+            "the job has ended: with rollback_s=10 such a shard continues from an autosave, with"
+            ' durability="process" without a loss'
+        )
+    return "the job has ended: continue from a snapshot, if there is one, with resume=..."
+
+
 def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     """The plan with these options; raises BadInput for one that does not exist."""
     argument_checks.known_names("options", options, LaunchOptions.__annotations__)

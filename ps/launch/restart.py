@@ -94,11 +94,14 @@ class RestartingProcess:
         log: Logger,
         *,
         restart_enabled: bool = True,
+        given_up: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`child` serves already; `restart` starts the next process without waiting for it.
 
-        Each later process has `start_s` seconds to serve.
+        Each later process has `start_s` seconds to serve. `given_up` is called with the cause when
+        there will be no other process.
         """
+        self._given_up = given_up
         self.child = child
         self._restart = restart
         self._start_s = start_s
@@ -166,6 +169,8 @@ class RestartingProcess:
         try:
             while self._followed(self.child.wait()):
                 pass
+            if self._failure is not None and not self._ending.is_set():
+                self._given_up(self._failure)
         except BaseException as error:  # whatever it is, `check` raises it
             what = f"{type(error).__name__}: {error}"
             self._failure = f"{self.child.name} is not restarted: {what}"

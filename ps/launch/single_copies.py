@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from ps.cluster import Cluster
 from ps.job_spec import make_cluster
 from ps.launch.child_protocol import ShardLaunch
-from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s
+from ps.launch.launch_plan import START_S, LaunchPlan, bind_again, recovery_s, remedy
 from ps.launch.process_handle import ProcessHandle
 from ps.launch.restart import RestartingProcess
 from ps.logs import logger
 from ps.process_owner import OwnerStack
+from ps.server.refusing_server import RefusingServer
 from ps.shared_memory.shm_files import temporary_folder
 from ps.wal.autosave import delete_autosaves
 from ps.wal.log_folder import LogFolder
@@ -122,48 +123,81 @@ def single_copies(plan: LaunchPlan, start: Start, *, here: bool) -> Iterator[Sin
             )
             for spec, folder, saved in zip(plan.specs, folders, saves, strict=True)
         ]
-        with serving(orders, start) as (endpoints, shards):
+        with serving(orders, start, remedy(plan.logs, plan.rollback_s) if here else "") as (
+            endpoints,
+            shards,
+        ):
             yield SingleCopies(make_cluster(plan.specs, endpoints, access), shards, plan)
 
 
 @contextmanager
 def serving(
-    orders: Sequence[ShardLaunch], start: Start
+    orders: Sequence[ShardLaunch], start: Start, advice: str = ""
 ) -> Iterator[tuple[list[str], Sequence[RestartingProcess]]]:
     """Run one process per order while the context lasts; yields the endpoints and processes.
 
     If its order `restarts`, a process that dies is restarted on the same endpoint (restart.py).
+    With `advice`, a server of this process answers in place of one that has died for good.
     """
+    refusing: list[RefusingServer] = []
     children: list[ProcessHandle] = []
     shards: list[RestartingProcess] = []
     with OwnerStack() as stack:
-        stack.callback(lambda: _end(shards or children))
+        stack.callback(lambda: _end(shards or children, refusing))
         for order in orders:
             # One at a time, so that the stack ends the earlier ones if the next does not start.
             children.append(start(order, None))  # noqa: PERF401  # see above
         until = time.monotonic() + START_S
         endpoints = [child.endpoint(until) for child in children]
         _check_all_or_none(orders, children)
-        shards += map(_restarting, orders, children, endpoints, [start] * len(orders))
+        for order, child, endpoint in zip(orders, children, endpoints, strict=True):
+
+            def given_up(cause: str, order: ShardLaunch = order, endpoint: str = endpoint) -> None:
+                if not advice or order.admission is not None:
+                    return
+                with suppress(BadInput):  # the port is taken: then clients wait, as for any silence
+                    refusing.append(_refusing(order, endpoint, f"{cause}; {advice}"))
+
+            shards.append(_restarting(order, child, endpoint, start, given_up))
         yield endpoints, shards
 
 
-def _end(processes: Sequence[RestartingProcess | ProcessHandle]) -> None:
+def _end(
+    processes: Sequence[RestartingProcess | ProcessHandle], refusing: Sequence[RefusingServer]
+) -> None:
     for process in processes:
         process.ask_to_end()
     for process in processes:
         process.end()
+    for server in refusing:
+        server.stop()
+
+
+def _refusing(order: ShardLaunch, endpoint: str, reason: str) -> RefusingServer:
+    """A server that answers at `endpoint`, as the shard of this order did, with the reason."""
+    return RefusingServer(
+        order.spec, bind_again(order.bind, endpoint), reason, order.transport
+    ).start()
 
 
 def _restarting(
-    order: ShardLaunch, child: ProcessHandle, endpoint: str, start: Start
+    order: ShardLaunch,
+    child: ProcessHandle,
+    endpoint: str,
+    start: Start,
+    given_up: Callable[[str], None],
 ) -> RestartingProcess:
     again = replace(order, bind=bind_again(order.bind, endpoint))
     spec = order.spec
     start_s = recovery_s(len(spec.keys), [table.rule for table in spec.tables])
     log = logger(__name__, job=spec.job, shard=spec.shard)
     return RestartingProcess(
-        child, lambda: start(again, child), start_s, log, restart_enabled=order.restarts
+        child,
+        lambda: start(again, child),
+        start_s,
+        log,
+        restart_enabled=order.restarts,
+        given_up=given_up,
     )
 
 

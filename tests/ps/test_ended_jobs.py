@@ -228,3 +228,26 @@ def test_a_final_death_names_its_remedy() -> None:
         )
         assert repr(job).startswith("<job job: failed, 1 shard at tcp://127.0.0.1:")
         me.abort()
+
+
+def test_a_final_death_is_answered_to_workers_of_other_processes() -> None:
+    """Whoever asks at the dead shard's place learns the cause and the remedy, not after patience.
+
+    The connected job knows of no file and no process: only of the address.
+    """
+    text = (
+        "shard 1 has died: its process was ended by signal 9 (Killed); the job has ended: with"
+        ' rollback_s=10 such a shard continues from an autosave, with durability="process"'
+        " without a loss"
+    )
+    with ps.start(PARAMS, shards=2, rollback_s=0) as job:
+        endless = {"patience_s": float("inf")}
+        with ps.connect(job.address, token=job.token) as other:
+            me, reader = other.worker("w0", **endless), other.reader(**endless)  # type: ignore[arg-type]
+            me.pull()
+            os.kill(job._hosts[0].pids[1], signal.SIGKILL)  # type: ignore[attr-defined]  # of SingleCopies
+            for use in (me.pull, reader.pull, other.status, lambda: other.worker("w1")):
+                with pytest.raises(errors.GiveUp) as caught:
+                    use()
+                assert str(caught.value).endswith(text)
+            me.abort()
