@@ -50,7 +50,8 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     `settings` are those of `ps.Dense.like`, such as `rule` and `rate`. Names are those of the
     `state_dict`. Of the buffers, those of float32 that a `state_dict` saves are kept on the shards,
     such as BatchNorm's running means; counters and masks stay with each worker. Parameters that
-    require no gradient are never changed. Raises BadInput for parameters that are not float32.
+    require no gradient are never changed. Raises BadInput for parameters that are not float32, and
+    for those of lazy layers that have seen no batch.
     """
     trained, buffers = _tensors("params", model)
     frozen = {name: (0.0, 0.0) for name, one in trained.items() if not one.requires_grad}
@@ -253,10 +254,22 @@ class _Arena:
                     view.copy_(module._buffers[attribute])
 
 
+def lazy_names(model: Any) -> list[str]:
+    """The tensors of a model that have no shape yet: lazy layers take it from their first batch."""
+    is_lazy = _torch().nn.parameter.is_lazy
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
 def _tensors(what: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of a model by name, and the buffers that workers share."""
     torch = _torch()
     argument_checks.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
+    if lazy := lazy_names(model):
+        raise BadInput(
+            f"{what}: {lazy[0]}: expected a parameter with a shape, got one of a lazy layer: call"
+            " the model on one batch first, as model(batch)"
+        )
     trained = dict(model.named_parameters())
     for name, one in trained.items():
         if one.dtype != torch.float32:

@@ -31,6 +31,27 @@ class Line:
         return float((error**2).mean()), {"slope": batch["features"].T @ error / len(error)}
 
 
+class Shaped(Line):
+    """A linear function of rows that must have this shape and type."""
+
+    def __init__(self, size: int, dtype: str, shape: list[int]) -> None:
+        super().__init__(size)
+        self.row = dtype, tuple(shape)
+
+    def outputs(self, params: Arrays, inputs: Arrays) -> NDArray[Any]:
+        return self.flat(inputs)["features"] @ params["slope"]
+
+    def gradient(self, params: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        return super().gradient(params, {**self.flat(batch), "label": batch["label"]})
+
+    def flat(self, inputs: Arrays) -> Arrays:
+        """The inputs as the line reads them."""
+        values = inputs["features"]
+        if values.ndim > 2 or values.dtype == np.uint8:
+            assert (values.dtype.name, values.shape[1:]) == self.row, (values.dtype, values.shape)
+        return {"features": values.reshape(len(values), -1).astype(np.float32)}
+
+
 class Difference:
     """The difference of two inputs, each with a learned factor; its layers are the terms."""
 

@@ -16,14 +16,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.ml.estimators import NetClassifier, NetRegressor
     from worker.ml.models import NetClassifierModel, NetRegressorModel
+    from worker.ml.nets import WIDTH, width_of
 
-__all__ = ["NetClassifier", "NetClassifierModel", "NetRegressor", "NetRegressorModel"]
+__all__ = [
+    "WIDTH",
+    "NetClassifier",
+    "NetClassifierModel",
+    "NetRegressor",
+    "NetRegressorModel",
+    "width_of",
+]
 
 _HOMES = {
+    "WIDTH": "worker.ml.nets",
     "NetClassifier": "worker.ml.estimators",
     "NetClassifierModel": "worker.ml.models",
     "NetRegressor": "worker.ml.estimators",
     "NetRegressorModel": "worker.ml.models",
+    "width_of": "worker.ml.nets",
 }
 
 

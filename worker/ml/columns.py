@@ -1,6 +1,7 @@
 """The columns that a network reads, checked and prepared by Spark itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from pyspark.ml.functions import vector_to_array
@@ -12,25 +13,26 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
-    NumericType,
     StructField,
     StructType,
 )
 
 from shards.errors import BadInput
+from worker import spark
+from worker.column_values import IMAGE_NAMES, check_numbers
 
 _WHERE = "the DataFrame"
 _MAX_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
-    """What the rows have: their number, the values of a row by input, and the largest class.
+    """What the rows have: their number, the shape of a row by column, and the largest class.
 
     `outputs` is the number of values of a label, 0 for a plain number.
     """
 
     rows: int
-    widths: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
     largest: int
     outputs: int
 
@@ -40,13 +42,23 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
     for name in (*inputs, *([label] if label else ())):
         if name not in df.columns:
             raise BadInput(f"{_WHERE}: expected a column {name}, got {', '.join(df.columns)}")
-        kind = df.schema[name].dataType
-        binary = isinstance(kind, BinaryType) and name != label
-        if not (_is_number(kind) or _is_list(kind) or binary):
+        where = f"{_WHERE}, column {name}"
+        (arrow,) = spark.column_types(df, [name]).values()
+        check_numbers(arrow, where)
+        leaf, depth = _leaf(df.schema[name].dataType)
+        if isinstance(leaf, VectorUDT) and depth:
+            raise BadInput(f"{where}: expected a vector a row, got a list of them: join them")
+        if name == label and (depth > 1 or is_pixels(df, name)):
             raise BadInput(
-                f"{_WHERE}, column {name}: expected numbers, lists of numbers or vectors, got"
-                f" {kind.simpleString()}"
+                f"{where}: expected a number, a list of numbers or a vector, got"
+                f" {df.schema[name].dataType.simpleString()}"
             )
+
+
+def is_pixels(df: DataFrame, name: str) -> bool:
+    """Whether a column holds bytes: raw pixels, or images of Spark's image schema."""
+    kind = df.schema[name].dataType
+    return isinstance(kind, BinaryType) or _is_image(kind)
 
 
 def split_rows(df: DataFrame, indicator: str) -> tuple[DataFrame, DataFrame | None]:
@@ -75,13 +87,15 @@ def check_free(df: DataFrame, outputs: Sequence[str]) -> None:
 
 
 def as_floats(df: DataFrame, name: str) -> Column:
-    """A column as array<float>; raw bytes stay as they are."""
+    """A column as lists of float, as deep as they are; raw bytes and images stay as they are."""
     kind, column = df.schema[name].dataType, F.col(_quoted(name))
-    if isinstance(kind, BinaryType):
+    if is_pixels(df, name):
         return column
     if isinstance(kind, VectorUDT):
         return vector_to_array(column, "float32")
-    return column.cast("array<float>") if _is_list(kind) else F.array(column.cast("float"))
+    _, depth = _leaf(kind)
+    nested = f"{'array<' * depth}float{'>' * depth}"
+    return column.cast(nested) if depth else F.array(column.cast("float"))
 
 
 def as_label(df: DataFrame, name: str, *, classifies: bool) -> Column:
@@ -102,28 +116,30 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     if classifies and is_list:
         raise BadInput(f"{_WHERE}, column {label}: expected a class, a whole number, got a list")
     columns = [*inputs, *([label] if is_list else [])]
+    extents = {name: _extents(df, name) for name in columns}
     found = [F.count(F.lit(1))]
     for name in columns:
         values = as_floats(df, name)
-        binary = isinstance(df.schema[name].dataType, BinaryType)
-        size = F.length(values) if binary else F.size(values)
-        wrong = F.lit(False) if binary else F.exists(values, _not_finite)
-        found += [F.count_if(values.isNull()), F.min(size), F.max(size), F.count_if(wrong)]
+        wrong = F.lit(False) if is_pixels(df, name) else _any_not_finite(df, name)
+        found += [F.count_if(values.isNull()), F.count_if(wrong), *extents[name]]
     number = F.col(_quoted(label)).cast("double") if not is_list else F.lit(0.0)
     found += [F.count_if(number.isNull()), F.min(number), F.max(number)]
     found += [F.count_if(number != F.floor(number)), F.count_if(_not_finite(number))]
     row: Any = df.select(*(each.alias(f"c{n}") for n, each in enumerate(found))).first()
-    rows, *rest = row
+    facts = iter(row)
+    rows = next(facts)
     if not rows:
         raise BadInput(f"{_WHERE}: expected rows, got none")
-    for name in columns:
-        nulls, least, most, wrong_rows, *rest = rest
-        where = f"{_WHERE}, column {name}"
-        _refuse(nulls, f"{where}: expected a value in each row, got nulls in {nulls} rows")
-        lengths = f"{least} to {most}"
-        _refuse(least != most, f"{where}: expected lists of one length, got {lengths} values")
-        _refuse(wrong_rows, f"{where}: expected finite numbers, got others in {wrong_rows} rows")
-    nulls, least, most, fractions, infinite = rest
+    shapes = {
+        name: _shape(
+            facts,
+            len(extents[name]) // 2,
+            f"{_WHERE}, column {name}",
+            image=_is_image(df.schema[name].dataType),
+        )
+        for name in columns
+    }
+    nulls, least, most, fractions, infinite = facts
     where = f"{_WHERE}, column {label}"
     _refuse(nulls, f"{where}: expected a value in each row, got nulls in {nulls} rows")
     _refuse(infinite, f"{where}: expected finite numbers, got others in {infinite} rows")
@@ -131,9 +147,49 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
         got = f"from {least:g} to {most:g}" if not fractions else f"fractions in {fractions} rows"
         wrong_labels = fractions or least < 0 or most > _MAX_CLASSES
         _refuse(wrong_labels, f"{where}: expected classes, whole numbers from 0, got {got}")
-    widths = dict(zip(columns, (row[2 + 4 * n] for n in range(len(columns))), strict=True))
-    outputs = widths.pop(label) if is_list else 0
-    return Facts(rows, widths, int(most), outputs)
+    outputs = prod(shapes.pop(label)) if is_list else 0
+    return Facts(rows, shapes, int(most), outputs)
+
+
+def _shape(facts: Iterator[Any], axes: int, where: str, *, image: bool) -> tuple[int, ...]:
+    """The shape of each row of a column, from what the survey has found of it; raises BadInput."""
+    nulls, wrong = next(facts), next(facts)
+    bounds = [(next(facts), next(facts)) for _ in range(axes)]
+    _refuse(nulls, f"{where}: expected a value in each row, got nulls in {nulls} rows")
+    _refuse(
+        image and bounds[0][0] < 1,
+        f"{where}: expected images, got some that Spark could not read: read them with"
+        ' .option("dropInvalid", True)',
+    )
+    kind = "images of one size" if image else "lists of one length"
+    for least, most in bounds:
+        _refuse(least != most, f"{where}: expected {kind}, got {least} to {most} values")
+    _refuse(wrong, f"{where}: expected finite numbers, got others in {wrong} rows")
+    return tuple(int(least or 0) for least, _ in bounds)
+
+
+def _extents(df: DataFrame, name: str) -> list[Column]:
+    """The least and the largest extent of the rows of a column, for each of its axes."""
+    kind, values = df.schema[name].dataType, as_floats(df, name)
+    if _is_image(kind):
+        each = [values[field] for field in ("nChannels", "height", "width")]
+        return [bound(extent) for extent in each for bound in (F.min, F.max)]
+    size = F.length(values) if isinstance(kind, BinaryType) else F.size(values)
+    bounds = [F.min(size), F.max(size)]
+    for _ in range(_leaf(kind)[1] - 1):
+        sizes = F.transform(values, F.size)
+        bounds += [F.min(F.array_min(sizes)), F.max(F.array_max(sizes))]
+        values = F.flatten(values)
+    return bounds
+
+
+def _any_not_finite(df: DataFrame, name: str) -> Column:
+    """Whether a row has a number that is not finite, or a null at any depth."""
+    values = as_floats(df, name)
+    present = values.isNotNull()
+    for _ in range(_leaf(df.schema[name].dataType)[1] - 1):
+        values = F.flatten(values)  # null where one of the lists is
+    return present & F.coalesce(F.exists(values, _not_finite), F.lit(True))
 
 
 def with_outputs(df: DataFrame, outputs: Sequence[tuple[str, DataType]]) -> StructType:
@@ -141,14 +197,20 @@ def with_outputs(df: DataFrame, outputs: Sequence[tuple[str, DataType]]) -> Stru
     return StructType([*df.schema.fields, *(StructField(*each) for each in outputs)])
 
 
-def _is_number(kind: DataType) -> bool:
-    return isinstance(kind, NumericType | BooleanType)
+def _leaf(kind: DataType) -> tuple[DataType, int]:
+    """The type of the values in lists, however deep, and how deep they are."""
+    depth = 0
+    while isinstance(kind, ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    return kind, depth
 
 
 def _is_list(kind: DataType) -> bool:
-    return isinstance(kind, VectorUDT) or (
-        isinstance(kind, ArrayType) and _is_number(kind.elementType)
-    )
+    return isinstance(kind, VectorUDT | ArrayType)
+
+
+def _is_image(kind: DataType) -> bool:
+    return isinstance(kind, StructType) and set(kind.names) >= IMAGE_NAMES
 
 
 def _not_finite(number: Column) -> Column:

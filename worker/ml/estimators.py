@@ -1,6 +1,7 @@
 """Estimators of Spark ML that train a network on parameter servers."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from worker.ml.columns import (
     as_label,
     check_columns,
     check_free,
+    is_pixels,
     split_rows,
     survey_rows,
 )
@@ -39,6 +41,7 @@ from worker.ml.nets import (
     build_imported,
     by_name,
     caffe_spec,
+    filled_in,
     train_net,
 )
 from worker.ml.params import ClassParams, PredictionParams, TrainingParams
@@ -109,11 +112,14 @@ class NetEstimator(
         facts: Facts,
         options: dict[str, Any],
     ) -> FitResult:
-        spec = NetSpec(path, self.getOrDefault(self.modelArgs))
-        net = build_imported(spec, self.getSeed())
         inputs = self._input_columns()
+        shapes = {name: facts.shapes[column] for column, name in inputs.items()}
+        args: dict[str, Any] = self.getOrDefault(self.modelArgs)
+        spec = NetSpec(path, filled_in(args, shapes), shapes)
+        net = build_imported(spec, self.getSeed())
         zeros = {
-            name: np.zeros((2, facts.widths[column]), np.float32) for column, name in inputs.items()
+            name: np.zeros((2, *shapes[name]), np.uint8 if is_pixels(df, column) else np.float32)
+            for column, name in inputs.items()
         }
         self._check_outputs(net, zeros, path, facts)
         rate, rule = self.getStepSize(), self.getOrDefault(self.rule)
@@ -168,7 +174,7 @@ class NetEstimator(
         if tests is not None:
             kind = Caffe(path, weights=self._weights, test_data=read(tests))
         spec = caffe_spec(path, fitted_solver(solver, rows))
-        zeros = {name: np.zeros((2, facts.widths[column]), np.float32)}
+        zeros = {name: np.zeros((2, prod(facts.shapes[column])), np.float32)}
         self._check_outputs(build(spec), zeros, path, facts)
         trained = worker.train(rows, model=kind, **options)
         return spec, trained.params, trained.evaluations
@@ -207,7 +213,9 @@ class NetClassifier(NetEstimator, ClassParams):
     `model` is the import path `module:name` of a `torch.nn.Module`, of an `nnx.Module` of flax, or
     of a NumPy model, an object with the methods `params(seed)`, `gradient(params, batch)` and
     `outputs(params, inputs)`; or the path of a Caffe solver. Its output is a score for each class.
-    `featuresCol` is a number, a list of numbers or a vector; `labelCol` holds whole numbers from 0.
+    `featuresCol` is a number, a list of numbers, lists of lists, a vector, or an image in bytes;
+    `labelCol` holds whole numbers from 0. A value of `modelArgs` may be `worker.ml.WIDTH`, the
+    number of features, so that a pipeline can be cross-validated as a whole.
     `options` are further options of `worker.train`. docs/how-to/spark-ml.md shows the parameters.
 
     Raises BadInput before training for data that does not fit; GiveUp when a worker or a shard

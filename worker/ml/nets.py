@@ -8,6 +8,7 @@ processes. Inputs are arrays by name, rows first; a network with one input has i
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver
+from worker.column_values import as_numbers
 from worker.columns import ColumnKind, ColumnSpec
 from worker.context import Context
 
@@ -31,17 +33,21 @@ Floats = NDArray[np.float32]
 Inputs = Mapping[str, NDArray[Any]]
 
 FEATURES, LABEL = "features", "label"
+WIDTH = "<width>"
+"""A value in `modelArgs` that stands for the number of values in a row of the features."""
 _METHODS = ("params", "gradient", "outputs")
 
 
 class NetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """A network in plain values: the import path of one with its `args`, or a Caffe net.
 
-    `output` is the blob of the Caffe net that it predicts from.
+    `output` is the blob of the Caffe net that it predicts from. `inputs` are the shapes of a row of
+    each input, by which a module of torch with lazy layers is completed.
     """
 
     model: str
     args: dict[str, Any] = {}
+    inputs: dict[str, tuple[int, ...]] = {}
     caffe: Description | None = None
     output: str = ""
 
@@ -79,6 +85,31 @@ class TrainableNet(LoadedNet, Protocol):
         ...
 
 
+def width_of(name: str) -> str:
+    """A value in `modelArgs` that stands for the number of values in a row of the input `name`."""
+    return f"<width of {name}>"
+
+
+def filled_in(args: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """`modelArgs` with numbers in place of `WIDTH` and `width_of`; raises BadInput.
+
+    `shapes` are those of a row of each input.
+    """
+    widths = {width_of(name): prod(shape) for name, shape in shapes.items()}
+    if len(shapes) == 1:
+        widths[WIDTH] = prod(*shapes.values())
+    for name, value in args.items():
+        if isinstance(value, str) and value.startswith("<width") and value not in widths:
+            raise BadInput(
+                f"modelArgs: {name}: expected {' or '.join(map(repr, widths))}, the width of an"
+                f" input, got {value!r}"
+            )
+    return {
+        name: widths.get(value, value) if isinstance(value, str) else value
+        for name, value in args.items()
+    }
+
+
 def build(spec: NetSpec, seed: int = 1) -> LoadedNet:
     """The network; raises BadInput for a model that does not import or is of no known kind."""
     return build_imported(spec, seed) if spec.caffe is None else CaffeNet(spec.caffe, spec.output)
@@ -95,7 +126,7 @@ def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     except Exception as error:
         raise BadInput(f"model {spec.model}: {_line(error)}") from error
     if any(kind.__module__.startswith("torch.") for kind in type(made).__mro__):
-        return TorchNet(spec.model, made)
+        return TorchNet(spec.model, made, spec.inputs)
     if any(kind.__module__.startswith("flax.nnx.") for kind in type(made).__mro__):
         return FlaxNet(spec.model, made)
     lacks = [name for name in _METHODS if not callable(getattr(made, name, None))]
@@ -139,7 +170,11 @@ class NumpyNet:
         return ps.Dense.like(self._params, **settings)
 
     def train(self, fit: FitSettings, ctx: Context) -> None:
-        ctx.loop(self._model.gradient, fit.batch_size, epochs=fit.epochs)
+        def gradient(params: Any, batch: Inputs) -> tuple[Any, Any]:
+            loss, gradients = self._model.gradient(params, _as_numbers(batch))
+            return loss, gradients
+
+        ctx.loop(gradient, fit.batch_size, epochs=fit.epochs)
 
     def load(self, params: Mapping[str, Floats]) -> None:
         self._params = ps.Dense.like(self._params).structure.build(params)
@@ -156,12 +191,16 @@ class NumpyNet:
 class TorchNet:
     """A `torch.nn.Module`: one input is its argument, several are keyword arguments.
 
-    Its loss is the cross-entropy of classes, or the mean squared error.
+    Its loss is the cross-entropy of classes, or the mean squared error. Lazy layers, which take
+    their shape from the first rows that they see, are completed with `inputs`.
     """
 
-    def __init__(self, name: str, module: Any) -> None:
+    def __init__(self, name: str, module: Any, inputs: Mapping[str, tuple[int, ...]]) -> None:
         self._name = name
         self._module = module
+        if inputs and worker.torch.lazy_names(module):
+            zeros = {each: np.zeros((2, *shape), np.float32) for each, shape in inputs.items()}
+            self.outputs(zeros, [])
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
         return worker.torch.params(self._module, **settings)
@@ -173,7 +212,8 @@ class TorchNet:
         steps = worker.torch.wrap(self._module, None, ctx)
         for batch in ctx.batches(fit.batch_size, epochs=fit.epochs):
             label = torch.from_numpy(batch[LABEL])
-            output = self._called({name: batch[name] for name in batch if name != LABEL})
+            inputs = _as_numbers({name: batch[name] for name in batch if name != LABEL})
+            output = self._called(inputs)
             if fit.classifies:
                 loss = torch.nn.functional.cross_entropy(output, label.long())
             else:
@@ -254,7 +294,7 @@ class FlaxNet:
         step = jax.jit(jax.value_and_grad(loss))
         steps = worker.jax.wrap(self._params, None, ctx)
         for batch in ctx.batches(fit.batch_size, epochs=fit.epochs):
-            inputs = {name: batch[name] for name in batch if name != LABEL}
+            inputs = _as_numbers({name: batch[name] for name in batch if name != LABEL})
             value, gradients = step(steps.params, inputs, batch[LABEL])
             steps.step(gradients, loss=value)
 
@@ -331,6 +371,11 @@ def _imported(path: str) -> Any:
         raise BadInput(f"model {path}: cannot be imported: {error}") from None
     except Exception as error:
         raise BadInput(f"model {path}: cannot be imported: {_line(error)}") from error
+
+
+def _as_numbers(batch: Inputs) -> dict[str, NDArray[Any]]:
+    """A minibatch in which raw pixels, which are bytes, are arrays of uint8."""
+    return {name: as_numbers(values, f"input {name}") for name, values in batch.items()}
 
 
 def _random_streams(make: Any, args: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -13,20 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from shards.errors import BadInput
+from worker.column_values import DENSE_TAG, VECTOR, number_array
 from worker.ml.nets import Floats, LoadedNet, NetSpec, build
 
 _ROWS = 1024  # of one call of a network
-_DENSE = 1  # how Spark marks a dense vector
-VECTOR = pa.struct(
-    [
-        pa.field("type", pa.int8(), nullable=False),
-        ("size", pa.int32()),
-        ("indices", pa.list_(pa.int32())),
-        ("values", pa.list_(pa.float64())),
-    ]
-)
-"""A vector of Spark ML as Arrow sees it."""
 
 
 class Predictor(msgspec.Struct, frozen=True):
@@ -142,21 +132,8 @@ def _values(output: NDArray[Any], of: Predictor) -> Any:
 
 
 def input_array(column: pa.Array, where: str) -> NDArray[Any]:
-    """An input of a network as (rows, values), float32 or uint8; raises BadInput."""
-    if column.null_count:
-        raise BadInput(f"{where}: expected a value in each row, got a null")
-    if not len(column):
-        return np.empty((0, 0), np.float32)
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        rows = [np.frombuffer(value.as_py(), np.uint8) for value in column]
-        if len({len(row) for row in rows}) > 1:
-            raise BadInput(f"{where}: expected images of one size, got others")
-        return np.stack(rows)
-    values, offsets = column.flatten(), column.offsets.to_numpy()
-    width = int(offsets[1] - offsets[0])
-    if values.null_count or (np.diff(offsets) != width).any():
-        raise BadInput(f"{where}: expected lists of {width} numbers, got others")
-    return np.array(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+    """An input of a network as (rows, ...), float32 or uint8, to write in; raises BadInput."""
+    return np.array(number_array(column, where))
 
 
 def list_array(values: NDArray[Any], kind: pa.DataType) -> pa.ListArray:
@@ -170,7 +147,7 @@ def vectors(values: NDArray[Any]) -> pa.StructArray:
     """The rows of an array as dense vectors of Spark ML."""
     rows = len(values)
     parts = [
-        pa.array(np.full(rows, _DENSE, np.int8)),
+        pa.array(np.full(rows, DENSE_TAG, np.int8)),
         pa.nulls(rows, pa.int32()),
         pa.nulls(rows, pa.list_(pa.int32())),
         list_array(values, pa.float64()),

@@ -13,7 +13,7 @@ from pyspark.errors import PythonException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
-from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.feature import OneHotEncoder, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 import worker
@@ -233,12 +233,109 @@ def test_a_module_of_flax(clouds: Any) -> None:
         classifier(model=f"{flax}:Normalised").fit(assembled)
 
 
+@pytest.mark.slow
+def test_a_cross_validation_whose_folds_have_other_widths(clouds: Any, tmp_path: Path) -> None:
+    """A fold without a category has a narrower one-hot column; the network is made for it.
+
+    The fitted pipeline has the width of its own rows, also when it is loaded.
+    """
+    # Row 0 is the only one of its town, so one of the two folds that are trained on lacks it.
+    towns = clouds.selectExpr("*", "if(id = 0, 'rare', concat('town ', label)) AS town")
+    stages = [
+        StringIndexer(inputCol="town", outputCol="index", handleInvalid="keep"),
+        OneHotEncoder(inputCol="index", outputCol="code", handleInvalid="keep"),
+        VectorAssembler(inputCols=["a", "code"], outputCol="features"),
+        classifier(modelArgs={"size": worker.ml.WIDTH, "classes": 3}, workers=1),
+    ]
+    pipeline = Pipeline(stages=stages)
+    validator = CrossValidator(
+        estimator=pipeline,
+        estimatorParamMaps=ParamGridBuilder().addGrid(stages[-1].epochs, [3]).build(),
+        evaluator=MulticlassClassificationEvaluator(metricName="accuracy"),
+        numFolds=2,
+        collectSubModels=True,
+    )
+    found: Any = validator.fit(towns)
+    assert found.avgMetrics[0] > 0.9
+    widths = [model.stages[-1].weights["into"].shape[0] for (model,) in found.subModels]
+    assert sorted(widths) == [5, 6]
+    assert found.bestModel.stages[-1].weights["into"].shape[0] == 6
+    found.bestModel.save(f"{tmp_path}/pipeline")
+    again = PipelineModel.load(f"{tmp_path}/pipeline")
+    assert right(again.transform(towns), "prediction") == right(
+        found.bestModel.transform(towns), "prediction"
+    )
+
+
+@pytest.mark.slow
+def test_a_network_reads_pixels_and_lists_of_lists(spark: Any) -> None:
+    """Raw bytes and Spark's images are uint8, in training as in `transform`; lists keep a shape."""
+    image = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+    rows = [
+        (bytes([n % 2, 0]), ("", 1, 2, 1, 0, bytes([n % 2, 0])), [[float(n % 2), 0.0]], n % 2 * 2.0)
+        for n in range(20)
+    ]
+    schema = f"raw binary, image {image}, nested array<array<double>>, y double"
+    df = spark.createDataFrame(rows, schema).coalesce(1)
+    for column, dtype, shape in (
+        ("raw", "uint8", [2]),
+        ("image", "uint8", [1, 1, 2]),
+        ("nested", "float32", [1, 2]),
+    ):
+        model = worker.ml.NetRegressor(
+            model=f"{NETS}:Shaped",
+            modelArgs={"size": worker.ml.WIDTH, "dtype": dtype, "shape": shape},
+            featuresCol=column,
+            labelCol="y",
+            epochs=20,
+            stepSize=1.0,
+        ).fit(df)
+        error = model.transform(df).selectExpr("max(abs(prediction - y))").first()[0]
+        assert error < 0.5, column
+
+
+@pytest.mark.slow
+def test_a_module_with_lazy_layers(clouds: Any, tmp_path: Path) -> None:
+    """It takes its width from the rows, in the tasks and when it is loaded, too."""
+    pytest.importorskip("torch", reason="needs the extra `torch`")
+    assembled = VectorAssembler(inputCols=INPUTS, outputCol="features").transform(clouds)
+    model = classifier(model="tests.support.ml_torch:Lazy", modelArgs={"classes": 3}).fit(assembled)
+    assert right(model.transform(assembled), "prediction") > 0.95
+    model.save(f"{tmp_path}/lazy")
+    again = worker.ml.NetClassifierModel.load(f"{tmp_path}/lazy")
+    assert right(again.transform(assembled), "prediction") > 0.95
+
+
 @pytest.mark.parametrize(
     ("params", "query", "line"),
     [
         ({}, "label", r"the DataFrame: expected a column features, got label$"),
         ({}, "id AS features", r"the DataFrame: expected a column label, got features$"),
-        ({}, "string(id) AS features, label", "column features: expected numbers, .* got string$"),
+        (
+            {},
+            "string(id) AS features, label",
+            "column features: expected numbers, .* got string: index",
+        ),
+        ({}, "date '2020-01-01' AS features, label", "got times .* by .*unix_timestamp$"),
+        ({}, "struct(a, b) AS features, label", "got a struct of a, b: select its fields as col"),
+        ({}, "map('a', a) AS features, label", "got a map: take its values by .*element_at$"),
+        ({}, "cast(a AS decimal(38,18)) AS features, label", "15 digits, .*cast it to double$"),
+        ({}, "array(a, b) AS features, array(array(label)) AS label", "a vector, got array<array"),
+        (
+            {},
+            "if(id = 3, array(array(a)), array(array(a, b))) AS features, label",
+            "features: expected lists of one length, got 1 to 2 values$",
+        ),
+        (
+            {},
+            "if(id = 3, array(null), array(array(a))) AS features, label",
+            "features: expected finite numbers, got others in 1 rows$",
+        ),
+        (
+            {"modelArgs": {"size": worker.ml.width_of("image"), "classes": 3}},
+            "array(a, b, c) AS features, label",
+            "modelArgs: size: expected '<width of features>' or '<width>', the width of an input",
+        ),
         ({}, "if(id = 3, null, a) AS features, label", "features: expected finite .* in 1 rows$"),
         (
             {},
