@@ -34,6 +34,8 @@ HANDSHAKE_MS = 2000  # after which a peer that has not completed its handshake i
 _QUEUE = 16  # most messages queued to one peer, or from it
 _MIN_QUEUE = 4  # messages, however large
 _QUEUE_BYTES = 128 << 20
+_WEIGHTS = 8  # times the size of the shard's weights: the parts that are held for one sender
+_SPARE_BYTES = 16 << 20  # besides
 
 
 class ShardFrontend:
@@ -63,7 +65,7 @@ class ShardFrontend:
         floats = len(spec.keys)
         self.sharing = ShardSide(spec.job, wanted=transport.shares, otherwise=otherwise)
         self._cutter = Cutter(token_bytes(TOKEN_BYTES))
-        self._gatherer = Gatherer(max(_QUEUE_BYTES, 4 * _MIN_QUEUE * floats))
+        self._gatherer = Gatherer(_SPARE_BYTES + _WEIGHTS * 4 * floats, guarded=True)
         try:
             self._sockets = ShardSockets(
                 spec,
@@ -201,6 +203,7 @@ class ShardFrontend:
             if not vouched and message.job == shard.spec.job:
                 vouched = True
                 self._sockets.trust()
+                self._gatherer.trust(sender)
             if key:
                 try:
                     self._sockets.check(key, message)

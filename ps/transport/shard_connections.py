@@ -120,12 +120,17 @@ class ShardConnections:
 
         Call it only while nothing else is outstanding; waits up to `patience_s` for each shard.
         """
+        striped: list[int] = []
         for shard, endpoint in enumerate(self.endpoints):
             if endpoint.startswith(("tcp:", "curve:")):
                 size = 4 * len(self._cluster.map.ranges[shard])
                 stripes = wanted or self._stripes_for(shard, size, patience_s)
                 self.links.stripe(shard, stripes, size)
+                striped += [shard] * (stripes > 1)
         self.links.await_connections(patience_s)
+        # A shard takes large parts only from senders that have named the job.
+        for shard in striped:
+            self.links.round_trip_s(shard, Probe(0, self._cluster.job, 0), patience_s)
 
     def _stripes_for(self, shard: int, size: int, patience_s: float) -> int:
         """The number of connections for the quickest of a few round trips."""

@@ -18,9 +18,11 @@ The token is a random number that identifies the sender on all of its connection
 out over the same connections. Neither envelopes (shards/wire_format.py) nor notes (handshake.py)
 begin with the mark, so it distinguishes a part from a message sent whole.
 
-Nothing is copied for sending, and reassembly copies only frames that were cut. A stranger's part
-costs the receiver only the memory of its bytes, up to a limit: parts are held as they came, and no
-memory is allocated because of what a header merely claims.
+Nothing is copied for sending, and reassembly copies only frames that were cut. Parts are held as
+they came, and no memory is allocated because of what a header merely claims. A receiver that anyone
+can reach holds next to nothing for a sender that it does not know yet, enough for the small message
+with which a sender makes itself known, and answers more with Resynchronise: a worker whose shard
+has restarted then greets it, and repeats what was dropped.
 """
 
 import math
@@ -33,7 +35,7 @@ import msgspec
 import numpy as np
 
 from shards import wire_format
-from shards.errors import BadMessage
+from shards.errors import BadMessage, Resynchronise
 from shards.wire_format import Buffer
 
 Parts = list[Buffer]
@@ -48,6 +50,8 @@ _LENGTH = struct.Struct("<Q")
 _MARK = b"\xff\xfe"
 _PART_BYTES = 1024  # the overhead of holding a part
 _SENDERS = 1024
+_STRANGER_BYTES = 32 << 10  # more than a greeting takes, over as many connections as allowed
+_STRANGERS_BYTES = 2 << 20
 assert int.from_bytes(_MARK, "little") > wire_format.MAX_HEADER_BYTES
 
 
@@ -137,11 +141,20 @@ class _Stream:
 class Gatherer:
     """Reassembles the messages of one receiver, from any number of senders."""
 
-    def __init__(self, max_bytes: int, max_senders: int = _SENDERS) -> None:
-        """Hold up to `max_bytes` of a sender's unfinished messages, four times that in all."""
+    def __init__(
+        self, max_bytes: int, max_senders: int = _SENDERS, *, guarded: bool = False
+    ) -> None:
+        """Hold up to `max_bytes` of a sender's unfinished messages, four times that in all.
+
+        If `guarded`, this holds for senders that the receiver has said to `trust`; the others are
+        strangers.
+        """
         self._max_bytes = max_bytes
         self._max_senders = max_senders
-        self._streams: dict[bytes, _Stream] = {}  # the most recent sender is last
+        self._guarded = guarded
+        # The most recent sender is last in each.
+        self._streams: dict[bytes, _Stream] = {}
+        self._strangers: dict[bytes, _Stream] = {}
 
     def allow(self, max_bytes: int) -> None:
         """Raise the limit for each sender to at least `max_bytes`."""
@@ -150,20 +163,32 @@ class Gatherer:
     @property
     def held_bytes(self) -> int:
         """The memory that unfinished messages take."""
-        return sum(stream.held for stream in self._streams.values())
+        return _held(self._streams) + _held(self._strangers)
+
+    def trust(self, sender: bytes) -> None:
+        """The sender that `take` named knows the job, so its messages may be large."""
+        stream = self._strangers.pop(token := sender.removeprefix(_MARK), None)
+        if stream is not None:
+            _put(self._streams, token, stream, self._max_senders)
 
     def take(self, address: bytes, parts: Parts) -> tuple[bytes, Parts] | None:
         """The message that is complete with what came from `address`, and where to send the answer.
 
         The sender is `address` for a message that came whole, otherwise the mark and the sender's
-        token; addresses never begin with the mark. Raises BadMessage.
+        token; addresses never begin with the mark. Raises BadMessage, and Resynchronise for a
+        large part from a stranger.
         """
         if not parts or bytes(parts[0][: len(_MARK)]) != _MARK:
             return address, parts
         part = _parsed(parts)
-        stream = self._stream(part)
+        stream, known = self._stream(part)
+        if not known and stream.held + part.cost > _STRANGER_BYTES:
+            raise Resynchronise("a part of a large message, from a sender yet to name the job")
         whole = stream.take(part, address)
-        self._keep_within(stream)
+        if known:
+            self._keep_within(stream)
+        elif _held(self._strangers) > _STRANGERS_BYTES:
+            _oldest_with_parts(self._strangers).drop_all()
         return None if whole is None else (_MARK + part.token, _joined(whole))
 
     def addresses(self, to: bytes) -> list[bytes]:
@@ -174,36 +199,58 @@ class Gatherer:
         """
         if not to.startswith(_MARK):
             return [to]
-        stream = self._streams.get(to.removeprefix(_MARK))
+        token = to.removeprefix(_MARK)
+        stream = self._streams.get(token) or self._strangers.get(token)
         if stream is None or len(stream.addresses) < stream.stripes:
             return []
         return [stream.addresses[index] for index in range(stream.stripes)]
 
     def tick(self) -> None:
-        """Drop messages without a new part since the last call; call it every few seconds."""
+        """Drop messages without a new part since the last call, and all parts of strangers.
+
+        Call it every few seconds.
+        """
+        for stranger in self._strangers.values():
+            stranger.drop_all()
         for stream in self._streams.values():
             if not stream.stirred:
                 stream.drop_all()
             stream.stirred = False
 
-    def _stream(self, part: _Part) -> _Stream:
-        """The sender's stream, now the most recent; a new one evicts the sender that was silent
-        longest.
+    def _stream(self, part: _Part) -> tuple[_Stream, bool]:
+        """The sender's stream, now the most recent, and whether the sender is known.
+
+        A new one evicts the sender of its kind that was silent longest.
         """
-        stream = self._streams.get(part.token) or _Stream(part.stripes)
+        known = not self._guarded or part.token in self._streams
+        streams = self._streams if known else self._strangers
+        stream = streams.get(part.token) or _Stream(part.stripes)
         if stream.stripes != part.stripes:
             raise BadMessage(f"part: expected one of {stream.stripes}, got one of {part.stripes}")
-        self._streams.pop(part.token, None)
-        if len(self._streams) == self._max_senders:
-            del self._streams[next(iter(self._streams))]
-        self._streams[part.token] = stream
-        return stream
+        _put(streams, part.token, stream, self._max_senders)
+        return stream, known
 
     def _keep_within(self, stream: _Stream) -> None:
         while stream.held > self._max_bytes:
             stream.drop(min(stream.begun))
-        if stream.held and self.held_bytes > 4 * self._max_bytes:
-            next(stream for stream in self._streams.values() if stream.held).drop_all()
+        if stream.held and _held(self._streams) > 4 * self._max_bytes:
+            _oldest_with_parts(self._streams).drop_all()
+
+
+def _held(streams: dict[bytes, _Stream]) -> int:
+    return sum(stream.held for stream in streams.values())
+
+
+def _oldest_with_parts(streams: dict[bytes, _Stream]) -> _Stream:
+    return next(stream for stream in streams.values() if stream.held)
+
+
+def _put(streams: dict[bytes, _Stream], token: bytes, stream: _Stream, most: int) -> None:
+    """Make `stream` the most recent of at most this number."""
+    streams.pop(token, None)
+    if len(streams) == most:
+        del streams[next(iter(streams))]
+    streams[token] = stream
 
 
 def _flat(part: Buffer) -> memoryview:

@@ -29,7 +29,7 @@ from ps.transport.striping import (
     stripes_for,
 )
 from shards import wire_format
-from shards.errors import BadInput, BadMessage
+from shards.errors import BadInput, BadMessage, Resynchronise
 from shards.messages import AskStatus
 from tests.support.eventually import eventually
 
@@ -221,6 +221,47 @@ def test_a_new_sender_puts_out_the_one_longest_silent() -> None:
     assert held > MIN_BYTES // 2 > gatherer.held_bytes > 0
 
 
+def test_a_stranger_costs_next_to_nothing() -> None:
+    """Until a sender is trusted, small messages come whole, large parts are refused, and however
+    many send parts, little is held. What a tick finds is dropped, although more keeps coming.
+    """
+    gatherer = Gatherer(PLENTY, guarded=True)
+    first, second = lanes_of([[b"hello"], [bytes(MIN_BYTES)], [bytes(MIN_BYTES)]], 2)
+    for lane in (first, second):
+        with pytest.raises(Resynchronise, match="yet to name the job"):
+            gatherer.take(b"", lane[1])
+    for sender in range(3000):
+        token = sender.to_bytes(TOKEN_BYTES, "big")
+        gatherer.take(b"", over_the_wire(Cutter(token).cut([bytes(20_000)], 2)[0]))
+        assert gatherer.held_bytes < 3 << 20
+    gatherer.tick()
+    assert gatherer.held_bytes == 0
+    assert gatherer.take(b"x", lanes_of([[b"hello"]], 2)[0][0]) is None
+    assert gatherer.take(b"y", lanes_of([[b"hello"]], 2)[1][0]) == (SENDER, [b"hello"])
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
+    gatherer.trust(SENDER)
+    assert gatherer.take(b"x", first[2]) is None
+    assert gatherer.held_bytes > MIN_BYTES // 2
+    whole = gatherer.take(b"y", second[2])
+    assert whole is not None
+    assert as_bytes(whole[1]) == [bytes(MIN_BYTES)]
+
+
+def test_strangers_evict_no_sender_that_is_trusted() -> None:
+    """However many come, an answer to a worker has an address; senders that came whole need no
+    trust."""
+    gatherer = Gatherer(PLENTY, 4, guarded=True)
+    first, second = lanes_of([[b"hello"]], 2)
+    gatherer.take(b"x", first[0])
+    gatherer.take(b"y", second[0])
+    gatherer.trust(SENDER)
+    gatherer.trust(b"whole")
+    for sender in range(50):
+        token = sender.to_bytes(TOKEN_BYTES, "big")
+        gatherer.take(b"", over_the_wire(Cutter(token).cut([b""], 2)[1]))
+    assert gatherer.addresses(SENDER) == [b"x", b"y"]
+
+
 def test_what_does_not_move_is_dropped() -> None:
     """The parts of a sender that dies in the middle of a message are soon dropped."""
     first, second = lanes_of([[b"a"], [b"b"]], 2)
@@ -402,10 +443,8 @@ def test_connections_that_are_cut_cost_a_repetition() -> None:
     np.testing.assert_allclose(TABLE.views(learned)["w"], -0.06 * GRADIENT[:200_000], rtol=1e-5)
 
 
-def test_a_crowd_of_senders_costs_an_answer_that_is_asked_for_again() -> None:
-    """A parked pull is answered after strangers have evicted its worker: the shard continues, and
-    the worker gets its weights by asking once more.
-    """
+def test_a_crowd_of_strangers_costs_no_answer() -> None:
+    """A parked pull is answered although more strangers came than a shard remembers."""
     spec = msgspec.structs.replace(shard_specs(TABLE)[0], bound=0)
     with (
         local_shards([spec]) as cluster,
