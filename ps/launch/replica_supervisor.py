@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import zmq
 from msgspec.structs import replace
 
 from ps.cluster import Cluster
@@ -34,6 +33,7 @@ from ps.launch.restart import RestartPolicy
 from ps.logs import logger
 from ps.process_owner import OwnerStack
 from ps.security.keys import KeyPair, address_of
+from ps.socket_context import SocketContext
 from ps.transport.coordinator_messages import PrimaryInfo
 from ps.transport.primary_resolver import PrimaryResolver
 from shards.errors import GiveUp, WrongBuild
@@ -126,7 +126,7 @@ class ReplicatedShards:
         self._failure: BaseException | None = None
         self._logger = logger(__name__, job=self._order.job)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._context = zmq.Context()
+        self._context = SocketContext()
         self._resolver: PrimaryResolver | None = None
 
     # --- queries ----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import HANDSHAKE_MS
+from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
 from ps.transport.addresses import is_private
 from ps.transport.coordinator_messages import (
@@ -106,7 +107,7 @@ class CoordinatorServer(ServerThread):
         self._coordinator = Coordinator(shards, silence_s=silence_s, record=self._record.load())
         self._registry = CopyRegistry(admission) if admission is not None else None
         self._own = self._record.keys() if admission is not None else None
-        context = zmq.Context()
+        context = SocketContext()
         self._authenticator = (
             ZapAuthenticator(context, self._registry) if self._registry is not None else None
         )

@@ -19,6 +19,7 @@ from ps.security.keys import KeyPair, address_of, expect, pinned, serve_with
 from ps.security.zap import ZapAuthenticator
 from ps.server.frontend import router_options
 from ps.server.sockets import max_arrays_bytes
+from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import PeerMessage
 from ps.transport.malloc_tuning import HeapTrimmer
@@ -58,7 +59,7 @@ class PeerLink:
         self._coordinator = coordinator
         self._keys: dict[int, str] = {}
         # A context of its own: a context has one ZAP handler, and clients need a different one.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = SocketContext()
         self._authenticator = (
             ZapAuthenticator(self._context, self, patient=True) if own is not None else None
         )

@@ -16,6 +16,7 @@ from ps.replication.peer_link import PeerLink
 from ps.security.authorization import Admission
 from ps.security.keys import KeyPair, address_of
 from ps.server.frontend import ShardFrontend
+from ps.socket_context import SocketContext
 from ps.transport.addresses import HOST_NAME, public_endpoint
 from ps.transport.coordinator_messages import Heartbeat
 from ps.transport.server_thread import ServerThread
@@ -52,7 +53,7 @@ class ReplicaServer(ServerThread):
         the copy makes its own key here; or `plaintext` admits anybody. `address` is published if
         the copy listens on every address.
         """
-        context = zmq.Context()
+        context = SocketContext()
         keys = KeyPair.new() if admission is not None else None
         self._shard_endpoint = ShardFrontend(
             spec,

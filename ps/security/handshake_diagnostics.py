@@ -12,6 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ps.closing_context import ClosingContext
 from ps.security.keys import KeyPair, address_of, expect
+from ps.socket_context import SocketContext
 
 _POLL_S = 1.0  # time to connect
 _WORD_S = 5.0  # time for the other side's part of the handshake, once connected
@@ -26,7 +27,7 @@ class HandshakeProbe(ClosingContext):
         self.endpoint = endpoint
         self._plain, key = address_of(endpoint)
         self._curve = bool(key)
-        self._context = zmq.Context()
+        self._context = SocketContext()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         if key and own is not None:
             expect(self._socket, key, own)

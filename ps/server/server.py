@@ -10,6 +10,7 @@ from ps.security.authorization import Admission
 from ps.security.enrolment import EnrolmentStore
 from ps.security.keys import KeyPair
 from ps.server.frontend import ShardFrontend
+from ps.socket_context import SocketContext
 from ps.transport.addresses import HOST_NAME
 from ps.transport.server_thread import ServerThread
 from ps.transport.socket_options import drop_with
@@ -53,7 +54,7 @@ class ShardServer(ServerThread):
         server. The enrolments are stored in the same folder.
         """
         assert log is None or saves is None, "a shard has a WAL or autosaves, not both"
-        context = zmq.Context()
+        context = SocketContext()
         self._log = log
         self._saves = saves
         kept = log or saves

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 
 import zmq
 
+from ps.socket_context import SocketContext
 from shards.errors import BadInput
 
 REACH_S = 10.0
@@ -46,7 +47,7 @@ def check_listen(bind: str, ports: Sequence[int]) -> None:
     for port in ports:
         if not 0 <= port <= _LAST_PORT:
             raise BadInput(f"expected ports from 0 to {_LAST_PORT}, got {port}")
-    with zmq.Context() as context:
+    with SocketContext() as context:
         for port in ports or (0,):
             with context.socket(zmq.ROUTER) as trial:
                 try:

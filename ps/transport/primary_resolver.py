@@ -14,6 +14,7 @@ import zmq
 from ps.cluster import Cluster
 from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect
+from ps.socket_context import SocketContext
 from ps.transport import coordinator_messages
 from ps.transport.coordinator_messages import AdmitCopies, LocatePrimaries, PrimaryInfo
 from ps.transport.socket_options import NOTICE_THE_DEAD
@@ -120,7 +121,7 @@ def as_led(cluster: Cluster, own: KeyPair | None, timeout_s: float) -> Cluster |
     None when the coordinator does not answer within `timeout_s`; raises GiveUp where it rejects
     this process or fails its own authentication.
     """
-    with zmq.Context() as context:
+    with SocketContext() as context:
         resolver = PrimaryResolver(cluster, context, own)
         with resolver.socket:
             if not resolver.poll(timeout_s):

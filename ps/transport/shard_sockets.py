@@ -20,6 +20,7 @@ from ps.security.enrolment import EnrolmentRequest, WorkerCredentials
 from ps.security.handshake_diagnostics import fault_at
 from ps.security.keys import KeyPair, address_of, expect
 from ps.shared_memory.worker_side import WorkerSide
+from ps.socket_context import SocketContext
 from ps.transport import multipart
 from ps.transport.link_monitor import POLL_S, LinkMonitor, link_monitor_for
 from ps.transport.malloc_tuning import HeapTrimmer, tune_malloc
@@ -65,7 +66,7 @@ class Links:
         self._surplus = HeapTrimmer()
         self._leaving = SendTracker()
         self._own = own
-        self._context = zmq.Context()
+        self._context = SocketContext()
         self._poller = zmq.Poller()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._shard_of: dict[zmq.Socket[bytes], int] = {}
