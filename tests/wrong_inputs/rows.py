@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,10 @@ class Left(NamedTuple):
         """What there is, with the files below `folder`."""
         files = frozenset(str(path) for path in folder.rglob("*"))
         own = Path("/proc/self")
-        tasks = [(task / "children").read_text().split() for task in (own / "task").iterdir()]
+        tasks = []
+        for task in (own / "task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                tasks.append((task / "children").read_text().split())
         children = frozenset(child for of_task in tasks for child in of_task)
         descriptors = len(list((own / "fd").iterdir()))
         return cls(threading.active_count(), children, descriptors, files)
