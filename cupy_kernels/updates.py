@@ -93,6 +93,18 @@ def engine() -> Literal["numba", "numpy"]:
     return "numba" if update_loops.COMPILED else "numpy"
 
 
+def compiles_first(net: bool) -> bool:
+    """True if the first update on this host, or the first step of a `net`, waits for the compiler.
+
+    Later processes read the compiled loops from numba's cache.
+    """
+    from cupy_kernels.cpu import loops
+    from cupy_kernels.cpu import updates as update_loops
+
+    ready = update_loops.is_cached(update_loops.decayed)
+    return not (ready and (not net or update_loops.is_cached(loops.finish)))
+
+
 def squared_norm(values: Floats) -> float:
     """The sum of squares of a flat float32 array; NaN or infinite if any value is.
 

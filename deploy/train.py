@@ -12,6 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from cupy_kernels.updates import compiles_first
 from deploy import ray_and_spark
 from deploy.finish import AlreadyFinished, complete, finish, summary_of_end
 from deploy.prepare import Inputs, prepare
@@ -26,6 +27,7 @@ from ps.snapshots.catalog import LoadedSnapshot
 from worker import spark
 from worker.data.source import Source
 from worker.job_runner import run_job
+from worker.progress_line import COMPILES_FIRST
 from worker.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
 
 __all__ = ["AlreadyFinished", "run"]
@@ -117,6 +119,8 @@ def _progress(
     ) as progress:
         for notice in inputs.notices:
             progress.note(notice)
+        if compiles_first(net=True):
+            progress.note(COMPILES_FIRST)
         if found is not None:
             for complaint in found.passed_over:
                 progress.note(f"{complaint}; continuing from {found.place}")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+from cupy_kernels.updates import compiles_first
 from worker.callbacks import Callback, Parameters, RunStatus, WatchedRun
 from worker.evaluation import Evaluation, in_words
 from worker.spark import DataFrame, shows_progress
@@ -21,6 +22,7 @@ from worker.spark import DataFrame, shows_progress
 _EVERY_S = 5.0  # between lines that are not redrawn in place
 _BAR = 20  # characters
 _NOTEBOOK_COLUMNS = 100
+COMPILES_FIRST = "compiling the kernels, once on this machine: the first steps take up to a minute"
 
 
 class ProgressLine(Callback):
@@ -50,7 +52,8 @@ class ProgressLine(Callback):
 
     def started(self, run: WatchedRun) -> None:
         """The shards are there; Spark starts the workers."""
-        self._text = f"waiting for {run.workers} workers"
+        first = f"; {COMPILES_FIRST}" if compiles_first(net=True) else ""
+        self._text = f"waiting for {run.workers} workers{first}"
         self._draw()
 
     def progressed(self, status: RunStatus) -> None:

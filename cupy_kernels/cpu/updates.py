@@ -16,6 +16,7 @@ changes only the file of the outermost function.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,6 +47,23 @@ def compiled(function: F, **fastmath: set[str]) -> F:
         return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder that could hold the cache, as in a zip run by another user
         return njit(**options)(function)  # type: ignore[no-any-return]
+
+
+def is_cached(function: Callable[..., Any]) -> bool:
+    """True if no call of a function of `function`'s file need compile all of the file first.
+
+    That is so without numba, and if numba's cache on this machine has a function of that file which
+    is newer than the file. A file without such a folder compiles in every process.
+    """
+    if njit is None:
+        return True
+    source = Path(plain(function).__code__.co_filename)
+    folder = function.stats.cache_path  # type: ignore[attr-defined]
+    if folder is None or not source.is_file():
+        return False
+    changed_at = source.stat().st_mtime
+    indexes = Path(folder).glob(f"{source.stem}.*.nbi")
+    return any(index.stat().st_mtime >= changed_at for index in indexes)
 
 
 def plain(function: F) -> F:

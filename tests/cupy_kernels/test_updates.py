@@ -1,11 +1,14 @@
 """The update loops against float64, against NumPy and against themselves cut in pieces."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import time
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,6 +246,7 @@ def test_sgd_measured_is_vectorised() -> None:
 
 DIGEST_SCRIPT = """
 import sys
+import time
 sys.modules["numba"] = None  # as if it were not installed
 from hashlib import sha256
 from cupy_kernels import updates
@@ -279,3 +283,25 @@ def test_importing_the_rules_loads_no_numba() -> None:
     """numba, a second's import, is loaded by the first update and not before."""
     loaded = "import sys, shards.rules, cupy_kernels.updates; print('numba' in sys.modules)"
     assert child(loaded) == "False"
+
+
+def test_loops_are_cached_when_they_have_been_compiled(tmp_path: Path) -> None:
+    """A file of loops is cached once one of them has run, and no longer after the file changed."""
+    source = tmp_path / "some_loops.py"
+    source.write_text(
+        "from cupy_kernels.cpu.updates import compiled\n"
+        "@compiled\n"
+        "def double(x):\n"
+        "    return x + x\n"
+    )
+    spec = importlib.util.spec_from_file_location("some_loops", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert not update_loops.is_cached(module.double)
+    assert module.double(2.0) == 4.0
+    assert update_loops.is_cached(module.double)
+    later = time.time() + 60
+    os.utime(source, (later, later))
+    assert not update_loops.is_cached(module.double)

@@ -38,7 +38,7 @@ _MOST_LISTED = 20
 
 def faults_of(text: str, message: NetParameter | SolverParameter, file: str) -> str:
     """One line with every fault of a text that is to be such a message; empty if none is seen."""
-    reader = _Reader(message.DESCRIPTOR)
+    reader = _FaultReader(message.DESCRIPTOR)
     reader.read(text)
     page = "solver" if isinstance(message, SolverParameter) else "layers"
     return reader.wrong_kind(file) or _one_line(reader.all_faults(), file, page)
@@ -72,7 +72,7 @@ _Fault = tuple[_Layer | None, str, int]
 _TYPE = "type not supported"
 
 
-class _Block:
+class _Message:
     """An open message: its descriptor (None: unknown), and the fields that it has so far."""
 
     def __init__(
@@ -82,12 +82,12 @@ class _Block:
         self.seen: set[str] = set()
 
 
-class _Reader:
+class _FaultReader:
     """Reads tokens and collects faults."""
 
     def __init__(self, root: _Descriptor) -> None:
         self._root = root
-        self._blocks = [_Block(root, 1, listed=False)]
+        self._blocks = [_Message(root, 1, listed=False)]
         self._layers: list[_Layer] = []
         self._faults: list[_Fault] = []
         self._strangers: dict[str, int] = {}  # unknown fields at the top, by their lines
@@ -159,7 +159,7 @@ class _Reader:
             elif descriptor.name in _LAYER_MESSAGES:
                 layer = _Layer(self._line, old=descriptor.name == "V1LayerParameter")
                 self._layers.append(layer)
-        self._blocks.append(_Block(descriptor, self._line, layer, listed=self._listed))
+        self._blocks.append(_Message(descriptor, self._line, layer, listed=self._listed))
         self._expects, self._listed = "name", False
 
     def _close(self, mark: str) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from shards.errors import BadInput
 from worker.column_values import DENSE_TAG, VECTOR, number_array
 from worker.ml.nets import Floats, LoadedNet, NetSpec, build
 
