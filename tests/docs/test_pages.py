@@ -149,12 +149,12 @@ def test_strategies_and_layers_are_told() -> None:
 
 
 def test_extras_are_named_as_they_are_installed() -> None:
-    """The README names every extra. Pages and errors install extras that exist, from a checkout:
-    the distribution is on no index."""
+    """The page on installing names every extra. Pages and errors install extras that exist, from a
+    checkout: the distribution is on no index."""
     extras = set(tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"])
-    readme = section(read("README.md"), "## In another project")
+    table = section(read("docs/how-to/install.md"), "## Extras")
     assert extras - {"test", "lint", "docs", "bench", "fuzz"} <= set(
-        re.findall(r"`([\w-]+)`", readme)
+        re.findall(r"`([\w-]+)`", table)
     )
     source = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     for package in ("shards", "ps", "worker", "deploy"):
