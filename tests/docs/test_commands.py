@@ -12,6 +12,7 @@ from deploy.cli import app
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, prose, read
 
 SHELLS = {"bash", "sh", "console"}
+_A_JOB = "0" * 17
 # Typer brings a Click of its own, which it does not export.
 UsageError = typer.BadParameter.__mro__[1]
 
@@ -21,10 +22,14 @@ def targets() -> set[str]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a `downpour` command as the command line does, and run nothing."""
+    """Parse a `downpour` command as the command line does, and run nothing.
+
+    On the pages `ID` stands for the id of a job.
+    """
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     words = [word for word in words if word not in {"-h", "--help"}]
+    words = [_A_JOB if word == "ID" else word for word in words]
     with group.make_context("downpour", words[1:]) as context:
         own = dropwhile(lambda word: word.startswith("-"), words[1:])  # options of all commands
         _parse(group, context, list(own))
