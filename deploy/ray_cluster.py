@@ -14,7 +14,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ import ray
 
 from deploy.cluster_probe import check_ray
 from ps.launch.launch_plan import START_S
+from ps.shared_memory.shm_files import ray_folder
 from ps.snapshots.private_files import check_private
 from ps.transport.addresses import check_reachable
 from shards.errors import BadInput, GiveUp, WrongBuild
@@ -44,9 +44,6 @@ _TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_le
 # Ray rewrites 127.0.0.1 to an address of the network, but leaves the rest of 127/8 unchanged.
 _LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
-# The path of a Unix socket has at most 107 characters. Ray's folder adds 24 to the path of the
-# folder for temporary files, and its sockets add 64 to that.
-_LONGEST_FOLDER = 107 - 64 - 24
 
 
 @contextmanager
@@ -73,9 +70,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
 @contextmanager
 def _embedded(cpus: int) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    with tempfile.TemporaryDirectory(
-        prefix="downpour-ray-", dir=_short_folder(), ignore_cleanup_errors=True
-    ) as folder:
+    with ray_folder() as folder:
         options = {
             "num_cpus": cpus,
             "include_dashboard": False,
@@ -92,7 +87,7 @@ def _embedded(cpus: int) -> Iterator[str]:
             },
         }
         try:
-            yield _start(Path(folder), options)
+            yield _start(folder, options)
         finally:
             ray.shutdown(wait_for_processes=True)
 
@@ -246,11 +241,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
     except ValueError:
         pass  # The port is not a number.
     raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
-
-
-def _short_folder() -> str | None:
-    """None for the default temporary folder, or /tmp if its path is too long for a socket."""
-    return None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
 
 
 def _first_line(text: str) -> str:

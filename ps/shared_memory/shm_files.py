@@ -28,8 +28,13 @@ ROOT = Path("/dev/shm")
 _PREFIX = "downpour-"
 # `sweep` removes only these: users may have files that start with the project's name.
 _OURS = re.compile(
-    _PREFIX + r"([0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)|kept-[a-z]+-[0-9a-f]{32})"
+    _PREFIX + r"([0-9a-f]{16}-(memory-[0-9a-f]{16}|door-[0-9]+-[0-9]+)"
+    r"|kept-[a-z]+-[0-9a-f]{32}|ray-[0-9a-f]{8})"
 )
+
+# The path of a Unix socket has at most 107 characters. Ray's folder adds 24 to the path of the
+# folder for temporary files, and its sockets add 64 to that.
+_LONGEST_RAY_ROOT = 107 - 64 - 24
 
 
 def job_prefix(job: str) -> str:
@@ -91,8 +96,36 @@ def temporary_folder(what: str) -> Iterator[Path]:
     If this process is killed, the next one that creates such a folder removes it.
     """
     root = Path(tempfile.gettempdir())
-    sweep(root)
-    claim = Claim(root / f"{_PREFIX}kept-{what}-{secrets.token_hex(16)}", folder=True)
+    with _claimed_folder(root / f"{_PREFIX}kept-{what}-{secrets.token_hex(16)}") as path:
+        yield path
+
+
+@contextlib.contextmanager
+def ray_folder() -> Iterator[Path]:
+    """An empty folder for an embedded Ray, with the life of a `temporary_folder`.
+
+    Its path is short enough for the Unix sockets that Ray creates in it.
+    """
+    with _claimed_folder(_ray_root() / f"{_PREFIX}ray-{secrets.token_hex(4)}") as path:
+        yield path
+
+
+def sweep_temporary() -> None:
+    """Remove this user's folders among the temporary files that no living process owns."""
+    for root in {Path(tempfile.gettempdir()), _ray_root()}:
+        sweep(root)
+
+
+def _ray_root() -> Path:
+    """The folder for temporary files, or /tmp if its path is too long for a socket of Ray."""
+    root = tempfile.gettempdir()
+    return Path(root if len(root) <= _LONGEST_RAY_ROOT else "/tmp")
+
+
+@contextlib.contextmanager
+def _claimed_folder(path: Path) -> Iterator[Path]:
+    sweep(path.parent)
+    claim = Claim(path, folder=True)
     try:
         yield claim.path
     finally:

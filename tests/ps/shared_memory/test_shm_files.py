@@ -2,12 +2,22 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ps.shared_memory import shm_files
 
+_KILLED_WITH_RAY = """
+import os, signal, sys, tempfile
+from ps.shared_memory.shm_files import ray_folder
+tempfile.tempdir = sys.argv[1]
+with ray_folder() as folder:
+    (folder / "session").mkdir()
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 _KILLED_IN_THE_MIDST = """
 import os, signal, sys, tempfile
 from ps.shared_memory.shm_files import temporary_folder
@@ -36,3 +46,28 @@ def test_a_temporary_folder_of_a_killed_process_goes_with_the_next(
             )
             assert folder.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == [tmp_path / "downpour-kept-notes"]
+
+
+def start_and_end() -> None:
+    with shm_files.ray_folder():
+        pass
+
+
+def test_the_ray_folder_of_a_killed_process_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start or sweep removes it; one of a living process, or of another name, stays."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        root = Path(short)
+        monkeypatch.setattr("tempfile.tempdir", short)
+        command = [sys.executable, "-c", _KILLED_WITH_RAY, short]
+        similar = root / "downpour-ray-notes"
+        similar.mkdir()
+        with shm_files.ray_folder() as living:
+            for sweep in (shm_files.sweep_temporary, start_and_end):
+                said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+                left = Path(said.stdout.strip())
+                assert (left.parent, (left / "session").is_dir()) == (root, True)
+                sweep()
+                assert not left.exists()
+            assert living.is_dir()
+            assert living.stat().st_mode & 0o777 == 0o700
+        assert similar.is_dir()
