@@ -18,7 +18,7 @@ from deploy.cli_connection import CONNECTION, ServiceAddress, connected, install
 from deploy.cli_serve import serve
 from deploy.cli_train import declare, train_parameters
 from deploy.run_folder import SETTINGS
-from deploy.service.states import JobState
+from deploy.service.states import JobState, QueuePosition
 from deploy.settings import TrainSettings, option_name
 from deploy.terminal_text import print_text
 from shards.counted import counted
@@ -212,6 +212,8 @@ def describe(service: ServiceAddress, job: JobArgument, as_json: AsJson = False)
         return
     print_text(job_line(found))
     print_text(f"project {found['project']}  priority {found['priority']}  {found['reason']}")
+    if found["waiting"]:
+        print_text(str(msgspec.convert(found["waiting"], QueuePosition)))
     for each in found["attempts"]:
         print_text(f"attempt {each['number']}: {each['cause'] or 'under way'}  {each['message']}")
     for name, value in found["settings"].items():

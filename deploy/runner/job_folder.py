@@ -16,6 +16,8 @@ The runner and the service both import this module, so it imports neither of the
 or Arrow.
 """
 
+import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +47,9 @@ ATTEMPT_VARIABLE = "DOWNPOUR_ATTEMPT"
 """In the environment of every process of an attempt: its nonce."""
 
 T = TypeVar("T")
+# Such as `downpour: error: ...`, `MemoryError`, and Ray's `Failed to connect to GCS ...`.
+_ERROR = re.compile(r"error\b|exception\b|\b(?:fatal|failed|killed|out of memory)\b", re.IGNORECASE)
+_LONGEST_REASON = 400
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,3 +144,10 @@ def plain(value: msgspec.Struct) -> dict[str, Any]:
     """A struct as JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(value)
     return found
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The last line of a log that reports an error; empty if none does."""
+    reports = [line.strip() for line in lines if _ERROR.search(line)]
+    words = reports[-1][:_LONGEST_REASON] if reports else ""
+    return "".join(letter if letter.isprintable() else " " for letter in words)

@@ -207,8 +207,8 @@ def _add_jobs(router: APIRouter, services: Services) -> None:
 
     @router.get("/jobs/{job}")
     def describe(job: JobId) -> dict[str, Any]:
-        """One job with its settings."""
-        return shown(find(store, job), settings=True)
+        """One job with its settings and, while it is queued, its position and what it waits for."""
+        return shown(services.supervisor.with_position(find(store, job)), settings=True)
 
     @router.patch("/jobs/{job}")
     def change(job: JobId, body: JobChange) -> dict[str, Any]:

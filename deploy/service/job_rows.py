@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from deploy.service import database_tables
-from deploy.service.states import JobState
+from deploy.service.states import JobState, QueuePosition
 
 
 class JobShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,10 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDetails(JobShown, frozen=True, kw_only=True):
-    """The same with `settings`, the options of `downpour train`."""
+    """The same with `settings`, the options of `downpour train`, and why a queued job waits."""
 
     settings: dict[str, Any] = {}
+    waiting: QueuePosition | None = None
 
 
 class JobRow(JobDetails, frozen=True, kw_only=True):

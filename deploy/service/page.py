@@ -92,7 +92,7 @@ def routes(
     """The routes of the page; `folder` holds the experiments."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     store, access = services.store, services.access
-    _add_jobs(router, store, render)
+    _add_jobs(router, services, render)
     _add_results(router, store, folder, render)
     _add_signing(router, access, exposure, failures, render)
 
@@ -136,7 +136,9 @@ def routes(
     return router
 
 
-def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
+def _add_jobs(router: APIRouter, services: Services, render: Render) -> None:
+    store = services.store
+
     def listed(
         sender: Principal, state: list[JobState], q: str, cursor: str | None
     ) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _add_jobs(router: APIRouter, store: JobStore, render: Render) -> None:
     @router.get("/jobs/{job}")
     def job(sender: Sender, job: str) -> str:
         """One job."""
-        row = find(store, job)
+        row = services.supervisor.with_position(find(store, job))
         verbs = {verb.value: states_for(verb) for verb in Verb}
         return render(
             "job.html",

@@ -13,7 +13,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
 from deploy.runner.job_folder import AttemptOutcome, End
+from shards.counted import counted
 
 
 class JobState(StrEnum):
@@ -133,14 +136,18 @@ def states_for(verb: Verb) -> list[JobState]:
     return [state for state in JobState if state in _ON_VERB[verb]]
 
 
-def after_end(state: JobState, outcome: AttemptOutcome | None, *, cancelled: bool) -> Ending:
+def after_end(
+    state: JobState, outcome: AttemptOutcome | None, *, cancelled: bool, last_words: str = ""
+) -> Ending:
     """The next state of a job in `state` after an attempt that ended with `outcome`, if with any.
 
     `cancelled`: a user has cancelled the job. From STOPPING the next state is terminal; for that,
-    no process of the job may be left.
+    no process of the job may be left. `last_words` is the last error in the attempt's log, the only
+    cause that is known of an attempt without an outcome.
     """
     end = outcome.end if outcome is not None else End.RETRY
-    message = outcome.message if outcome is not None else "the runner ended without an outcome"
+    silent = "the runner ended without an outcome" + (f": {last_words}" if last_words else "")
+    message = outcome.message if outcome is not None else silent
     code = outcome.code if outcome is not None else "infrastructure"
     if state is JobState.STOPPING:
         if end is End.SUCCEEDED:
@@ -183,6 +190,20 @@ class QueuedJob(NamedTuple):
     project: str = ""
 
 
+class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's `position` among the `length` jobs of the queue, counted from 1.
+
+    `reason` says which limit keeps it there; empty if it is about to start.
+    """
+
+    position: int
+    length: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.position} of {self.length} in the queue: {self.reason or 'it starts next'}"
+
+
 class Quota(NamedTuple):
     """What a project may still start: jobs, and workers of them together."""
 
@@ -198,15 +219,44 @@ def schedule(
     Higher priority first, then age. A job that does not fit is waited for: smaller jobs behind it
     may not starve it. A job that its project's quota keeps back holds up that project only.
     """
-    chosen, quotas = [], dict(quotas)
+    return [job for job, obstacle in obstacles(queued, free, quotas).items() if not obstacle]
+
+
+def obstacles(
+    queued: list[QueuedJob], free: int, quotas: Mapping[str, Quota] = MappingProxyType({})
+) -> dict[str, str]:
+    """The obstacle to the start of each queued job, in words; empty for those that may start.
+
+    The jobs are in the order of the queue. The rules are those of `schedule`.
+    """
+    causes: dict[str, str] = {}
+    quotas, held, full = dict(quotas), set[str](), False
     for job in sorted(queued, key=lambda job: -job.priority):
         quota = quotas.get(job.project, Quota())
-        if quota.jobs < 1 or quota.workers < job.slots:
-            quotas[job.project] = Quota(0, 0)
-            continue
-        if job.slots > free:
-            break
-        free -= job.slots
-        quotas[job.project] = Quota(quota.jobs - 1, quota.workers - job.slots)
-        chosen.append(job.id)
-    return chosen
+        if full:
+            causes[job.id] = "an earlier job waits for slots"
+        elif job.project in held:
+            causes[job.id] = "an earlier job of the project waits for a limit of the project"
+        elif cause := _exceeds(job, quota):
+            held.add(job.project)
+            causes[job.id] = cause
+        elif job.slots > free:
+            full = True
+            causes[job.id] = (
+                f"it needs {counted(job.slots, 'slot')}, and the service has {free} free"
+            )
+        else:
+            free -= job.slots
+            quotas[job.project] = Quota(quota.jobs - 1, quota.workers - job.slots)
+            causes[job.id] = ""
+    return causes
+
+
+def _exceeds(job: QueuedJob, quota: Quota) -> str:
+    """The limit of its project that a job would exceed, in words; empty if it fits."""
+    if quota.jobs < 1:
+        return "the project's limit on running jobs is reached"
+    if quota.workers < job.slots:
+        workers = counted(job.slots, "worker")
+        return f"it has {workers}, and the project's limit leaves {max(0, quota.workers):g}"
+    return ""

@@ -45,18 +45,21 @@ from deploy.service.states import (
     TRAINING,
     Ending,
     JobState,
+    QueuePosition,
     Quota,
     Verb,
     after_end,
     after_event,
     after_verb,
     next_state,
+    obstacles,
     retry_delay_s,
-    schedule,
     states_for,
 )
 from deploy.settings import TrainSettings
+from deploy.snapshot_ref import catalog_of
 from ps.logs import logger
+from ps.shared_memory.shm_files import sweep_temporary
 from shards.errors import BadInput
 from shards.live_settings import LIVE
 
@@ -65,6 +68,7 @@ GRACE_S = 30.0
 _SWEEP_S = 5.0  # for a job's processes to end by themselves once the runner is gone
 _TAIL_BYTES, _TAIL_LINES = 16 << 10, 40
 _LINE_POINTS = 40
+_LIST_S = 2.0  # between two looks at the snapshots of a job that trains
 _ANSWERED = {Verb.SNAPSHOT.value, Verb.RESHARD.value}
 """The orders that a runner answers by an event; it also answers those to `set` that are `live`."""
 
@@ -100,6 +104,7 @@ class Supervisor:
         self._urgent: dict[str, float] = {}  # when a job was first seen to have to end at once
         self._heard: dict[str, tuple[float, float]] = {}  # the last sign of life, and when seen
         self._shown: dict[str, float] = {}  # the time of the reading that `head` shows
+        self._listed: dict[str, float] = {}  # when the snapshots of a job were listed last
         self._complaints: dict[str, str] = {}  # why a job could not be advanced, once in the log
         self._watch = JobWatch()
         self._disk = DiskWatch(reserve_bytes)
@@ -209,14 +214,32 @@ class Supervisor:
         limits = self._limits()  # another process may change them
         if self._scheduled == (version, limits):
             return
-        queued = self._store.queued()
-        if queued:
-            free = self.slots - self._store.slots_held()
-            waiting = [job._replace(slots=min(job.slots, self.slots)) for job in queued]
-            for job in schedule(waiting, free, self._quotas(limits)):
+        queue = self._obstacles(limits)
+        for job, obstacle in queue.items():
+            if not obstacle:
                 with suppress(StateChanged):
                     self._start(self._store.get(job), JobState.CHECKING)
-        self._scheduled = version, limits if queued else None
+        self._scheduled = version, limits if queue else None
+
+    def _obstacles(self, limits: Mapping[str, ProjectLimits]) -> dict[str, str]:
+        """The obstacle to the start of each queued job, in the order of the queue."""
+        queued = self._store.queued()
+        if not queued:
+            return {}
+        waiting = [job._replace(slots=min(job.slots, self.slots)) for job in queued]
+        return obstacles(waiting, self.slots - self._store.slots_held(), self._quotas(limits))
+
+    def with_position(self, row: JobRow) -> JobRow:
+        """The job with its position in the queue, if it is queued."""
+        queue = self._obstacles(self._limits()) if row.state is JobState.QUEUED else {}
+        if row.id not in queue:
+            return row
+        waiting = QueuePosition(
+            position=list(queue).index(row.id) + 1,
+            length=len(queue),
+            reason=f"no job is started: {self.halted}" if self.halted else queue[row.id],
+        )
+        return msgspec.structs.replace(row, waiting=waiting)
 
     def _quotas(self, limits: Mapping[str, ProjectLimits]) -> dict[str, Quota]:
         """What each project with limits may still start."""
@@ -331,11 +354,29 @@ class Supervisor:
                 ),
             }
             self._store.show(row.id, head=head)
+        if row.state in TRAINING:
+            row = self._show_snapshot(row)
         contact = self._contact(row, readings / job_folder.ALIVE, life)
         if contact != row.contact:
             self._store.show(row.id, contact=contact)
             row = self._store.get(row.id)
         return self._alarm(row, reading)
+
+    def _show_snapshot(self, row: JobRow) -> JobRow:
+        """Show a newer snapshot while the job trains; the attempt is then not fruitless.
+
+        A remote store is read when the attempt ends: a slow one would hold up all jobs here.
+        """
+        settings, now = TrainSettings.of_plain(row.settings), self._clock()
+        local = "://" not in catalog_of(settings, settings.out)
+        if not local or abs(now - self._listed.get(row.id, -_LIST_S)) < _LIST_S:
+            return row
+        self._listed[row.id] = now
+        newest = self._newest_snapshot(row)
+        if newest is None or newest == row.snapshot:
+            return row
+        self._store.show(row.id, snapshot=newest, fruitless=0)
+        return self._store.get(row.id)
 
     def _alarm(self, row: JobRow, reading: Reading | None) -> JobRow:
         """Record the alerts that begin or end now."""
@@ -376,7 +417,10 @@ class Supervisor:
         self._answer_rest(row, folder)
         snapshot = self._newest_snapshot(row) or row.snapshot  # its disk may be lost
         fruitless = 1 if snapshot != row.snapshot else row.fruitless + 1
-        ending = after_end(row.state, outcome, cancelled=row.cancelled)
+        lines = self._log_tail(row, folder)
+        ending = after_end(
+            row.state, outcome, cancelled=row.cancelled, last_words=job_folder.last_error(lines)
+        )
         if ending.to is JobState.STOPPING:
             row = self._store.move(row, JobState.STOPPING, code=ending.code, reason=ending.reason)
             ending = after_end(row.state, outcome, cancelled=row.cancelled)
@@ -399,7 +443,7 @@ class Supervisor:
             snapshot=snapshot,
             fruitless=fruitless,
             not_before=self._clock() + delay if via.to is JobState.RECOVERING else 0.0,
-            attempt_end=self._attempt_end(row, folder, outcome, ending, snapshot),
+            attempt_end=self._attempt_end(row, lines, outcome, ending, snapshot),
         )
         self._moved(before, row)
         self._show_final(row, folder)
@@ -408,6 +452,7 @@ class Supervisor:
         for kept in (
             self._events,
             self._shown,
+            self._listed,
             self._killed,
             self._urgent,
             self._heard,
@@ -440,14 +485,12 @@ class Supervisor:
     def _attempt_end(
         self,
         row: JobRow,
-        folder: Path,
+        lines: list[str],
         outcome: AttemptOutcome | None,
         ending: Ending,
         snapshot: str | None,
     ) -> dict[str, Any]:
         """The columns of an attempt that has ended."""
-        tail = job_folder.tail_of(job_folder.driver_log(folder, row.attempt), _TAIL_BYTES)
-        lines = tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
         cause = outcome.end.value if outcome is not None else "gone"
         started = [
             each["started"]
@@ -465,6 +508,11 @@ class Supervisor:
             "log_tail": "\n".join(lines),
         }
 
+    def _log_tail(self, row: JobRow, folder: Path) -> list[str]:
+        """The last lines of the log of the present attempt."""
+        tail = job_folder.tail_of(job_folder.driver_log(folder, row.attempt), _TAIL_BYTES)
+        return tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+
     def _show_final(self, row: JobRow, folder: Path) -> None:
         """Take the events and figures that the attempt has written last."""
         row = self._store.get(row.id)
@@ -481,6 +529,7 @@ class Supervisor:
         if left:
             self._swept.setdefault(row.id, self._clock())
             return False
+        sweep_temporary()
         self._swept.pop(row.id, None)
         return True
 

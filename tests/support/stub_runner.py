@@ -2,6 +2,7 @@
 
 It imports the standard library only, so that many of them start at once. What it does is in the
 label `stub` of the job: `succeed` after a moment, `train` until it is stopped, `fail`, `bad`;
+`break` ends without an outcome, with an error in its log;
 `nul` succeeds with a NUL character in its log; `alive` trains and shows that it is alive; `deaf`
 trains and obeys nothing; `hide` leaves a process behind in which nothing names the job, with its id
 in the file `hidden`, and succeeds; `stay-STATE` stays in a state, and `stay-degraded` trains in it.
@@ -86,6 +87,9 @@ def main() -> int:
         return end("failed", "bad_input", "--data: expected rows, got none")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "break":
+        print("Failed to connect to GCS within 60 seconds\0\x1b[0m\nlast line", flush=True)
+        os._exit(1)
     if what == "stay-checking":
         stay()
     event("starting", what="the shards and workers")

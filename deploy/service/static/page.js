@@ -263,9 +263,19 @@ function showState(event) {
   $("#attempt").textContent = `attempt ${event.attempt}`;
   $("#reason").textContent = `${event.data.code ?? ""} ${event.data.reason ?? ""}`;
   $("#reason").className = state === "FAILED" ? "alert" : "quiet";
+  showWaiting();
   for (const button of document.querySelectorAll("[data-verb]")) button.disabled = !button.dataset.states.split(" ").includes(state);
   if (state === "FAILED") $(".panels").prepend($("#logs")); // as the template has it
   showReading({ reading: newestReading });
+}
+
+// Other jobs and limits change what a job waits for, without an event of this one.
+async function showWaiting() {
+  const answer = await got(location.href);
+  const waiting = answer.ok && $("#waiting", new DOMParser().parseFromString(await answer.text(), "text/html"));
+  if (!waiting) return;
+  $("#waiting").hidden = waiting.hidden;
+  $("#waiting").textContent = waiting.textContent;
 }
 
 function eventLine(event) {
@@ -507,7 +517,7 @@ async function openJob() {
   showCheckpoints();
   showArtefacts();
   showLogs();
-  setInterval(() => { if (!document.hidden) showLogs(); }, 2000);
+  setInterval(() => { if (!document.hidden) { showLogs(); if (!$("#waiting").hidden) showWaiting(); } }, 2000);
 }
 
 if (job) openJob();

@@ -20,6 +20,7 @@ from deploy.service.states import ATTEMPTED, TERMINAL, JobState, QueuedJob
 from tests.support.eventually import eventually
 from tests.support.journal_reads import counted_bytes
 from tests.support.service_in_process import Running, Start
+from tests.support.snapshot_stores import write_snapshot
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -91,6 +92,53 @@ def test_pause_and_resume(service: Running) -> None:
     service.ask(job, "resume")
     service.await_attempt(job, 2)
     service.await_state(job, "RUNNING")
+
+
+def test_a_job_shows_why_it_waits(start: Start) -> None:
+    """Its position and the limit that holds it are shown while it is queued, and no longer."""
+    with start(slots=2) as running:
+        first = running.submit("train")
+        running.await_state(first, "RUNNING")
+        second, third = running.submit("train"), running.submit("train")
+        assert running.get(first)["waiting"] is None
+        behind = "an earlier job waits for slots"
+        assert running.get(third)["waiting"] == {"position": 2, "length": 2, "reason": behind}
+        page = running.http.get(f"/jobs/{second}").text
+        assert "1 of 2 in the queue: it needs 2 slots, and the service has 0 free" in page
+        running.service.access.set_limits("default", ProjectLimits(running=0))
+        reason = running.get(second)["waiting"]["reason"]
+        assert reason == "the project's limit on running jobs is reached"
+        for job in (third, second, first):
+            running.ask(job, "cancel")
+            running.await_state(job, "CANCELLED")
+        assert running.get(second)["waiting"] is None
+
+
+def test_a_job_shows_its_newest_snapshot_while_it_trains(start: Start) -> None:
+    """It does not wait for the end of the attempt, which then counts as one that got further."""
+    with start(retry_s=300.0) as running:
+        job = running.submit("train")
+        found = running.await_state(job, "RUNNING")
+        assert found["snapshot"] is None
+        write_snapshot(Path(found["settings"]["out"]) / "snapshots", 50, steps=100)
+        eventually(
+            lambda: running.get(job)["snapshot"] == "50", because=lambda: str(running.get(job))
+        )
+        row = running.service.store.get(job)
+        assert (row.state, row.fruitless) == (JobState.RUNNING, 0)
+        os.kill(pid_of(running, job), signal.SIGKILL)
+        running.await_state(job, "RECOVERING")
+        row = running.service.store.get(job)
+        assert (row.snapshot, row.fruitless) == ("50", 1)
+
+
+def test_an_end_without_an_outcome_is_explained_by_the_log(start: Start) -> None:
+    """The reason quotes the last error in the log, in letters that are safe to show."""
+    with start(retry_s=300.0) as running:
+        job = running.submit("break")
+        found = running.await_state(job, "RECOVERING")
+        said = "Failed to connect to GCS within 60 seconds  [0m"
+        assert found["reason"] == f"the runner ended without an outcome: {said}"
 
 
 def test_jobs_wait_for_slots(start: Start) -> None:

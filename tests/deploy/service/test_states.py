@@ -18,11 +18,13 @@ from deploy.service.states import (
     Ending,
     JobState,
     QueuedJob,
+    Quota,
     Verb,
     after_end,
     after_event,
     after_verb,
     next_state,
+    obstacles,
     retry_delay_s,
     schedule,
     states_for,
@@ -129,6 +131,36 @@ def test_the_queue_is_by_priority_then_age_and_nothing_overtakes() -> None:
     assert schedule(queue, 7) == ["urgent", "old", "new"]
     assert schedule(queue, 5) == ["urgent", "old"]
     assert schedule(queue, 2) == []
+
+
+def test_the_queue_names_what_holds_each_job_back() -> None:
+    """A limit of the project holds up its jobs only; a job that waits for slots, all behind it."""
+    queue = [
+        QueuedJob("a", 2, 0, "vision"),
+        QueuedJob("b", 1, 0, "vision"),
+        QueuedJob("c", 1, 0),
+        QueuedJob("d", 4, 0),
+        QueuedJob("e", 1, 0),
+        QueuedJob("first", 1, 5),
+    ]
+    assert list(obstacles(queue, 4, {"vision": Quota(workers=1)}).items()) == [
+        ("first", ""),
+        ("a", "it has 2 workers, and the project's limit leaves 1"),
+        ("b", "an earlier job of the project waits for a limit of the project"),
+        ("c", ""),
+        ("d", "it needs 4 slots, and the service has 2 free"),
+        ("e", "an earlier job waits for slots"),
+    ]
+    reached = obstacles(queue[:1], 4, {"vision": Quota(jobs=0)})
+    assert reached == {"a": "the project's limit on running jobs is reached"}
+
+
+def test_an_end_without_an_outcome_has_the_last_error_as_its_reason() -> None:
+    """The log is all that is known of it; an outcome is believed before it."""
+    ending = after_end(JobState.RUNNING, None, cancelled=False, last_words="MemoryError")
+    assert ending.reason == "the runner ended without an outcome: MemoryError"
+    told = after_end(JobState.RUNNING, outcome(End.RETRY), cancelled=False, last_words="noise")
+    assert told.reason == "why"
 
 
 def test_verbs_name_their_states() -> None:
