@@ -92,6 +92,14 @@ def _check_room(inputs: Inputs, snapshots: str) -> None:
     check_room(needs)
 
 
+def check_head(settings: TrainSettings) -> None:
+    """Raise GiveUp if the shards run in an embedded Ray whose head has died."""
+    if settings.shards_in is Placement.RAY and settings.ray is None:
+        from deploy import ray_cluster
+
+        ray_cluster.check_head()
+
+
 def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
     """Connect to Ray if shards run there, then to Spark; `stack` stops what is started."""
     with deferred():

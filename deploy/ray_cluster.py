@@ -25,6 +25,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import ray
+from ray._private import worker as ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER
 
 from deploy.cluster_probe import check_ray
 from ps.launch.launch_plan import START_S
@@ -90,6 +92,18 @@ def _embedded(cpus: int) -> Iterator[str]:
             yield _start(folder, options)
         finally:
             ray.shutdown(wait_for_processes=True)
+
+
+def check_head() -> None:
+    """Raise GiveUp if the head of an embedded Ray has died; no effect for a running cluster.
+
+    Shards and workers still train for a minute, until Ray ends this process: in that time a
+    snapshot can be taken.
+    """
+    node = ray_worker._global_node
+    heads = node.all_processes.get(PROCESS_TYPE_GCS_SERVER, []) if node is not None else []
+    if any(head.process.poll() is not None for head in heads):
+        raise GiveUp("Ray's head has died, killed or crashed (its process is gcs_server)")
 
 
 def _start(folder: Path, options: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Records and displays a training run: its updates, its evaluations, and its progress."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,7 +26,8 @@ from worker.options import DEFAULT_SEED
 class RunObserver(ClosingContext):
     """Records and displays what `run_job` reports; a context manager.
 
-    `begins_at` is the iteration from which a resumed run continues.
+    `begins_at` is the iteration from which a resumed run continues. `check` is called with each
+    report; what it raises ends the run.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class RunObserver(ClosingContext):
         *,
         seed: int = DEFAULT_SEED,
         begins_at: int | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check = check
         self._folder = folder
         self._progress = progress
         self._settings = settings
@@ -63,6 +66,7 @@ class RunObserver(ClosingContext):
         # Before the first worker registers, keep displaying what is being started.
         if statuses[0].workers:
             self._progress.update(statuses, records)
+        self._check()
 
     def evaluated(self, result: Evaluation, weights: NDArray[np.float32]) -> None:
         assert self.updates is not None, "started comes first"

@@ -133,4 +133,5 @@ def _observer(
     settings = inputs.settings
     begins_at = found.manifest.steps // settings.workers if found is not None else None
     seed = inputs.job.plan.seed
-    return RunObserver(folder, progress, settings, seed=seed, begins_at=begins_at)
+    check = partial(ray_and_spark.check_head, settings)
+    return RunObserver(folder, progress, settings, seed=seed, begins_at=begins_at, check=check)

@@ -60,6 +60,21 @@ def test_embedded(tmp_path: Path) -> None:
     assert list(home.iterdir()) == [], "no token of Ray's own making is left in the user's home"
 
 
+def test_the_death_of_the_head_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that has ended is an error; one that lives, and a Ray of others, are none."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        node = SimpleNamespace(all_processes={"gcs_server": [SimpleNamespace(process=process)]})
+        monkeypatch.setattr("ray._private.worker._global_node", node)
+        ray_cluster.check_head()
+        process.kill()
+        process.wait()
+        with pytest.raises(GiveUp, match=r"^Ray's head has died, killed or crashed"):
+            ray_cluster.check_head()
+    for other in (None, SimpleNamespace(all_processes={})):
+        monkeypatch.setattr("ray._private.worker._global_node", other)
+        ray_cluster.check_head()
+
+
 def test_an_embedded_ray_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """After three starts, the failure is reported in one line."""
     starts = []

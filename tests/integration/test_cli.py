@@ -27,6 +27,7 @@ from deploy.evaluations_csv import read_evaluations
 from ps import load_snapshot
 from ps.launch import processes
 from ps.launch.launch_plan import LaunchPlan
+from shards.errors import GiveUp
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
 from tests.support.cli_process import (
@@ -151,6 +152,27 @@ def test_a_shard_that_dies(
     monkeypatch.setattr(ray_cluster, "connect", lambda *_, **__: nullcontext(ray_local))
     out = lose_a_shard(here, tmp_path, actors, "its Ray actor is gone")
     assert "starting Ray" in out
+
+
+def test_a_ray_head_that_dies(
+    here: Run, ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends at once with a line that names the head, and a new snapshot to go on from."""
+    monkeypatch.setattr(ray_cluster, "connect", lambda *_, **__: nullcontext(ray_local))
+    tiny_job.write_job(tmp_path)
+    run = tmp_path / "run"
+    checks: list[int] = []
+
+    def check_head() -> None:
+        checks.append(1)
+        if len(checks) > 5:
+            raise GiveUp("Ray's head has died")
+
+    monkeypatch.setattr(ray_cluster, "check_head", check_head)
+    status, _, err = here(*TRAIN, *FOR_EVER)
+    (newest,) = snapshots(run)
+    assert status == 1
+    assert f"error: Ray's head has died; resume from {run}/snapshots/{newest}" in err
 
 
 def test_a_shard_process_that_dies(here: Run, tmp_path: Path) -> None:
