@@ -13,8 +13,6 @@ gradients, snapshots and errors are here, too. `ps.AdminClient` is for operators
 exports whole states. Importing this package loads neither Ray nor PySpark nor CuPy.
 """
 
-from typing import Any
-
 from ps import aio, errors
 from ps.admin_client import AdminClient, ShardState
 from ps.build_id import build_id
@@ -146,31 +144,6 @@ __all__ = [
     "start",
 ]
 
-_START = "ps.start(tables, on=..., shards=...)"
-_NOW = {
-    "Client": "job.worker(name), with the job of ps.start or ps.connect",
-    "Console": "ps.AdminClient",
-    "ShardServer": _START,
-    "TableSpec": "ps.Dense.like(params, rule=..., rate=..., decay=..., guard=...)",
-    "expect_compression": "ps.Dense.like(params, compression=...)",
-    "local_shards": "ps.local(tables, shards=...)",
-    "logged_spec": "ps.start(tables, resume=...)",
-    "make_cluster": "ps.connect(address, token=...)",
-    "process_shards": 'ps.start(tables, on="processes", shards=...)',
-    "ray_shards": 'ps.start(tables, on="ray", shards=...)',
-    "replicated_ray_shards": 'ps.start(tables, on="ray", durability="replicated")',
-    "replicated_shards": 'ps.start(tables, durability="replicated")',
-    "reshard": "job.reshard(shards)",
-    "resharded_specs": "job.reshard(shards)",
-    "shard_specs": _START,
-}
-
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NOW:
-        raise AttributeError(f"ps.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
-    raise AttributeError(f"module ps has no attribute {name}")
