@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from deploy.cli import app
 from deploy.progress_model import LinkReading, ShardReading
 from deploy.service import client
+from deploy.service.access_store import ProjectLimits
 from deploy.service.client import ServiceClient
 from deploy.settings import TrainSettings
 from shards.errors import BadInput, GiveUp
@@ -75,6 +76,16 @@ def test_a_shell_completes(words: str, completed: str) -> None:
     environ = os.environ | asked | {"_DOWNPOUR_COMPLETE": "complete_bash"}
     done = subprocess.run(command, capture_output=True, check=True, env=environ)
     assert done.stdout.decode().split() == [completed]
+
+
+def test_describe_shows_why_a_job_waits(call: Call, service: Running, solver: Path) -> None:
+    """A queued job has a line with its position and what holds it back."""
+    service.service.access.set_limits("default", ProjectLimits(running=0))
+    job = submitted(call, solver, "train")
+    line = "1 of 1 in the queue: the project's limit on running jobs is reached\n"
+    assert line in call("describe", job).stdout
+    call("cancel", job)
+    assert "in the queue" not in call("describe", job).stdout
 
 
 def test_a_job_by_commands(call: Call, service: Running, solver: Path) -> None:
