@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 
 __all__ = ["spark_environment"]
 

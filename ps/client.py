@@ -4,14 +4,15 @@
         weights = shards.pull()
         shards.push(gradient(weights))
 
-The SDK's workers (ps/worker.py) and the training loop (worker/training_loop.py) use it. The client
-is a thin driver: the session of its cluster connection (ps/transport/cluster_connection.py) decides
-what to send, and the client waits. It has no receiving thread: a call to pull or push processes
-what has arrived, and sleeps at the sockets themselves. While the caller computes, ZeroMQ's thread
-keeps sending and receiving, so a prefetched pull and an unacknowledged push cost the caller no
-time. A small thread renews the lease regularly, so that a long computation is not mistaken for a
-crash. When the job is resharded, the client opens another cluster connection to the new shards. A
-call while another thread is inside one raises BadInput: each thread needs a client of its own.
+The SDK's workers (ps/worker.py) and the training loop (worker/training/training_loop.py) use it.
+The client is a thin driver: the session of its cluster connection
+(ps/transport/cluster_connection.py) decides what to send, and the client waits. It has no receiving
+thread: a call to pull or push processes what has arrived, and sleeps at the sockets themselves.
+While the caller computes, ZeroMQ's thread keeps sending and receiving, so a prefetched pull and an
+unacknowledged push cost the caller no time. A small thread renews the lease regularly, so that a
+long computation is not mistaken for a crash. When the job is resharded, the client opens another
+cluster connection to the new shards. A call while another thread is inside one raises BadInput:
+each thread needs a client of its own.
 """
 
 import time

@@ -1,9 +1,9 @@
 """The dtype of update records: one row of measurements for each push that a shard has judged.
 
 Shards write these rows, the operator collects them and writes them to `updates.parquet`.
-deploy/updates_parquet.py defines the columns. A push that was dropped has a row as well. Times are
-in seconds; `time` is the shard's own monotonic clock. `staleness` is the number of updates that the
-shard applied between the read that the gradient was computed from and the application of the
+deploy/run/updates_parquet.py defines the columns. A push that was dropped has a row as well. Times
+are in seconds; `time` is the shard's own monotonic clock. `staleness` is the number of updates that
+the shard applied between the read that the gradient was computed from and the application of the
 gradient; `wall_age_s` is the same span in seconds.
 """
 

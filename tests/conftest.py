@@ -85,7 +85,7 @@ class _Reported:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """An embedded Spark session of two slots, shared by the whole run."""
-    from deploy.java import spark_environment
+    from deploy.clusters.java import spark_environment
     from tests.support.clusters import QUICK_JAVA
     from worker.spark import start_session
 
@@ -96,7 +96,7 @@ def spark() -> Iterator["SparkSession"]:
 @pytest.fixture(scope="session")
 def ray_local() -> Iterator[str]:
     """The address of an embedded Ray of four CPUs that this process is connected to."""
-    from deploy.ray_cluster import connect
+    from deploy.clusters.ray_cluster import connect
     from tests.support.slow_ray_start import patient
 
     with patient(), connect(None, 4) as address:

@@ -56,7 +56,7 @@ def test_import_is_light(package: str) -> None:
 def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
     """Neither importing the command line nor `train --help` loads a simulator or an experiment."""
     script = (
-        "import sys; from deploy.cli import app; "
+        "import sys; from deploy.cli.app import app; "
         "app(['train', '--help'], standalone_mode=False); "
         "homes = 'deploy.simulation.', 'deploy.experiments'; "
         "print([name for name in sys.modules if name.startswith(homes)])"
@@ -71,7 +71,7 @@ def test_the_command_line_loads_the_simulators_only_to_simulate() -> None:
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("ray", {"ps/launch/ray_actors.py", "deploy/ray_cluster.py"}),
+        ("ray", {"ps/launch/ray_actors.py", "deploy/clusters/ray_cluster.py"}),
         # A data source is a class of PySpark's, which Spark's own processes load by its name.
         ("pyspark", SPARK | SPARK_ML | {"worker/tfrecord/source.py"}),
         ("py4j", SPARK),

@@ -17,25 +17,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.api import Trained, train
     from worker.caffe.caffe_kind import Caffe
-    from worker.caffe_inference import features, test
-    from worker.callbacks import Callback, EarlyStop, KeepBest, Parameters, RunStatus, WatchedRun
-    from worker.code_archive import pack_code
-    from worker.context import Context
-    from worker.custom_model import CustomModel
+    from worker.caffe.frame_inference import features, test
+    from worker.callbacks.base import (
+        Callback,
+        EarlyStop,
+        KeepBest,
+        Parameters,
+        RunStatus,
+        WatchedRun,
+    )
+    from worker.callbacks.mlflow import MLflow
+    from worker.callbacks.prometheus import Prometheus
+    from worker.callbacks.tensorboard import TensorBoard
     from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
     from worker.data.read_options import ReadOptions
     from worker.data.source import Sample, Source
-    from worker.function_run import Evaluate, RunResult, run
-    from worker.job_runner import Outcome
-    from worker.mlflow import MLflow
-    from worker.model import Model
-    from worker.own_loop import loop, start
-    from worker.prometheus import Prometheus
-    from worker.run_options import Interrupted
-    from worker.sources import open_source
+    from worker.data.sources import open_source
+    from worker.job.custom_model import CustomModel
+    from worker.job.function_run import Evaluate, RunResult, run
+    from worker.job.run_options import Interrupted
+    from worker.job.runner import Outcome
+    from worker.job.stream_run import Stream, stream
+    from worker.job.train import Trained, train
     from worker.spark import sequence_file
+    from worker.spark.code_archive import pack_code
     from worker.strategies import (
         ADAG,
         ASP,
@@ -54,9 +60,10 @@ if TYPE_CHECKING:
         SparkNet,
         StaleRate,
     )
-    from worker.stream_run import Stream, stream
-    from worker.tensorboard import TensorBoard
     from worker.tfrecord.source import TFRecord
+    from worker.training.context import Context
+    from worker.training.model import Model
+    from worker.training.own_loop import loop, start
 
 __all__ = [
     "ADAG",
@@ -119,9 +126,9 @@ _HOMES = {
     "BATCH_ROWS": "worker.data.image_table",
     "BSP": "worker.strategies",
     "Caffe": "worker.caffe.caffe_kind",
-    "Callback": "worker.callbacks",
-    "Context": "worker.context",
-    "CustomModel": "worker.custom_model",
+    "Callback": "worker.callbacks.base",
+    "Context": "worker.training.context",
+    "CustomModel": "worker.job.custom_model",
     "DCASGD": "worker.strategies",
     "EAMSGD": "worker.strategies",
     "EASGD": "worker.strategies",
@@ -130,42 +137,42 @@ _HOMES = {
     "DiLoCo": "worker.strategies",
     "Downpour": "worker.strategies",
     "DynSGD": "worker.strategies",
-    "EarlyStop": "worker.callbacks",
-    "Evaluate": "worker.function_run",
-    "Interrupted": "worker.run_options",
+    "EarlyStop": "worker.callbacks.base",
+    "Evaluate": "worker.job.function_run",
+    "Interrupted": "worker.job.run_options",
     "FedBuff": "worker.strategies",
-    "KeepBest": "worker.callbacks",
+    "KeepBest": "worker.callbacks.base",
     "LocalSGD": "worker.strategies",
-    "MLflow": "worker.mlflow",
-    "Model": "worker.model",
-    "Outcome": "worker.job_runner",
-    "Parameters": "worker.callbacks",
-    "Prometheus": "worker.prometheus",
+    "MLflow": "worker.callbacks.mlflow",
+    "Model": "worker.training.model",
+    "Outcome": "worker.job.runner",
+    "Parameters": "worker.callbacks.base",
+    "Prometheus": "worker.callbacks.prometheus",
     "Sample": "worker.data.source",
     "Source": "worker.data.source",
     "ReadOptions": "worker.data.read_options",
-    "WatchedRun": "worker.callbacks",
+    "WatchedRun": "worker.callbacks.base",
     "Softsync": "worker.strategies",
     "SparkNet": "worker.strategies",
     "StaleRate": "worker.strategies",
-    "Stream": "worker.stream_run",
+    "Stream": "worker.job.stream_run",
     "TFRecord": "worker.tfrecord.source",
-    "TensorBoard": "worker.tensorboard",
-    "RunResult": "worker.function_run",
-    "RunStatus": "worker.callbacks",
-    "Trained": "worker.api",
-    "features": "worker.caffe_inference",
+    "TensorBoard": "worker.callbacks.tensorboard",
+    "RunResult": "worker.job.function_run",
+    "RunStatus": "worker.callbacks.base",
+    "Trained": "worker.job.train",
+    "features": "worker.caffe.frame_inference",
     "image_batch": "worker.data.image_table",
     "image_schema": "worker.data.image_table",
-    "loop": "worker.own_loop",
-    "open_source": "worker.sources",
-    "pack_code": "worker.code_archive",
-    "run": "worker.function_run",
+    "loop": "worker.training.own_loop",
+    "open_source": "worker.data.sources",
+    "pack_code": "worker.spark.code_archive",
+    "run": "worker.job.function_run",
     "sequence_file": "worker.spark",
-    "start": "worker.own_loop",
-    "stream": "worker.stream_run",
-    "test": "worker.caffe_inference",
-    "train": "worker.api",
+    "start": "worker.training.own_loop",
+    "stream": "worker.job.stream_run",
+    "test": "worker.caffe.frame_inference",
+    "train": "worker.job.train",
 }
 
 _TRAIN = "worker.train(df, model=worker.CustomModel(...))"

@@ -33,9 +33,9 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from shards.tables import DenseTable
-from worker.context import Context
-from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
+from worker.training.context import Context
 
 __all__ = ["DistributedParams", "join", "load", "params", "wrap"]
 

@@ -25,8 +25,8 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from shards.tables import DenseTable
-from worker.context import Context
-from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
+from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, worker_of
+from worker.training.context import Context
 
 __all__ = ["callback", "load", "params"]
 

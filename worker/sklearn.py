@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 import ps
 from shards import argument_checks
 from shards.extras import missing
-from worker import own_loop
-from worker.model import Batch
 from worker.strategies import Strategy, strategy_of
+from worker.training import own_loop
+from worker.training.model import Batch
 
 try:
     from scipy import sparse

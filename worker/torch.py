@@ -32,10 +32,10 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import install_command, missing
 from shards.tables import DenseTable
-from worker.context import Context
-from worker.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
-from worker.parameters_file import write_file
+from worker.data.parameters_file import write_file
+from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
 from worker.strategies import Strategy
+from worker.training.context import Context
 
 __all__ = ["DistributedOptimizer", "export_onnx", "join", "load", "params", "wrap"]
 

@@ -23,8 +23,9 @@ from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.trials import RULE_KINDS, STRATEGY_KINDS, Trial, trial_strategy
 from shards.aggregation import Round
 from shards.errors import BadInput
-from worker.options import NO_BOUND, USUAL, staleness_bound
+from worker.job.options import NO_BOUND, staleness_bound
 from worker.strategies import Strategy
+from worker.strategies.base import USUAL
 
 OWN_KEYS = ("name", "seeds", "grid", "zip", "list", "expect", "limits")
 """The keys at the top of a sweep's file that are no settings of a trial."""

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from deploy.evaluations_csv import read_evaluations
 from deploy.experiments.cluster import ClusterModel
 from deploy.experiments.run_records import read_record
 from deploy.experiments.runner import Folder
@@ -28,9 +27,10 @@ from deploy.experiments.sweeps import Point, read_sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult
 from deploy.experiments.whole_files import whole_file
-from deploy.run_folder import EVALUATIONS, SETTINGS, SUMMARY
-from deploy.summary import Summary
-from deploy.updates_parquet import SCHEMA
+from deploy.run.evaluations_csv import read_evaluations
+from deploy.run.folder import EVALUATIONS, SETTINGS, SUMMARY
+from deploy.run.summary import Summary
+from deploy.run.updates_parquet import SCHEMA
 from shards.errors import UNDECODABLE, BadInput
 
 Kind = TypeVar("Kind")

@@ -10,8 +10,8 @@ from shards.rules import SGD, Rule
 from shards.schedules import Fixed
 from shards.spec import ShardSpec
 from shards.tables import DenseTable
-from worker.step_machine import Plan
 from worker.strategies import Strategy
+from worker.training.step_machine import Plan
 
 ENDLESS = 1 << 30
 """Steps of a plan that does not end by itself: the experiment decides when."""

@@ -39,10 +39,10 @@ from ps.session.events import Send
 from shards.errors import BadInput
 from shards.messages import Pull, Push
 from shards.transition_io import Arrival
-from worker import step_machine as machine
-from worker.step_machine import StepMachine
 from worker.strategies.base import Floats
-from worker.training_loop import ClientDriver
+from worker.training import step_machine as machine
+from worker.training.step_machine import StepMachine
+from worker.training.training_loop import ClientDriver
 
 _START_S = 60.0
 _MAX_OVERRUNS = 0.01

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deploy.run_folder import UPDATES
-from deploy.updates_parquet import parts_of, read_updates
+from deploy.run.folder import UPDATES
+from deploy.run.updates_parquet import parts_of, read_updates
 from shards.errors import UNDECODABLE, BadInput
 
 

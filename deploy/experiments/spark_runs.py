@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ps
-from deploy.evaluations_csv import EvaluationsFile
 from deploy.experiments.agreement import Agreement, agreement
 from deploy.experiments.cluster import worker_name
 from deploy.experiments.logistic import Proximal
@@ -25,18 +24,19 @@ from deploy.experiments.real_runs import Paced, RealRun, check_steady, replayed
 from deploy.experiments.training_simulation import Course, TrainingSimulation
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
-from deploy.run_folder import EVALUATIONS, UPDATES
-from deploy.updates_parquet import UpdatesWriter
+from deploy.run.evaluations_csv import EvaluationsFile
+from deploy.run.folder import EVALUATIONS, UPDATES
+from deploy.run.updates_parquet import UpdatesWriter
 from ps.admin_client import AdminClient
 from ps.launch.launcher import Placement
 from shards.errors import BadInput, GiveUp
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus, Standing
 from worker import spark
-from worker.context import Context
-from worker.evaluation import Evaluation
-from worker.function_run import RunOptions, first_values, function_job
-from worker.job_runner import run_job
+from worker.job.function_run import RunOptions, first_values, function_job
+from worker.job.runner import run_job
+from worker.training.context import Context
+from worker.training.evaluation import Evaluation
 
 _START_S = 120.0
 _POLL_S = 0.05

@@ -17,7 +17,7 @@ from deploy.experiments.sweeps import RATES, ChosenRates, Rates, Sweep, read_rat
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial
 from deploy.experiments.tuning import choose_rates
-from deploy.run_folder import write_whole
+from deploy.run.folder import write_whole
 from shards.errors import BadInput, GiveUp
 
 TUNING = "tuning"

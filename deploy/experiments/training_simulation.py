@@ -30,9 +30,9 @@ from shards.ledger import Ledger
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.transition_io import Outgoing
-from worker import step_machine as machine
-from worker.step_machine import StepMachine
 from worker.strategies.base import Floats
+from worker.training import step_machine as machine
+from worker.training.step_machine import StepMachine
 
 _COLLECTED = 1 << 16  # records that shard 0 keeps until they are collected; it holds twice as many
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from deploy.run_folder import SETTINGS, UPDATES
+from deploy.run.folder import SETTINGS, UPDATES
+from deploy.run.updates_parquet import read_updates
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint
-from deploy.updates_parquet import read_updates
 
 _POINTS = 2000
 _COLUMNS = ("loss", "samples", "steps", "staleness", "clock_gap", "time")

@@ -17,17 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.run_folder import SETTINGS as RUN_SETTINGS
-from deploy.run_folder import SUMMARY, lock_folder
+from deploy.run.folder import SETTINGS as RUN_SETTINGS
+from deploy.run.folder import SUMMARY, lock_folder
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import SnapshotRef, catalog_of, origin_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import SnapshotRef, catalog_of, origin_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
 from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
-from worker.signals import sigterm_too
+from worker.spark.signals import sigterm_too
 
 _POLL_S = 0.25
 _SNAPSHOT_S = 120.0
@@ -138,8 +138,8 @@ class _Attempt:
 
     def _train(self) -> tuple[End, str, str]:
         """How the training ended: its end, the code of a failure, and a message."""
+        from deploy.run.train import AlreadyFinished, run
         from deploy.runner.recording import RecordingProgress
-        from deploy.train import AlreadyFinished, run
 
         display = RecordingProgress.into(self._events, self._folder, self._identity.attempt)
         try:
@@ -230,19 +230,19 @@ class _Attempt:
         self._events.append("answer", self._identity.attempt, wish=wish, **found)
 
     def _snapshot(self, _: Entry) -> dict[str, Any]:
-        from deploy.snapshots import taken
+        from deploy.run.snapshots import taken
 
         return {"text": f"snapshot {taken(origin_of(str(self._settings.out)), _SNAPSHOT_S)}"}
 
     def _reshard(self, order: Entry) -> dict[str, Any]:
-        from deploy.run_requests import request_reshard
+        from deploy.run.requests import request_reshard
 
         shards = int(order.data["shards"])
         request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
         return {"text": f"moved to {counted(shards, 'shard')}", "shards": shards}
 
     def _change_settings(self, order: Entry) -> dict[str, Any]:
-        from deploy.run_requests import request_settings
+        from deploy.run.requests import request_settings
 
         changes: dict[str, Any] = order.data["changes"]
         request_settings(origin_of(str(self._settings.out)), changes, _SET_S)

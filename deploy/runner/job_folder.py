@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from deploy.run_folder import write_whole
-from deploy.settings import TrainSettings
+from deploy.run.folder import write_whole
+from deploy.run.settings import TrainSettings
 from shards.errors import UNDECODABLE, BadInput
 
 JOB = "job.json"

@@ -16,9 +16,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from deploy.progress_model import Readings
+from deploy.run.progress_model import Readings
+from deploy.run.summary import Rows
 from deploy.runner.job_folder import NEWEST, SERIES
-from deploy.summary import Rows
 from shards.errors import UNDECODABLE
 
 MAX_POINTS = 4000

@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.progress import Progress
-from deploy.progress_model import Readings
+from deploy.run.progress import Progress
+from deploy.run.progress_model import Readings
+from deploy.run.summary import Rows
 from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles, read_newest
-from deploy.summary import Rows
 from shards.errors import GiveUp
 from shards.live_settings import described
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
-from worker.evaluation import Evaluation
+from worker.training.evaluation import Evaluation
 
 DEGRADED_AFTER_S = 30.0
 _EVERY_S = 1.0
@@ -78,7 +78,7 @@ class RecordingProgress(Progress):
 
     @classmethod
     def into(cls, journal: Journal, folder: Path, attempt: int) -> Callable[..., Progress]:
-        """What makes the display of a run, for `deploy.train.run`."""
+        """What makes the display of a run, for `deploy.run.train.run`."""
         return lambda **figures: cls(journal, folder, attempt, **figures)
 
     def starting(self, what: str) -> None:

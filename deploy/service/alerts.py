@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.disk_space import existing, free_bytes, megabytes
+from deploy.run.disk_space import existing, free_bytes, megabytes
 from deploy.runner.readings import Reading
 from deploy.service.job_rows import JobRow
 from deploy.service.states import TRAINING, JobState

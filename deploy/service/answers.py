@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from deploy.run.snapshot_difference import Difference
 from deploy.runner.readings import Reading
 from deploy.service.access_store import AuditEntry, ProjectLimits, TokenRow
 from deploy.service.artefacts import Artefact
@@ -19,8 +20,7 @@ from deploy.service.route_roles import API
 from deploy.service.states import JobState
 from deploy.service.tokens import TokenRole
 from deploy.service.uploads import FileProgress, UploadStatus
-from deploy.snapshot_difference import Difference
-from worker.evaluation import Evaluation
+from worker.training.evaluation import Evaluation
 
 
 class JobList(msgspec.Struct):

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
 from deploy.runner.readings import SeriesPoint, read_newest
 from deploy.service import stream, tokens_api
@@ -29,7 +30,6 @@ from deploy.service.submissions import Cloning, Submissions, Submitted
 from deploy.service.supervisor import Supervisor, delete_folder, evaluations
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
-from deploy.settings import TrainSettings
 
 MAX_LOG_BYTES = 16 << 20
 

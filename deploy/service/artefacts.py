@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.run_folder import (
+from deploy.run.folder import (
     CAFFEMODEL,
     EVALUATIONS,
     LOSS_PLOT,

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import catalog_of
 from deploy.service.subprocesses import output_of
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import catalog_of
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
 from ps.snapshots.manifest import damage
 from shards.errors import BadInput, DownpourError

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from deploy.run_folder import write_whole
+from deploy.run.folder import write_whole
+from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.runner.journal import Entry, Journal, JournalEnd, JournalReader
@@ -31,7 +32,6 @@ from deploy.service import database_tables
 from deploy.service.access_store import ProjectLimits
 from deploy.service.job_rows import JobFilter, JobRow, Page, in_projects, row_of
 from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRANSITIONS, JobState, QueuedJob
-from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import DownpourError, GiveUp
 

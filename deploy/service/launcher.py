@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from deploy.run_folder import writer_of
+from deploy.run.folder import writer_of
 from deploy.runner import job_folder, subreaper
 from deploy.runner.job_folder import AttemptIdentity
 from deploy.service.database import VARIABLE

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.disk_space import free_bytes
+from deploy.run.disk_space import free_bytes
 from deploy.service.access import Sender, check_project
 from deploy.service.api import Services, find, shown
 from deploy.service.job_store import JobStore

@@ -13,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from deploy.disk_space import free_bytes
+from deploy.run.disk_space import free_bytes
 from deploy.runner import job_folder
 from deploy.runner.readings import read_newest
 from deploy.service.job_store import JobStore

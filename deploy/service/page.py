@@ -21,7 +21,7 @@ from pydantic import BeforeValidator
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from deploy.disk_space import free_bytes
+from deploy.run.disk_space import free_bytes
 from deploy.service.access import NOBODY, Exposure, FailedLogins, Sender, address_of, note
 from deploy.service.access_store import SESSION_S, AccessStore, ProjectLimits
 from deploy.service.alerts import ALERTS

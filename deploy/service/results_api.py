@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 
+from deploy.run.settings import TrainSettings
 from deploy.runner.readings import SeriesPoint
 from deploy.service.access import Sender
 from deploy.service.api import JobId, find, seen
@@ -20,7 +21,6 @@ from deploy.service.job_store import JobStore
 from deploy.service.long_answers import pieces
 from deploy.service.problems import Problem, not_found
 from deploy.service.strict_requests import NUMBER, strict_router
-from deploy.settings import TrainSettings
 
 Number = Annotated[str, Path(description="The number of a checkpoint.", pattern=NUMBER)]
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"

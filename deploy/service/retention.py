@@ -15,15 +15,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from deploy.evaluations_csv import read_evaluations
-from deploy.run_folder import EVALUATIONS, SNAPSHOTS, UPDATES
+from deploy.run.evaluations_csv import read_evaluations
+from deploy.run.folder import EVALUATIONS, SNAPSHOTS, UPDATES
+from deploy.run.snapshot_ref import origin_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.service.job_rows import JobFilter, JobRow
 from deploy.service.job_store import JobStore
 from deploy.service.states import TERMINAL
 from deploy.service.uploads import UPLOADS
-from deploy.snapshot_ref import origin_of
 from shards.errors import BadInput, DownpourError
 
 _DAY_S = 86400.0

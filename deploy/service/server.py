@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 import uvicorn
 
-from deploy.run_folder import lock_folder
+from deploy.run.folder import lock_folder
 from deploy.service import database, postgres
 from deploy.service.access_store import AccessStore
 from deploy.service.app import ServeOptions, Service, application

@@ -13,8 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.run_folder import A_RUN, LOGS, SETTINGS, SUMMARY, content_of, writer_of
-from deploy.run_places import check_own
+from deploy.run.folder import A_RUN, LOGS, SETTINGS, SUMMARY, content_of, writer_of
+from deploy.run.places import check_own
+from deploy.run.settings import TrainSettings, option_name
+from deploy.run.snapshot_ref import SnapshotRef, origin_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import Submission
 from deploy.service.access import check_project
@@ -25,8 +27,6 @@ from deploy.service.job_store import JobStore
 from deploy.service.states import JobState
 from deploy.service.tokens import LOCAL, Principal
 from deploy.service.uploads import Uploads
-from deploy.settings import TrainSettings, option_name
-from deploy.snapshot_ref import SnapshotRef, origin_of
 from deploy.terminal_text import is_plain
 from ps import path_checks
 from ps.snapshots.manifest import Manifest

@@ -10,7 +10,7 @@ import threading
 from deploy.service.problems import Problem
 from shards.errors import BadInput, GiveUp
 
-_COMMAND = (sys.executable, "-c", "from deploy.cli import main; main()")
+_COMMAND = (sys.executable, "-c", "from deploy.cli.app import main; main()")
 _LONGEST_S = 600.0
 _one_at_a_time = threading.Lock()
 _places = threading.BoundedSemaphore(4)  # other threads of the service answer other requests

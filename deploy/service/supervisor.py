@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
-from deploy.evaluations_csv import read_evaluations
-from deploy.run_folder import EVALUATIONS
+from deploy.run.evaluations_csv import read_evaluations
+from deploy.run.folder import EVALUATIONS
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import catalog_of
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptOutcome, End
 from deploy.runner.journal import JournalReader
@@ -56,8 +58,6 @@ from deploy.service.states import (
     retry_delay_s,
     states_for,
 )
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import catalog_of
 from ps.logs import logger
 from ps.shared_memory.shm_files import sweep_temporary
 from shards.errors import BadInput

@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from deploy.disk_space import free_bytes, megabytes
-from deploy.run_folder import write_whole
+from deploy.run.disk_space import free_bytes, megabytes
+from deploy.run.folder import write_whole
 from deploy.runner import job_folder
 from deploy.service.access_store import ProjectLimits, left
 from deploy.service.artefacts import sha256_of

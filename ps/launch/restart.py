@@ -8,7 +8,7 @@ pushes that were not acknowledged. There is no restart in three cases:
   fail as well.
 - Its machine is gone.
 - `restart_enabled` is off. A shard that recovers from an autosave has lost the updates since then,
-  and its workers may be unable to repeat them all (worker/job_shards.py).
+  and its workers may be unable to repeat them all (worker/job/shards.py).
 
 A shard is given up after a few crashes in a row, each followed by a longer pause (`RestartPolicy`,
 which replicated shards share); the error names the last cause. A process that never serves, or

@@ -4,7 +4,7 @@ between pushes, and the push number that both belong to.
 It is one safetensors file, replaced as a whole. A residual belongs to one push number: a later push
 has sent some of its values already. So a worker cannot restore it once the shards hold later pushes
 of that worker. What a strategy keeps, such as a momentum, may be older or newer than the shards
-(worker/worker_state.py).
+(worker/training/worker_state.py).
 """
 
 import os

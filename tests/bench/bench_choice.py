@@ -8,10 +8,10 @@ import math
 import re
 from pathlib import Path
 
+from deploy.doctor.strategy_table import TARGET, Choice, keep, table
 from deploy.experiments.runner import Folder, run_sweep
 from deploy.experiments.statistics import TargetTimes
 from deploy.experiments.sweeps import Sweep, read_sweep
-from deploy.strategy_table import TARGET, Choice, keep, table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements" / "choice.md"

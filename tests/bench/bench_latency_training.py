@@ -35,7 +35,7 @@ from shards.rules import Adagrad
 from shards.schedules import Fixed
 from tests.bench.report import Goal, goals, save
 from tests.support import lenet_job
-from worker.job import Job
+from worker.job.training_job import Job
 
 _WORKERS = 2
 _LOSS = 0.05

@@ -30,7 +30,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.python_nets import Net, load_net, load_solver
 from worker.caffe.solver import Solver
 from worker.caffe.weights import Copied, into_arena
-from worker.model import Batch
+from worker.training.model import Batch
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MNIST = DEPLOY / "demo" / "mnist"

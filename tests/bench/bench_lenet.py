@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from tests.bench.report import Goal, goals, save
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.model import Batch
+from worker.training.model import Batch
 
 SOLVER = Path("deploy/demo/lenet_solver.prototxt")
 OURS, NCHW, LAST = "this project", "PyTorch NCHW", "PyTorch channels_last"

@@ -34,7 +34,7 @@ from tests.support import caffe_nets
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.text import parse_net
-from worker.model import Batch
+from worker.training.model import Batch
 
 OURS, TORCH = "this project", "PyTorch"
 MEMORY_GOAL = 1.2

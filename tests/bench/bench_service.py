@@ -29,6 +29,7 @@ import httpx
 import psutil
 import sqlalchemy as sa
 
+from deploy.run.settings import TrainSettings
 from deploy.runner.job_folder import Submission
 from deploy.service import database_tables, server
 from deploy.service.access_store import ProjectLimits
@@ -36,7 +37,6 @@ from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.job_store import JOBS, JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import JobState
-from deploy.settings import TrainSettings
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
 from tests.support.ports import free_port

@@ -26,15 +26,15 @@ import httpx
 import msgspec
 import psutil
 
-from deploy.run_folder import SUMMARY
+from deploy.run.folder import SUMMARY
+from deploy.run.summary import Summary
 from deploy.runner.job_folder import RUN
 from deploy.service.job_store import JOBS
-from deploy.summary import Summary
 from tests.bench.bench_service import client_of, lines_read
 from tests.bench.report import Goal, goals, save
 from tests.support.ports import free_port
 
-_COMMAND = "from deploy.cli import main; main()"
+_COMMAND = "from deploy.cli.app import main; main()"
 _DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 _ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
 PLAIN, JOB, VIEWED = "train", "job", "job with viewers"

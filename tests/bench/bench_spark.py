@@ -31,11 +31,11 @@ import pyarrow as pa
 
 import ps
 import worker
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from tests.bench.report import Goal, goals, save
 from tests.support import row_queue
 from tests.support.ml_nets import Line
-from worker.feed import ColumnBatches, RowFeed
+from worker.data.feed import ColumnBatches, RowFeed
 from worker.ml.models import FittedNet
 from worker.ml.nets import NetSpec
 from worker.spark import start_session

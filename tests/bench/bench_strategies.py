@@ -21,9 +21,9 @@ from threadpoolctl import threadpool_limits
 
 from ps import DenseTable, TensorSpec
 from shards.schedules import Fixed
-from worker import step_machine as machine
-from worker.step_machine import Plan, StepMachine
 from worker.strategies import STRATEGIES, Strategy
+from worker.training import step_machine as machine
+from worker.training.step_machine import Plan, StepMachine
 
 FLOATS = 431_080
 GOAL_US = 200.0

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 import worker
 import worker.torch
+from deploy.clusters.java import spark_environment
 from deploy.examples import mnist_spark_torch as cnn
-from deploy.java import spark_environment
 from tests.bench.loops import Step, StepTime, in_turn, rows_for
 from tests.bench.report import Goal, goals, save
 from worker.spark import start_session

@@ -15,17 +15,17 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from deploy import ray_cluster
-from deploy.java import spark_environment
+from deploy.clusters import ray_cluster
+from deploy.clusters.java import spark_environment
 from ps import Cluster
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from tests.bench.report import Goal, goals, save
 from tests.support import lenet_job
 from worker import spark
-from worker.evaluation import Evaluation
-from worker.job_runner import run_job
-from worker.training_loop import WorkerReport
+from worker.job.runner import run_job
+from worker.training.evaluation import Evaluation
+from worker.training.training_loop import WorkerReport
 
 _WARM_UPDATES = 40
 

@@ -31,12 +31,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from deploy.run_folder import CLUSTER, SUMMARY
+from deploy.run.folder import CLUSTER, SUMMARY
+from deploy.run.summary import Summary
 from deploy.runner.job_folder import RUN
 from deploy.service.client import ServiceClient
 from deploy.service.job_store import JOBS
 from deploy.service.launcher import processes_with
-from deploy.summary import Summary
 from ps import AdminClient, Cluster
 from ps.shared_memory import shm_files
 from shards.errors import DownpourError
@@ -44,7 +44,7 @@ from tests.bench.report import save
 from tests.support import tiny_job
 from tests.support.ports import free_port
 
-_COMMAND = "from deploy.cli import main; main()"
+_COMMAND = "from deploy.cli.app import main; main()"
 KINDS = {
     "service": None,
     "runner": "deploy.runner",

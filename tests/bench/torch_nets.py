@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from worker.caffe.caffe_pb2 import LayerParameter, LRNParameter, PoolingParameter
 from worker.caffe.text import parse_net
-from worker.model import Batch
+from worker.training.model import Batch
 
 Tensor = Any  # PyTorch is not installed where types are checked
 

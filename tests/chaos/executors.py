@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import ps
 import worker
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from tests.support.clusters import standalone_spark
 from tests.support.eventually import eventually
 

@@ -25,7 +25,7 @@ import psutil
 import ray
 
 import ps
-from deploy.ray_cluster import connect
+from deploy.clusters.ray_cluster import connect
 from ps import Durability
 from ps.job_spec import shard_specs
 from ps.launch.ray_actors import Actor

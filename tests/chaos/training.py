@@ -31,7 +31,7 @@ from tests.chaos.levels import LEVELS, Level, leave_out_numba
 from tests.chaos.schedule import Kind
 from tests.support import lenet_job
 from tests.support.eventually import eventually
-from worker.job import Job
+from worker.job.training_job import Job
 
 WORKERS, SHARDS, BOUND = 4, 2, 4
 PATIENCE_S = 120.0

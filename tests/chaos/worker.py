@@ -23,9 +23,9 @@ from ps.transport.link_model import LinkModel
 from shards.schedules import Fixed
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import Record, gradient
-from worker import step_machine as machine
-from worker.step_machine import Plan, StepMachine
 from worker.strategies import ADAG
+from worker.training import step_machine as machine
+from worker.training.step_machine import Plan, StepMachine
 
 PATIENCE_S = 90.0
 """How long a silent shard is waited for: longer than any fault lasts."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import ray_and_spark
+from deploy.run import ray_and_spark
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run, command
 

@@ -8,7 +8,7 @@ import pytest
 from deploy.examples import cifar10
 from shards.errors import BadInput
 from tests.support.cifar_package import write_package
-from worker.sources import Split, open_source
+from worker.data.sources import Split, open_source
 
 
 def test_a_package_becomes_two_databases(tmp_path: Path) -> None:

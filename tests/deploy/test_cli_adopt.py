@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.prepare import prepare
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import origin_of
+from deploy.run.prepare import prepare
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import origin_of
 from ps import AdminClient
 from ps.client import Client
 from ps.job_spec import shard_specs
@@ -18,7 +18,7 @@ from tests.support.serial_solver import SerialSolver
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.solver_state import SolverState, history_of, write_solver_state
 from worker.caffe.weight_files import write_weights
-from worker.model import Batch
+from worker.training.model import Batch
 
 ADOPT = "snapshots adopt tiny_iter_3.solverstate place --solver solver.prototxt"
 MOMENTUM = 'type: "Nesterov" momentum: 0.5 lr_policy: "step" gamma: 0.1 stepsize: 2'

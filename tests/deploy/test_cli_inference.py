@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from deploy.data_tools import convert
-from deploy.prepare import prepare
-from deploy.settings import TrainSettings
+from deploy.run.data_tools import convert
+from deploy.run.prepare import prepare
+from deploy.run.settings import TrainSettings
 from tests.support import tiny_job
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import refuses, swap, write_idx
@@ -24,7 +24,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.data import image_decoding
-from worker.sources import ReadOptions
+from worker.data.sources import ReadOptions
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_on_spark(
     monkeypatch.setattr("worker.spark.start_session", lambda *_, **__: nullcontext(spark))
     where = f"--data {data} --spark local[2] --workers 3"
     with monkeypatch.context() as unrounded:
-        unrounded.setattr("worker.evaluation.in_words", json.dumps)
+        unrounded.setattr("worker.training.evaluation.in_words", json.dumps)
         here, there = (
             json.loads(downpour(*TEST.split())[1]),
             json.loads(downpour(*f"{TEST} {where}".split())[1]),

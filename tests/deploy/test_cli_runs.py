@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy import ray_and_spark
-from deploy import train as training
-from deploy.run_folder import RunFolder
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import SnapshotRef
+from deploy.run import ray_and_spark
+from deploy.run import train as training
+from deploy.run.folder import RunFolder
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import SnapshotRef
 from ps import AdminClient
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards

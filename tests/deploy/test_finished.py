@@ -7,12 +7,12 @@ import pytest
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from deploy import ray_and_spark
-from deploy.prepare import prepare
-from deploy.run_folder import RunFolder
-from deploy.settings import TrainSettings
-from deploy.snapshot_ref import origin_of
-from deploy.summary import Summary
+from deploy.run import ray_and_spark
+from deploy.run.folder import RunFolder
+from deploy.run.prepare import prepare
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import origin_of
+from deploy.run.summary import Summary
 from ps import AdminClient
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import ps
-from deploy.progress import Progress
-from deploy.run_folder import RunFolder
-from deploy.run_observer import RunObserver
-from deploy.settings import TrainSettings
+from deploy.run.folder import RunFolder
+from deploy.run.observer import RunObserver
+from deploy.run.progress import Progress
+from deploy.run.settings import TrainSettings
 from ps.cluster import Access, Cluster
 from ps.durability import Durability
 from ps.job_spec import make_cluster, shard_specs

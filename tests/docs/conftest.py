@@ -43,7 +43,7 @@ def clusters(
     import ray
     from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
-    from deploy import ray_cluster
+    from deploy.clusters import ray_cluster
     from worker import spark as door
     from worker.spark import tasks
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import app
+from deploy.cli.app import app
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, prose, read
 
 SHELLS = {"bash", "sh", "console"}

@@ -32,7 +32,7 @@ _OF_MODULES = {"cupy_kernels", "cupy_kernels.cpu"}
 
 _PACKAGES = {"cupy_kernels", "shards", "ps", "worker", "deploy", "tests"}
 _NAME = re.compile(r"`(ps|worker)\.(\w+)")
-_LOGGERS = {"job_runner"}  # worker.job_runner is the name of a logger
+_LOGGERS = {"job_runner"}  # worker.job.runner is the name of a logger
 
 
 def imports(code: str) -> Iterator[tuple[str, str | None]]:

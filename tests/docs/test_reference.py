@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from deploy.command_layout import GROUPS
-from deploy.updates_parquet import COLUMNS
+from deploy.cli.command_layout import GROUPS
+from deploy.run.updates_parquet import COLUMNS
 from shards.update_records import RECORD
 from tests.support.doc_pages import PAGES, read
 from tests.support.reference_generator import COMMANDS, PARTS, current, parts_of

@@ -13,7 +13,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 from sybil.typing import Parser
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.cli.app import app
 from tests.support.doc_pages import PAGES, ROOT, commands, fences, read
 from tests.support.own_logs import own_logs
 from tests.support.small_demo import SHORTER

@@ -20,11 +20,11 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 import ps
-from deploy.run_folder import write_whole
-from deploy.settings import TrainSettings
+from deploy.run.folder import write_whole
+from deploy.run.settings import TrainSettings
+from deploy.run.summary import Rows
+from deploy.run.updates_parquet import SCHEMA, UpdatesWriter, parts_of, read_updates
 from deploy.simulation.disk import DeferredTask
-from deploy.summary import Rows
-from deploy.updates_parquet import SCHEMA, UpdatesWriter, parts_of, read_updates
 from ps.cluster import Access
 from ps.durability import Durability
 from ps.replication.coordinator import ShardGroup

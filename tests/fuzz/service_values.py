@@ -14,12 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from deploy.run.settings import TrainSettings
 from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database_tables import DATABASE, open_database
-from deploy.settings import TrainSettings
 from tests.support import tiny_job
 from tests.support.service_in_process import TestClient
-from worker.option_fields import declared
+from worker.job.option_fields import declared
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 1e308, 2**70, "", " ", "inf", "nan", "-0", "[]", [], [[]], {}, {"a": 1},

@@ -10,7 +10,7 @@ from tests.support import tiny_job
 from tests.support.model_training import LENET, PLANS, TINY, Trained, digits, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
-from worker.device import Gpu
+from worker.training.device import Gpu
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,10 +22,10 @@ from ps.launch.processes import process_shards
 from tests.bench.report import Goal
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
-from worker.device_selection import DeviceRequest, allocator, placed
-from worker.model import Batch
 from worker.strategies import Downpour
-from worker.training_loop import Plan, train_worker
+from worker.training.device_selection import DeviceRequest, allocator, placed
+from worker.training.model import Batch
+from worker.training.training_loop import Plan, train_worker
 
 _DEMO, _NETS = Path("deploy/demo"), Path(__file__).with_name("nets")
 _CPU, _GPU = DeviceRequest(False), DeviceRequest(True)

@@ -22,8 +22,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from deploy import ray_cluster
-from deploy.evaluations_csv import read_evaluations
+from deploy.clusters import ray_cluster
+from deploy.run.evaluations_csv import read_evaluations
 from ps import load_snapshot
 from ps.launch import processes
 from ps.launch.launch_plan import LaunchPlan
@@ -41,7 +41,7 @@ from tests.support.cli_process import (
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from worker import spark as door
-from worker.job_shards import JobShards
+from worker.job.shards import JobShards
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deploy.data_tools import convert
+from deploy.run.data_tools import convert
 from tests.support import tiny_job
 from tests.support.cli_process import PATIENCE_S, check_folder, downpour
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
+from worker.caffe.inference import evaluate, features
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import read_weights
-from worker.inference import evaluate, features
-from worker.sources import ReadOptions, open_source
+from worker.data.sources import ReadOptions, open_source
 
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay

@@ -12,13 +12,13 @@ from shards.errors import BadInput
 from tests.support import tiny_job
 from worker import spark as door
 from worker.caffe.caffe_pb2 import Datum
+from worker.caffe.inference import evaluate
 from worker.caffe.model import CaffeModel
 from worker.caffe.phases import Phase
 from worker.data import image_decoding
 from worker.data.databases import datum_bytes
 from worker.data.lmdb_file import write_lmdb
-from worker.inference import evaluate
-from worker.sources import open_source
+from worker.data.sources import open_source
 
 TUPLE_OF_SIX = (
     "aced00057372000c7363616c612e5475706c653689e6cd0b84e7f0300200064c00025f317400124c6a6176612f6c61"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import worker
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from shards.errors import BadInput, GiveUp
 from tests.support.bare_python import bare_python
 from tests.support.clusters import QUICK_JAVA
@@ -21,9 +21,9 @@ from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path
 from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
-from worker.dataframe_checks import dealt, first_shape
-from worker.job import Job
-from worker.job_runner import run_job
+from worker.job.runner import run_job
+from worker.job.training_job import Job
+from worker.spark.dataframe_checks import dealt, first_shape
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,16 +25,16 @@ from shards.aggregation import ROUND
 from shards.rules import SGD, Adagrad, Momentum, Rule
 from tests.support.eventually import eventually
 from tests.support.ones_job import Ones, ones_job
-from worker.batches import Batches
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
-from worker.job_runner import run_job
-from worker.model import Batch
-from worker.options import TrainOptions
-from worker.sources import open_source
+from worker.data.batches import Batches
+from worker.data.sources import open_source
+from worker.job.options import TrainOptions
+from worker.job.runner import run_job
 from worker.strategies import BSP, Downpour, Strategy
-from worker.training_loop import Plan, train_worker
+from worker.training.model import Batch
+from worker.training.training_loop import Plan, train_worker
 
 Floats = NDArray[np.float32]
 

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 import worker
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from tests.support import tiny_job
 from tests.support.clusters import QUICK_JAVA
 

@@ -13,7 +13,7 @@ from shards.errors import GiveUp
 from shards.shard_status import Standing
 from tests.support.ones_job import Broken, DiesOnce, counted, ones_job, rows
 from worker import spark
-from worker.job_runner import run_job
+from worker.job.runner import run_job
 from worker.strategies import BSP, Downpour
 
 

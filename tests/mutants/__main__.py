@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from deploy.simulate import reduce, report
+from deploy.cli.simulation_play import reduce, report
 from deploy.simulation import scenarios
 from deploy.simulation.simulation import SimulationOutcome, play
 from tests.mutants.catalogue import MUTANTS, SEEDS, caught, planted

@@ -141,7 +141,7 @@ def zipped(path: Path, last: str = "") -> Path:
             for file in sorted((ROOT / package).rglob("*")):
                 name = file.relative_to(ROOT).as_posix()
                 if file.is_file() and "__pycache__" not in name:
-                    extra = last if name == "worker/training_loop.py" else ""
+                    extra = last if name == "worker/training/training_loop.py" else ""
                     archive.writestr(name, file.read_bytes() + extra.encode())
     return path
 

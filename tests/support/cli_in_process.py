@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy import cli
+from deploy.cli import app as cli
 from tests.support.own_logs import own_logs
 
 Run = Callable[..., tuple[int, str, str]]

@@ -19,17 +19,17 @@ from safetensors.numpy import load_file
 from tests.support import tiny_job
 from tests.support.eventually import eventually
 from tests.support.numba_hidden import import_path
+from worker.caffe.inference import evaluate
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import read_blobs
 from worker.caffe.weights import read_weights
-from worker.inference import evaluate
-from worker.sources import open_source
+from worker.data.sources import open_source
 
 # Tests may run where Ctrl-C is ignored, as in the background of a shell.
 _START = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from deploy.cli import main; main()"
+    "from deploy.cli.app import main; main()"
 )
 _ROOT = Path(__file__).parents[2]
 _MARK = "DOWNPOUR_TEST_CLI"

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import psutil
 import pyspark
 
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import worker
-from deploy import ray_cluster
+from deploy.clusters import ray_cluster
 from shards.errors import BadInput
 from tests.support.clusters import MESSAGE_BYTES
 from tests.support.tiny_job import image_table

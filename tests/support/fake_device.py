@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cupy_kernels.types import AnyArray
-from worker.device import CannotCapture, Mark, Stream
+from worker.training.device import CannotCapture, Mark, Stream
 
 Clock = dict[str, int]
 HOST = "host"

@@ -16,7 +16,7 @@ from unittest import mock
 
 import sqlalchemy as sa
 
-from deploy.run_folder import write_whole
+from deploy.run.folder import write_whole
 from deploy.runner import job_folder, journal
 from deploy.service import job_store, launcher, supervisor
 

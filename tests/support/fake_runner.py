@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from deploy.run_folder import lock_folder
+from deploy.run.folder import lock_folder
 from deploy.runner import attempt, job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End
 from deploy.runner.journal import Entry, Journal, JournalReader

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.progress_model import LinkReading, Readings, ShardReading, WorkerReading
+from deploy.run.progress_model import LinkReading, Readings, ShardReading, WorkerReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 
 

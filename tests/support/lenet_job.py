@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from ps import Cluster
 from ps.job_spec import expect_compression, shard_specs
 from shards.spec import ShardSpec
+from worker.caffe.inference import evaluate
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weights import moved
-from worker.inference import evaluate
-from worker.job import Job
-from worker.options import TrainOptions
-from worker.sources import open_source
+from worker.data.sources import open_source
+from worker.job.options import TrainOptions
+from worker.job.training_job import Job
 from worker.spark.worker_task import TaskSpec, decode_reports, run_task
-from worker.training_loop import WorkerReport
+from worker.training.training_loop import WorkerReport
 
 _DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 _ROWS = "rows.arrow"

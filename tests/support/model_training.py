@@ -14,10 +14,10 @@ from shards.schedules import Fixed
 from tests.support import tiny_job
 from worker.caffe.net import Description
 from worker.caffe.solver import read_solver
-from worker.device_selection import allocator
-from worker.model import Batch, Model
 from worker.strategies import Downpour, Strategy
-from worker.training_loop import Plan, WorkerReport, train_worker
+from worker.training.device_selection import allocator
+from worker.training.model import Batch, Model
+from worker.training.training_loop import Plan, WorkerReport, train_worker
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 DROPOUT = """

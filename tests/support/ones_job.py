@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from shards.rules import SGD, Decay
 from shards.schedules import Fixed
 from shards.tables import DenseTable, TensorSpec
-from worker.job import Job
-from worker.model import Batch, Model
-from worker.options import LinkOptions, ShardRuntime
+from worker.job.options import LinkOptions, ShardRuntime
+from worker.job.training_job import Job
 from worker.strategies import Downpour, Strategy
-from worker.training_loop import Plan
+from worker.training.model import Batch, Model
+from worker.training.training_loop import Plan
 
 TABLE = DenseTable("weights", (TensorSpec("a", (300,)), TensorSpec("b", (70, 10))))
 

@@ -21,9 +21,9 @@ from shards.rules import SGD, Decay, Rule
 from shards.schedules import Fixed
 from shards.shard import Shard
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
-from worker import step_machine as machine
-from worker.step_machine import Plan, StepMachine
 from worker.strategies import Local, Strategy
+from worker.training import step_machine as machine
+from worker.training.step_machine import Plan, StepMachine
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[int, int, Floats], Floats]

@@ -18,7 +18,7 @@ import psutil
 import ray
 from ray._private import services
 
-from deploy.ray_cluster import connect
+from deploy.clusters.ray_cluster import connect
 
 
 class Probe:

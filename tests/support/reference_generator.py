@@ -26,15 +26,16 @@ import worker.caffe.python_nets
 import worker.ml
 import worker.strategies
 import worker.torch
-from deploy import evaluations_csv, run_folder, updates_parquet
-from deploy.cli import command_line
-from deploy.command_layout import GROUPS
-from deploy.settings import TrainSettings
-from deploy.summary import Summary
+from deploy.cli.app import command_line
+from deploy.cli.command_layout import GROUPS
+from deploy.run import evaluations_csv, updates_parquet
+from deploy.run import folder as run_folder
+from deploy.run.settings import TrainSettings
+from deploy.run.summary import Summary
 from tests.support.doc_pages import PAGES, ROOT, read
 from worker.caffe.layer import HostLayer, Layer
 from worker.caffe.registry import FAMILIES
-from worker.option_fields import Options, declared
+from worker.job.option_fields import Options, declared
 from worker.strategies import Base
 
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from deploy.summary import Rows, RunTally, summarise
+from deploy.run.summary import Rows, RunTally, summarise
 from shards.shard_status import ShardStatus, Standing, WorkerStatus
 from shards.update_records import RECORD
-from worker.training_loop import WorkerReport
+from worker.training.training_loop import WorkerReport
 
 
 def records(count: int, **columns: Any) -> Rows:

@@ -7,7 +7,7 @@ from cupy_kernels.updates import squared_norm
 from shards.tables import KeyRange, segments
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver
-from worker.model import Batch
+from worker.training.model import Batch
 
 Floats = NDArray[np.float32]
 

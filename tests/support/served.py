@@ -17,7 +17,7 @@ from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
-START = "from deploy.cli import main; main()"
+START = "from deploy.cli.app import main; main()"
 
 
 class Served:

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
 from deploy.runner.job_folder import End
 from deploy.runner.journal import JournalReader
@@ -39,7 +40,6 @@ from deploy.service.states import ATTEMPTED, HOLDING, TERMINAL, TRAINING, JobSta
 from deploy.service.submissions import Submissions, Submitted
 from deploy.service.supervisor import Supervisor
 from deploy.service.uploads import Uploads
-from deploy.settings import TrainSettings
 from tests.support.fake_machine import FakeMachine, ServiceKilled
 from tests.support.fake_runner import FakeRunner, snapshots
 

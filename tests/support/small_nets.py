@@ -4,7 +4,7 @@ import numpy as np
 
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
-from worker.model import Batch
+from worker.training.model import Batch
 
 DATA = """
 layer { name: "rows" type: "MemoryData" top: "data" top: "label"

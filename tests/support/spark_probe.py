@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from deploy.java import spark_environment
+from deploy.clusters.java import spark_environment
 from ps import build_id
 from shards.errors import DownpourError
 from worker.spark import run_tasks, start_session

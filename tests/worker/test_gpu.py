@@ -15,8 +15,8 @@ from tests.support.fake_cuda import DEVICES, fake_cuda, launches_are_captured
 from tests.support.model_training import TINY, Trained, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
-from worker.device import CannotCapture, Gpu, gpu_count
-from worker.device_selection import DeviceRequest, lent, placed
+from worker.training.device import CannotCapture, Gpu, gpu_count
+from worker.training.device_selection import DeviceRequest, lent, placed
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 

@@ -21,8 +21,8 @@ import worker
 from ps.snapshots.manifest import load_snapshot
 from ps.tables import tables_of
 from shards.errors import BadInput, GiveUp
-from worker.function_run import RunOptions, function_job
-from worker.parameters_file import read_parameters
+from worker.data.parameters_file import read_parameters
+from worker.job.function_run import RunOptions, function_job
 from worker.spark import task_slots
 
 WANTED = np.array([1.0, -2.0, 3.0], np.float32)

@@ -17,7 +17,6 @@ from shards.errors import BadInput
 from shards.schedules import Fixed
 from shards.tables import RateRun
 from tests.support.ones_job import TABLE, Ones, counted
-from worker.model import Batch
 from worker.strategies import (
     BSP,
     EAMSGD,
@@ -33,7 +32,8 @@ from worker.strategies import (
     Strategy,
     strategy_named,
 )
-from worker.training_loop import Plan, train_worker
+from worker.training.model import Batch
+from worker.training.training_loop import Plan, train_worker
 
 ALL: list[Strategy] = [
     *(kind() for kind in STRATEGIES.values()),

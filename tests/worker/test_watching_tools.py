@@ -15,9 +15,9 @@ import worker
 from shards.errors import BadInput
 from shards.shard_status import ShardStatus
 from shards.update_records import RECORD
-from worker.callbacks import watching
-from worker.evaluation import Evaluation
+from worker.callbacks.base import watching
 from worker.tfrecord.framing import read_blocks
+from worker.training.evaluation import Evaluation
 
 CLUSTER: Any = SimpleNamespace(job="j1")
 SETTINGS: dict[str, Any] = {"shards": 2, "args.size": 64}

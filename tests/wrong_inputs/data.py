@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from tests.support.tfrecord_bytes import framed
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env
-from worker.column_values import VECTOR
-from worker.feed import ColumnBatches
-from worker.sources import open_source
+from worker.data.column_values import VECTOR
+from worker.data.feed import ColumnBatches
+from worker.data.sources import open_source
 from worker.tfrecord.files import find_files, read_batches, schema_of
 
 _ROWS = 4

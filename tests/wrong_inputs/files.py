@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 import ps
-from deploy.settings import TrainSettings
+from deploy.run.settings import TrainSettings
 from ps.client import Client
 from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
@@ -20,7 +20,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import read_weights
-from worker.sources import open_source
+from worker.data.sources import open_source
 
 _GARBAGE = np.random.default_rng(1).bytes(4096)
 _PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)

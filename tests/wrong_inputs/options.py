@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from deploy import cli
+from deploy.cli import app as cli
 from shards.errors import BadInput
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row

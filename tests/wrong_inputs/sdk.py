@@ -32,14 +32,14 @@ from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.values import TABLE_SIZE, VALUES, Other
-from worker.device_selection import parse_device
-from worker.job import Job
-from worker.job_runner import run_job
-from worker.option_fields import declared
-from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy
+from worker.job.option_fields import declared
+from worker.job.options import LinkOptions, ShardRuntime, SnapshotPolicy
+from worker.job.runner import run_job
+from worker.job.training_job import Job
 from worker.spark import DataFrame
 from worker.strategies import Downpour
-from worker.training_loop import Plan
+from worker.training.device_selection import parse_device
+from worker.training.training_loop import Plan
 
 
 class Frame(DataFrame):

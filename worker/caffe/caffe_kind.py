@@ -22,9 +22,9 @@ from worker.caffe.solver import Solver, read_solver
 from worker.caffe.weight_files import write_weights
 from worker.caffe.weights import starting_weights
 from worker.data.source import Source
-from worker.dataframe_checks import check_columns, shapes_of
-from worker.evaluation import EvaluationPlan
-from worker.model_kind import Fitted, TrainArguments
+from worker.job.model_kind import Fitted, TrainArguments
+from worker.spark.dataframe_checks import check_columns, shapes_of
+from worker.training.evaluation import EvaluationPlan
 
 _LOG = logger("worker", worker="driver")
 Floats = NDArray[np.float32]
@@ -119,7 +119,7 @@ class Caffe(msgspec.Struct, frozen=True):
 
 def _named_source(solver: Solver, options: TrainArguments) -> Source:
     """The source that the net names, which tasks can read themselves; raises BadInput."""
-    from worker.sources import open_net_data
+    from worker.caffe.net_sources import open_net_data
 
     source = open_net_data(
         data_of(solver.train), seed=options.seed, skip_images=options.skip_images
@@ -166,7 +166,8 @@ def _evaluator(
     batches: list[pa.RecordBatch] = []
     if isinstance(data, Path):
         # Loaded on first use: PyArrow's readers are needed for files only.
-        from worker.sources import open_net_data, part_to_test, row_shapes
+        from worker.caffe.net_sources import open_net_data
+        from worker.data.sources import part_to_test, row_shapes
 
         part, classes = part_to_test(data), classes_of(model.net)
         sources = [

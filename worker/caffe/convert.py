@@ -110,7 +110,8 @@ def _shaped(net: Description) -> Description:
     if data.source is None:
         return net
     # Loaded on first use: PyArrow's readers are needed for such nets only.
-    from worker.sources import open_net_data, row_shapes
+    from worker.caffe.net_sources import open_net_data
+    from worker.data.sources import row_shapes
 
     source = open_net_data(data)
     return replace(with_files(net), data_shape=source.shape, row_shapes=row_shapes(source))

@@ -2,9 +2,9 @@
 
 The first step compiles the kernels and allocates the workspaces, so the second one is captured, and
 from then on the host launches a step as a whole. The inputs of a step, which are the weights, the
-batch and the step number, are stored at fixed addresses (worker/device_pipeline.py). Each shape of
-a batch has its own network, because a captured step keeps using its workspaces, and a step of
-another shape might replace them by larger ones.
+batch and the step number, are stored at fixed addresses (worker/training/device_pipeline.py). Each
+shape of a batch has its own network, because a captured step keeps using its workspaces, and a step
+of another shape might replace them by larger ones.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from ps.logs import logger
 from shards.tables import DenseTable
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
-from worker.device import CannotCapture, Device
-from worker.device_pipeline import DevicePipeline, Packet
-from worker.model import Batch
+from worker.training.device import CannotCapture, Device
+from worker.training.device_pipeline import DevicePipeline, Packet
+from worker.training.model import Batch
 
 _LOG = logger(__name__)
 _STEP = "step number"  # in the packet; no column has this name

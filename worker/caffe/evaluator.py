@@ -9,15 +9,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
+from worker.caffe.inference import evaluate, slices
 from worker.caffe.layers.labelled import Labelled
 from worker.caffe.layers.losses import ClassLoss
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
 from worker.caffe.weights import moved
-from worker.columns import ColumnKind
+from worker.data.columns import ColumnKind
 from worker.data.read_options import MAX_SKIPPED
-from worker.inference import evaluate, slices
 
 Floats = NDArray[np.float32]
 

@@ -10,9 +10,9 @@ from shards.tables import Layout, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver
-from worker.job import Job
-from worker.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainOptions
-from worker.training_loop import Plan
+from worker.job.options import LinkOptions, ShardRuntime, SnapshotPolicy, TrainOptions
+from worker.job.training_job import Job
+from worker.training.training_loop import Plan
 
 
 def caffe_job(

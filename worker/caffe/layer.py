@@ -35,8 +35,8 @@ from worker.caffe import fillers
 from worker.caffe.blobs import beside, parse_blob, read_blob
 from worker.caffe.caffe_pb2 import TRAIN, FillerParameter, LayerParameter, ParamSpec
 from worker.caffe.phases import Phase
-from worker.columns import ColumnKind, ColumnSpec
-from worker.model import Batch
+from worker.data.columns import ColumnKind, ColumnSpec
+from worker.training.model import Batch
 
 Shape = tuple[int, ...]
 SupportedFields = Mapping[str, frozenset[str]]

@@ -14,8 +14,8 @@ from shards.tables import DenseTable
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.layer import StepKey
 from worker.caffe.net import START, Description, Network
-from worker.device import Device
-from worker.model import Batch
+from worker.training.device import Device
+from worker.training.model import Batch
 
 
 class CaffeModel:

@@ -44,8 +44,8 @@ from worker.caffe.phases import NetState, Phase, layers_kept
 from worker.caffe.prototxt_faults import unsupported_types
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
-from worker.columns import ColumnKind, ColumnSpec
-from worker.model import Batch
+from worker.data.columns import ColumnKind, ColumnSpec
+from worker.training.model import Batch
 
 TABLE = "weights"
 START = StepKey(step=0, seed=0)

@@ -2,7 +2,7 @@
 
 A row is a list of values. The prototxt or the data may state its shape. If neither does, a net with
 layers that need an image reads a row as a square image, and every other net reads it as a vector
-(worker/arrow_images.py has the rule). A data layer may name its source, and how it is read.
+(worker/data/arrow_images.py has the rule). A data layer may name its source, and how it is read.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from worker.caffe.legacy import upgrade
 from worker.caffe.net import Description
 from worker.caffe.phases import NetState, layers_kept
 from worker.caffe.text import parse_net
-from worker.columns import Shape
+from worker.data.columns import Shape
 from worker.data.read_options import ReadOptions
 
 _NEED_IMAGES = {"Convolution", "Deconvolution", "LRN", "MVN", "Pooling", "SPP"}

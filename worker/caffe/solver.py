@@ -23,7 +23,7 @@ from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
 from worker.caffe.solver_fields import notices
 from worker.caffe.text import parse_net, parse_solver, read_text
-from worker.options import DEFAULT_SEED
+from worker.job.options import DEFAULT_SEED
 
 DataShape = tuple[int, int, int]
 
@@ -57,8 +57,8 @@ class Solver(msgspec.Struct, frozen=True):
     a file for tests alone needs no `max_iter`. `tests` are all test nets, `tested` those of a run.
     `average_loss` is the number of updates over which a displayed loss is averaged, None if the
     file does not set it. `weights` are the files to start from, and `device` is what the workers
-    compute on (worker/device_selection.py). `notices` are one line for each field that is set and
-    has no effect (solver_fields.py).
+    compute on (worker/training/device_selection.py). `notices` are one line for each field that is
+    set and has no effect (solver_fields.py).
     """
 
     rule: rules.Rule

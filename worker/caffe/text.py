@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from shards.errors import BadInput, quoted
 from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
 from worker.caffe.prototxt_faults import faults_of
-from worker.text_files import decode_text
+from worker.data.text_files import decode_text
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 32

@@ -1,1 +1,1 @@
-"""Data in files: one file of this package for each format. `worker.sources` opens them."""
+"""Data in files: one file of this package for each format. `worker.data.sources` opens them."""

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from ps.logs import logger
 from shards.errors import BadInput
-from worker.arrow_images import SHAPE_COLUMNS, spark_image
-from worker.column_values import is_spark_image, is_vector
-from worker.columns import ColumnKind, ColumnSpec
 from worker.data import image_decoding
+from worker.data.arrow_images import SHAPE_COLUMNS, spark_image
+from worker.data.column_values import is_spark_image, is_vector
+from worker.data.columns import ColumnKind, ColumnSpec
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import MAX_SKIPPED
 

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from shards.errors import BadInput, quoted
-from worker.arrow_images import Extents
-from worker.columns import Shape
+from worker.data.arrow_images import Extents
+from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS
 from worker.data.read_options import ReadOptions
 from worker.data.source import ColumnSource
-from worker.text_files import first_line, read_lines
+from worker.data.text_files import first_line, read_lines
 
 _MAX_VALUES = 1 << 27  # of a row, and of a chunk
 _MAX_LIST_BYTES = 1 << 28

@@ -21,8 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.errors import BadInput
-from worker.arrow_images import check_labels
-from worker.columns import Shape
+from worker.data.arrow_images import check_labels
+from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
 from worker.data.read_options import ReadOptions
 

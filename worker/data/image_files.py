@@ -11,7 +11,7 @@ from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import ReadOptions
 from worker.data.source import Sample, Source
-from worker.text_files import first_line, read_lines
+from worker.data.text_files import first_line, read_lines
 
 _MAX_BYTES = 1 << 28  # of one image file, and of a list
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from worker.columns import Shape
+from worker.data.columns import Shape
 
 BATCH_ROWS = 1024
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.errors import BadInput
-from worker import arrow_images
-from worker.columns import Shape, pixel_column
+from worker.data import arrow_images
+from worker.data.columns import Shape, pixel_column
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema, listing
 from worker.data.read_options import ReadOptions, Split
 

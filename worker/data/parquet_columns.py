@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.errors import BadInput
-from worker import arrow_images
-from worker.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
-from worker.data import image_decoding
+from worker.data import arrow_images, image_decoding
+from worker.data.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
 from worker.data.encoded import decoded
 from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from worker.columns import Shape
+from worker.data.columns import Shape
 
 Split = Literal["train", "test"]
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ps.logs import logger
 from shards.errors import BadInput, quoted
-from worker.arrow_images import Extents
-from worker.columns import Shape
 from worker.data import image_decoding
+from worker.data.arrow_images import Extents
+from worker.data.columns import Shape
 from worker.data.image_decoding import Undecodable
 from worker.data.image_table import BATCH_ROWS, image_batch, image_schema
 from worker.data.read_options import ReadOptions

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from shards.errors import BadInput
-from worker.arrow_images import Extents
-from worker.columns import Shape
+from worker.data.arrow_images import Extents
+from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS
 from worker.data.source import ColumnSource, Source
 

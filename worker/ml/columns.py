@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from shards.errors import BadInput
 from worker import spark
-from worker.column_values import IMAGE_NAMES, check_numbers
+from worker.data.column_values import IMAGE_NAMES, check_numbers
 
 _WHERE = "the DataFrame"
 _MAX_CLASSES = 1_000_000

@@ -16,9 +16,8 @@ from worker import spark
 from worker.caffe.caffe_kind import Caffe, fitted_solver
 from worker.caffe.net_data import read_options_of
 from worker.caffe.solver import Solver
-from worker.callbacks import Callback, check_callbacks
-from worker.evaluation import Evaluation
-from worker.function_run import Evaluate
+from worker.callbacks.base import Callback, check_callbacks
+from worker.job.function_run import Evaluate
 from worker.ml.columns import (
     Facts,
     as_floats,
@@ -46,6 +45,7 @@ from worker.ml.nets import (
 )
 from worker.ml.params import ClassParams, PredictionParams, TrainingParams
 from worker.ml.saved import StageReader, StageWriter
+from worker.training.evaluation import Evaluation
 
 _CAFFE = ".prototxt"
 _OF_SOLVER = ("batchSize", "epochs", "modelArgs", "rule", "stepSize", "testEvery")

@@ -12,13 +12,13 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
-from worker.evaluation import Evaluation
 from worker.ml.columns import as_floats, check_columns, check_free
 from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
 from worker.ml.predict import Predictor, predict
 from worker.ml.saved import StageReader, StageWriter
 from worker.spark import check_running, map_tasks
+from worker.training.evaluation import Evaluation
 
 _INPUT = "__downpour_"  # how columns begin that the tasks read and drop
 

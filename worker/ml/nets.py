@@ -25,9 +25,9 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver
-from worker.column_values import as_numbers
-from worker.columns import ColumnKind, ColumnSpec
-from worker.context import Context
+from worker.data.column_values import as_numbers
+from worker.data.columns import ColumnKind, ColumnSpec
+from worker.training.context import Context
 
 Floats = NDArray[np.float32]
 Inputs = Mapping[str, NDArray[Any]]

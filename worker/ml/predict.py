@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from shards.errors import BadInput
-from worker.column_values import DENSE_TAG, VECTOR, number_array
+from worker.data.column_values import DENSE_TAG, VECTOR, number_array
 from worker.ml.nets import Floats, LoadedNet, NetSpec, build
 
 _ROWS = 1024  # of one call of a network

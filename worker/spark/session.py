@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 from ps.shared_memory.shm_files import temporary_folder
 from ps.transport.addresses import REACH_S, check_reachable
 from shards.errors import BadInput, GiveUp
-from worker.code_archive import pack_code
 from worker.spark import settings as spark_settings
+from worker.spark.code_archive import pack_code
 from worker.spark.failures import SPARK_ERRORS, reason
 
 _START_S = 60.0

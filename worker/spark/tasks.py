@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ps import logs
 from ps.shared_memory.shm_files import temporary_folder
 from shards.errors import BadInput, GiveUp
-from worker.signals import end_at_hangup
 from worker.spark import settings as spark_settings
 from worker.spark.failures import (
     BAD_INPUT,
@@ -28,6 +27,7 @@ from worker.spark.failures import (
     task_error,
     task_reason,
 )
+from worker.spark.signals import end_at_hangup
 
 _MAX_TASKS = 10_000  # to search for the one that failed
 _CHOOSING = Lock()  # threads that train at once share the session's setting

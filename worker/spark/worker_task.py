@@ -22,17 +22,17 @@ from ps.client import Client
 from ps.transport.link_model import LinkModel
 from ps.transport.transports import Transport
 from shards.errors import DownpourError, GiveUp
-from worker.batches import Batches
-from worker.code_archive import PACKAGES
-from worker.columns import DATA, LABEL, ColumnSpec
-from worker.context import FunctionTask, TaskAttempt, run_function
+from worker.data.batches import Batches
+from worker.data.columns import DATA, LABEL, ColumnSpec
 from worker.data.encoded import decoded
 from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
-from worker.device_selection import ANY, DeviceRequest, allocator, check_here, placed
-from worker.model import Model
-from worker.training_loop import Plan, WorkerReport, train_worker
-from worker.worker_state import continued
+from worker.spark.code_archive import PACKAGES
+from worker.training.context import FunctionTask, TaskAttempt, run_function
+from worker.training.device_selection import ANY, DeviceRequest, allocator, check_here, placed
+from worker.training.model import Model
+from worker.training.training_loop import Plan, WorkerReport, train_worker
+from worker.training.worker_state import continued
 
 _OURS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 _LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")

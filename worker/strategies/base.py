@@ -28,6 +28,8 @@ from shards.named_fields import NamedFields
 from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
 from shards.tables import RateRun
 
+USUAL = "usual"  # in place of a staleness bound: the one that suits the strategy
+
 Floats = NDArray[np.float32]
 
 

@@ -14,7 +14,7 @@ from deploy.experiments.runner import run_sweep
 from deploy.experiments.sweeps import read_sweep
 from deploy.experiments.trials import Trial
 from deploy.experiments.workloads import workload_of
-from deploy.updates_parquet import UpdatesWriter
+from deploy.run.updates_parquet import UpdatesWriter
 from shards.errors import BadInput
 from tests.support.cli_in_process import command
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import app
-from deploy.cli_connection import ServiceAddress
+from deploy.cli.app import app
+from deploy.cli.connection import ServiceAddress
 from deploy.service.client import ServiceClient
 from deploy.service.server import Listen
 from shards.errors import BadInput

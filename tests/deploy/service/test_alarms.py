@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from deploy.progress_model import Readings, WorkerReading
+from deploy.run.progress_model import Readings, WorkerReading
 from deploy.runner.readings import Reading, SeriesPoint
 from deploy.service.alerts import ALERTS, DiskWatch, JobWatch
 from deploy.service.job_rows import JobRow

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import deploy
-from deploy.progress_model import ShardReading
+from deploy.run.progress_model import ShardReading
 from deploy.runner.readings import SeriesPoint
 from deploy.service import job_store
 from deploy.service.answers import OTHERS

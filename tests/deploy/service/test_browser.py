@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from deploy.progress_model import LinkReading
+from deploy.run.progress_model import LinkReading
 from deploy.runner.readings import FigureTally, ReadingFiles
 from deploy.service.access import Exposure
 from deploy.service.page import _number

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli import app
-from deploy.progress_model import LinkReading, ShardReading
+from deploy.cli.app import app
+from deploy.run.progress_model import LinkReading, ShardReading
+from deploy.run.settings import TrainSettings
 from deploy.service import client
 from deploy.service.access_store import ProjectLimits
 from deploy.service.client import ServiceClient
-from deploy.settings import TrainSettings
 from shards.errors import BadInput, GiveUp
 from tests.support.doc_pages import commands, fences, read
 from tests.support.eventually import eventually
@@ -69,7 +69,7 @@ def test_wait_says_how_a_job_ended(
 )
 def test_a_shell_completes(words: str, completed: str) -> None:
     """The script asks the command itself, which names what fits."""
-    command = [sys.executable, "-c", "from deploy.cli import main; main()"]
+    command = [sys.executable, "-c", "from deploy.cli.app import main; main()"]
     done = subprocess.run([*command, "completion", "bash"], capture_output=True, check=True)
     assert b"_DOWNPOUR_COMPLETE=complete_bash" in done.stdout
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -271,7 +271,7 @@ def server_process(
 
     def started(*words: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-c", "from deploy.cli import main; main()", *words],
+            [sys.executable, "-c", "from deploy.cli.app import main; main()", *words],
             env=os.environ | {"DOWNPOUR_HOME": str(home), database.VARIABLE: url},
             cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from deploy.run_folder import RunFolder, lock_folder
+from deploy.run.folder import RunFolder, lock_folder
 from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity
 from deploy.runner.journal import Journal, JournalReader

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.run_folder import RunFolder
+from deploy.run.folder import RunFolder
+from deploy.run.settings import TrainSettings
 from deploy.service import submissions
 from deploy.service.retention import ServiceLimits
 from deploy.service.uploads import UploadedFile, Uploads
-from deploy.settings import TrainSettings
 from shards.errors import BadInput, GiveUp
 from tests.support.service_in_process import Running, Start
 from tests.support.snapshot_stores import write_snapshot

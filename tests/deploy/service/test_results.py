@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from deploy.run.settings import TrainSettings
+from deploy.run.updates_parquet import UpdatesWriter
 from deploy.runner.adoption import adopt
 from deploy.runner.readings import SeriesPoint, read_series
 from deploy.service.comparison import differences
 from deploy.service.retention import ServiceLimits, collect, plan
 from deploy.service.supervisor import may_change_live
-from deploy.settings import TrainSettings
-from deploy.updates_parquet import UpdatesWriter
 from ps.snapshots.manifest import save_snapshot
 from ps.storage import open_store
 from shards.errors import BadInput

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.progress_model import Readings, ShardReading, WorkerReading
-from deploy.run_folder import lock_folder
+from deploy.run.folder import lock_folder
+from deploy.run.progress_model import Readings, ShardReading, WorkerReading
+from deploy.run.settings import TrainSettings
 from deploy.runner import job_folder
 from deploy.runner.attempt import _Attempt, run_attempt
 from deploy.runner.journal import Journal, JournalReader
@@ -24,13 +25,12 @@ from deploy.runner.readings import (
     thinned,
 )
 from deploy.runner.recording import DEGRADED_AFTER_S, Health, RecordingProgress
-from deploy.settings import TrainSettings
 from ps.snapshots import checked_json
 from shards.errors import BadInput, GiveUp
 from shards.update_records import RECORD
 from tests.support import run_records
 from tests.support.journal_reads import counted_bytes
-from worker.evaluation import Evaluation
+from worker.training.evaluation import Evaluation
 
 
 def readings(

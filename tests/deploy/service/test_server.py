@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from deploy.run_folder import lock_folder
+from deploy.run.folder import lock_folder
 from deploy.service import database_tables, server
 from deploy.service.access import exposure_of
 from deploy.service.app import ServeOptions

@@ -188,7 +188,7 @@ def test_shards_in_processes_need_no_extra() -> None:
     """The child imports nothing beyond the base install, and `downpour train` no Ray."""
     for modules, extras in (
         ("ps.launch.child_main", {"ray", "numba", "cupy", "pyspark", "pyarrow"}),
-        ("deploy.train, worker.job_runner", {"ray"}),
+        ("deploy.run.train, worker.job.runner", {"ray"}),
     ):
         script = f"import sys, {modules}; print(*{extras} & set(sys.modules))"
         command = [sys.executable, "-c", script]

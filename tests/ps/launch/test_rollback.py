@@ -25,7 +25,7 @@ from ps.transport.transports import Transport
 from shards.errors import BadInput, GiveUp
 from tests.support.eventually import eventually
 from tests.support.pushers import PATIENCE_S, TABLE, losses, more, pushing, specs_of
-from worker.options import ShardRuntime
+from worker.job.options import ShardRuntime
 
 PARENT = """
 import time

@@ -10,7 +10,7 @@ from tests.support.small_nets import SMALL, network, rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
-from worker.model import Batch
+from worker.training.model import Batch
 
 
 def data(transform: str = "", param: str = "batch_size: 4", kind: str = "Data") -> str:

@@ -21,7 +21,7 @@ from worker.caffe.layer import Arrays, Gradients, HostLayer, Shape, StepKey
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.registry import LAYERS
-from worker.model import Ahead, Batch, Movable
+from worker.training.model import Ahead, Batch, Movable
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 

@@ -19,7 +19,7 @@ from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.phases import Phase
 from worker.caffe.solver import read_solver
-from worker.model import Batch
+from worker.training.model import Batch
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 

@@ -11,9 +11,9 @@ from shards.tables import DenseTable, TensorSpec
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.job import Job
-from worker.job_runner import _patience_s
-from worker.options import TrainOptions
+from worker.job.options import TrainOptions
+from worker.job.runner import _patience_s
+from worker.job.training_job import Job
 
 
 def lenet_job(**more: Any) -> Job:

@@ -12,8 +12,8 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.phases import Phase
 from worker.caffe.registry import LAYERS
-from worker.model import Batch
 from worker.strategies import Downpour, LocalSGD
+from worker.training.model import Batch
 
 
 def dense(name: str, bottom: str, top: str, settings: str = "", outputs: int = 4) -> str:

@@ -16,7 +16,7 @@ from worker.caffe.solver import read_solver
 from worker.caffe.text import parse_net
 from worker.caffe.weight_files import read_blobs, write_weights
 from worker.caffe.weights import into_arena, read_weights
-from worker.model import Batch
+from worker.training.model import Batch
 
 PARAMETERS = {
     "lenet": 431_080,

@@ -14,7 +14,7 @@ from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.phases import Phase
 from worker.caffe.solver import Solver, read_solver
-from worker.options import TrainOptions
+from worker.job.options import TrainOptions
 
 BASE = 'net: "net.prototxt" base_lr: 0.1 max_iter: 10 '
 

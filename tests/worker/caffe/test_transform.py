@@ -17,7 +17,7 @@ from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description, Network
 from worker.caffe.net_data import with_files
 from worker.caffe.phases import Phase
-from worker.model import Batch
+from worker.training.model import Batch
 
 C, H, W, CROP, ROWS = 3, 7, 6, 4, 9
 Pixels = NDArray[np.uint8]

@@ -18,7 +18,7 @@ from worker.data.databases import datum_bytes
 from worker.data.leveldb_files import LevelDbReader
 from worker.data.lmdb_file import LmdbReader, write_lmdb
 from worker.data.source import Source, part_rows, ranges
-from worker.sources import open_source
+from worker.data.sources import open_source
 
 REAL = Path(__file__).parents[2] / "data" / "caffe" / "databases"
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "mnist"

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 
 from shards.errors import BadInput
-from worker.arrow_columns import read_columns
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of
+from worker.caffe.net_sources import open_net_data
+from worker.data.arrow_columns import read_columns
 from worker.data.source import Source
-from worker.sources import open_net_data, open_source, row_shapes
+from worker.data.sources import open_source, row_shapes
 
 DICE = np.random.default_rng(8)
 X, Y = DICE.standard_normal((30, 4, 3)).astype(np.float32), DICE.standard_normal((30, 2))

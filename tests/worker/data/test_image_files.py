@@ -15,7 +15,7 @@ from shards.errors import BadInput
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.source import Source
-from worker.sources import ImageSource, open_source
+from worker.data.sources import ImageSource, open_source
 
 DICE = np.random.default_rng(5)
 SMOOTH = cv2.GaussianBlur(DICE.integers(0, 256, (40, 30, 3), np.uint8), (0, 0), 2)

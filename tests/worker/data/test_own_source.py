@@ -12,7 +12,7 @@ import worker
 from shards.errors import BadInput
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of
-from worker.sources import open_net_data
+from worker.caffe.net_sources import open_net_data
 
 NET = (
     'layer {{ name: "d" type: "MemoryData" top: "data" top: "label" source_class: "{kind}"'

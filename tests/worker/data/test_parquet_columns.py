@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.errors import BadInput
-from worker.arrow_columns import read_columns
 from worker.caffe.layer import StepKey
 from worker.caffe.net import Description, Network
 from worker.caffe.net_data import data_of
+from worker.caffe.net_sources import open_net_data
 from worker.data import image_decoding
+from worker.data.arrow_columns import read_columns
 from worker.data.encoded import decoded
 from worker.data.source import Source
-from worker.sources import open_net_data, open_source
+from worker.data.sources import open_source
 
 IMAGES = np.random.default_rng(3).integers(0, 256, (20, 3, 8, 8), np.uint8)
 PNGS = [image_decoding.encode(image) for image in IMAGES]

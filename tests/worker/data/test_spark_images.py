@@ -10,7 +10,7 @@ import pytest
 
 import worker
 from shards.errors import BadInput
-from worker.columns import DATA
+from worker.data.columns import DATA
 from worker.data.encoded import decoded
 
 NET = """name: "colours"

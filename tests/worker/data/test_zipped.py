@@ -7,20 +7,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deploy.infer import fitted, run_features, run_test
+from deploy.run.infer import fitted, run_features, run_test
 from shards.errors import BadInput
 from tests.support.serial_solver import SerialSolver
-from worker.batches import Batches
 from worker.caffe.caffe_pb2 import Datum
 from worker.caffe.net import Description
 from worker.caffe.net_data import data_of, read_options_of
+from worker.caffe.net_sources import open_net_data
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import write_weights
-from worker.columns import ColumnKind
+from worker.data.batches import Batches
+from worker.data.columns import ColumnKind
 from worker.data.databases import datum_bytes
 from worker.data.lmdb_file import write_lmdb
 from worker.data.source import Source, part_rows
-from worker.sources import open_net_data
 
 IMAGES, TARGETS = 10, 4
 NET = """

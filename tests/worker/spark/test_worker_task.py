@@ -22,10 +22,10 @@ from shards.errors import BadInput, GiveUp
 from shards.schedules import Fixed
 from tests.support.ones_job import TABLE, Ones, counted
 from worker.data import image_decoding
-from worker.model import Batch
 from worker.spark.worker_task import REPORT, TaskSpec, decode_reports, run_task
 from worker.strategies import Downpour
-from worker.training_loop import Plan, WorkerReport
+from worker.training.model import Batch
+from worker.training.training_loop import Plan, WorkerReport
 
 Floats = NDArray[np.float32]
 RATE = Fixed(base_rate=1.0)

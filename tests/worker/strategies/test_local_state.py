@@ -10,10 +10,10 @@ from shards.rules import Decay
 from shards.schedules import Fixed
 from shards.tables import KeyRange, segments
 from tests.support.pure_cluster import TABLE, bowl, start
-from worker import step_machine as machine
-from worker.step_machine import Plan, StepMachine
 from worker.strategies import STRATEGIES, Local, LocalSGD, Strategy
 from worker.strategies.base import Floats, rate_multipliers
+from worker.training import step_machine as machine
+from worker.training.step_machine import Plan, StepMachine
 
 CUT = 7
 

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 import worker
 from shards.errors import BadInput
-from worker import function_run
+from worker.job import function_run
 from worker.tfrecord.files import find_files, read_file, write_file
 from worker.tfrecord.source import _Writer, _Written
 

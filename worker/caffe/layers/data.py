@@ -2,7 +2,7 @@
 
 None of them opens a file here. The batch arrives as columns, and a data layer's tops name the
 columns that it reads; an image or a label may also be in the column `data` or `label`. What
-`source` names is read by worker/sources.py. The transform of images is Caffe's
+`source` names is read by worker/data/sources.py. The transform of images is Caffe's
 (worker/caffe/transform.py).
 """
 
@@ -21,8 +21,8 @@ from worker.caffe.caffe_pb2 import (
 )
 from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, SupportedFields, to_nhwc
 from worker.caffe.transform import FIELDS, Image, Transform, transformed
-from worker.columns import ColumnKind, ColumnSpec
-from worker.model import Batch
+from worker.data.columns import ColumnKind, ColumnSpec
+from worker.training.model import Batch
 
 ENCODED = frozenset({CoSDataParameter.ENCODED_IMAGE, CoSDataParameter.ENCODED_IMAGE_WITH_DIM})
 """The types of a CoSData top that are images in a file format, such as JPEG."""

@@ -1,0 +1,1 @@
+"""The command `downpour`: a file for each group of commands."""

@@ -1,0 +1,91 @@
+"""How a command reaches the training service: the URL, the token, the certificates to trust."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from deploy.cli.train import declare
+from ps.snapshots.private_files import check_private
+from shards.errors import BadInput
+from shards.extras import missing
+
+if TYPE_CHECKING:
+    from deploy.service.client import ServiceClient
+
+DEFAULT_PORT = 8600
+
+
+class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a command that speaks to a service. `token` wins over `token_file`."""
+
+    server: str
+    token: str | None
+    token_file: Path | None
+    ca_file: Path | None
+
+    @contextmanager
+    def open(self) -> "Iterator[ServiceClient]":
+        """The client; raises BadInput for a file that is missing or that others can read."""
+        with installed():
+            from deploy.service.client import ServiceClient
+        with ServiceClient(self.server, token=self._secret(), ca_file=self.ca_file) as client:
+            yield client
+
+    def _secret(self) -> str | None:
+        if self.token is not None or self.token_file is None:
+            return self.token
+        check_private(self.token_file, "--token-file")
+        text = self.token_file.read_text().strip()
+        if not text:
+            raise BadInput(f"--token-file {self.token_file}: expected a token, got an empty file")
+        return text
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Say which extra is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing("the service", str(error.name), "service") from None
+
+
+def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
+    shown = default is not None
+    option = typer.Option(help=text, envvar=f"DOWNPOUR_{name.upper()}", show_default=shown)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
+
+
+CONNECTION = (
+    _parameter("server", str, f"http://127.0.0.1:{DEFAULT_PORT}", "The URL of the service."),
+    _parameter(
+        "token", str | None, None,
+        "A token; in the variable DOWNPOUR_TOKEN no other user of this machine sees it.",
+    ),
+    _parameter("token_file", Path | None, None, "A file of mode 600 with the token."),
+    _parameter(
+        "ca_file", Path | None, None, "Certificates to trust, in PEM, in place of the system's."
+    ),
+)  # fmt: skip
+"""The options of `ServiceAddress`, as Typer reads them."""
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the first parameter of a command, a `ServiceAddress`, by the options that make it."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = {each.name: given.pop(each.name) for each in CONNECTION}
+        command(ServiceAddress(**options), **given)
+
+    first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    assert first.annotation is ServiceAddress
+    declare(run, [*own, *CONNECTION])
+    return run

@@ -1,0 +1,261 @@
+"""The Ray that shards run on: one started here, or a running one by its address.
+
+An embedded Ray is a head node of this process's own. It uses a loopback address, so that a laptop
+may change networks. It requires a token that only this process's children know. It keeps its files
+in a folder that is removed with it. A running cluster is never stopped.
+
+Ray takes minutes to give up on an address that does not answer, and prints in the meantime. So a
+child process tries the connection first, because it can be killed after a timeout.
+"""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from platform import python_version
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray._private import worker as ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER
+
+from deploy.clusters.probe import check_ray
+from ps.launch.launch_plan import START_S
+from ps.shared_memory.shm_files import ray_folder
+from ps.snapshots.private_files import check_private
+from ps.transport.addresses import check_reachable
+from shards.errors import BadInput, GiveUp, WrongBuild
+from worker.spark.code_archive import PACKAGES
+
+NAMESPACE = "downpour"
+_TRIAL_S = 120.0  # a client of ray:// waits until a server of its own has started
+# Ray forks that server while gRPC threads are running, and sometimes it crashes at once.
+_STILLBORN = "Starting Ray client server failed"
+# An embedded Ray gives itself 30 s, which cannot be configured and is too short on a busy machine.
+_STARTS = 3
+_TRIAL = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+# Ray rewrites 127.0.0.1 to an address of the network, but leaves the rest of 127/8 unchanged.
+_LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
+_OBJECT_STORE_BYTES = 80 << 20  # Ray's least: gradients travel over ZeroMQ, never through it.
+
+
+@contextmanager
+def connect(address: str | None, cpus: int) -> Iterator[str]:
+    """Connect this process to Ray for the duration of the context; yields the head's address.
+
+    `address` None starts an embedded Ray with `cpus` logical CPUs. Otherwise it names a running
+    Ray, which has its own CPUs: `HOST:PORT` of the head, `ray://HOST:PORT`, or `auto` for the one
+    on this machine. Call it from the main thread, because a Ray that is started in a thread dies
+    with that thread. The handler of SIGTERM is preserved.
+
+    Raises BadInput within seconds if no server or another kind of server answers, and after two
+    minutes if Ray does not let this process join; WrongBuild if Ray has another version; GiveUp if
+    an embedded Ray fails to start three times.
+    """
+    assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
+    if ray.is_initialized():
+        raise BadInput("Ray: expected no connection in this process, got one that is open")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with _embedded(cpus) if address is None else _running(address) as head:
+        yield head
+
+
+@contextmanager
+def _embedded(cpus: int) -> Iterator[str]:
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with ray_folder() as folder:
+        options = {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_node_ip_address": _LOOPBACK,
+            # Each shard is an actor with its own process, so idle Ray workers are of no use.
+            "_system_config": {
+                "enable_worker_prestart": False,
+                "prestart_worker_first_driver": False,
+                # Ray lowers the priority of its processes; all our workers would wait for shards.
+                "worker_niceness": 0,
+                # Ray kills and restarts a process that is slower, which does not make it faster.
+                "worker_register_timeout_seconds": int(START_S),
+            },
+        }
+        try:
+            yield _start(folder, options)
+        finally:
+            ray.shutdown(wait_for_processes=True)
+
+
+def check_head() -> None:
+    """Raise GiveUp if the head of an embedded Ray has died; no effect for a running cluster.
+
+    Shards and workers still train for a minute, until Ray ends this process: in that time a
+    snapshot can be taken.
+    """
+    node = ray_worker._global_node
+    heads = node.all_processes.get(PROCESS_TYPE_GCS_SERVER, []) if node is not None else []
+    if any(head.process.poll() is not None for head in heads):
+        raise GiveUp("Ray's head has died, killed or crashed (its process is gcs_server)")
+
+
+def _start(folder: Path, options: Mapping[str, Any]) -> str:
+    """Start an embedded Ray, with retries after a timeout; returns its address."""
+    for start in range(1, _STARTS + 1):
+        try:
+            # Ray makes its folder accessible to everyone, so it goes inside our private one. Each
+            # attempt has its own, because processes of a failed start may still write there.
+            return _init("local", _temp_dir=str(folder / str(start)), **options)
+        except GiveUp:
+            if start == _STARTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _running(address: str) -> Iterator[str]:
+    _try(address)
+    # The nodes have the libraries, but perhaps not this build of our code.
+    code = [str(files(package)) for package in PACKAGES if package != "deploy"]
+    try:
+        yield _init(address, runtime_env={"py_modules": code})
+    finally:
+        ray.shutdown()
+
+
+def _init(address: str, **options: Any) -> str:
+    """Call ray.init quietly and preserve the SIGTERM handler; returns the head's address."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        context = _ray_init(
+            address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options
+        )
+    except Exception as error:
+        # For a timeout at its start, Ray raises a plain Exception.
+        if not isinstance(error, ConnectionError | OSError | RuntimeError | ValueError):
+            if type(error) is not Exception:
+                raise
+            _end_node(error)
+        raise GiveUp(f"Ray at {address} did not start: {_first_line(str(error))}") from None
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    return str(getattr(context, "address_info", {}).get("gcs_address", address))
+
+
+def _ray_init(address: str, **options: Any) -> Any:
+    """Call ray.init, and retry if the server that ray:// starts for a client crashed at once."""
+    for left in reversed(range(_STARTS)):
+        try:
+            return ray.init(address, **options)
+        except ConnectionAbortedError as error:
+            if not left or _STILLBORN not in str(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _end_node(error: BaseException) -> None:
+    """End the processes of a node that failed to start with `error`; Ray leaves them running.
+
+    They would write into a folder that is about to be removed, until this process ends.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if node is not None and hasattr(node, "kill_all_processes"):
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+def check_address(address: str) -> None:
+    """Raise BadInput for an invalid address, and within seconds if no Ray answers there."""
+    if address == "auto":
+        return
+    host, port = _host_and_port(address)
+    check_reachable(f"Ray at {address}", [(host, port)])
+    scheme = "ray" if address.startswith("ray://") else ""
+    check_ray(f"Ray at {address}", scheme, (host, port))
+
+
+def _try(address: str) -> None:
+    """Connect to the Ray at `address` from a child process; raises the reason if that fails."""
+    check_address(address)
+    for _ in range(_STARTS):
+        done = _trial(address)
+        if _STILLBORN not in done.stderr:
+            break
+    if done.returncode:
+        raise refusal(address, done.stderr)
+
+
+def _trial(address: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", _TRIAL, address],
+            env=os.environ | {"RAY_NUM_REDIS_GET_RETRIES": "3"},  # one retry a second if refused
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInput(
+            f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s"
+        ) from None
+
+
+def check_token(environ: Mapping[str, str]) -> None:
+    """Raise BadInput unless Ray requires a token, in a file that only this user can read.
+
+    Anyone with access to Ray can run code on the shards' nodes, which would make their keys
+    worthless.
+    """
+    if environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        raise BadInput(
+            "Ray: expected RAY_AUTH_MODE=token where shards are open to other hosts, got"
+            f" {environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster with it, and set it here"
+            " (docs/explanation/security.md), or give --plaintext"
+        )
+    if environ.get("RAY_AUTH_TOKEN"):  # set by a launcher such as Kubernetes
+        return
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    check_private(path, "Ray's token")
+
+
+def refusal(address: str, printed: str) -> GiveUp:
+    """The error for a failed trial, from the traceback that it `printed`."""
+    there = re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", printed)
+    if there:
+        return WrongBuild(
+            f"Ray at {address}: expected Ray {ray.__version__} on Python {python_version()},"
+            f" the cluster runs Ray {there[1]} on Python {there[2]}"
+        )
+    if "InvalidAuthToken" in printed or "AuthenticationError" in printed:
+        return BadInput(
+            f"Ray at {address}: expected that cluster's token; set RAY_AUTH_MODE=token, and"
+            " RAY_AUTH_TOKEN_PATH to its file unless that is ~/.ray/auth_token"
+        )
+    # Messages of Ray's errors have several lines; the first starts with the name of the error.
+    named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
+    return BadInput(f"Ray at {address}: {named[-1] if named else 'the connection was refused'}")
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        if parts.scheme in {"", "ray"} and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass  # The port is not a number.
+    raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"

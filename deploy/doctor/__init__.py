@@ -1,0 +1,1 @@
+"""`downpour doctor`: measures links and recommends settings."""

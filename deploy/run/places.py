@@ -1,0 +1,29 @@
+"""Checks that the places of a new run are its own, before anything is written there.
+
+A run checks them before it starts, and the training service when a job is submitted.
+"""
+
+from pathlib import Path
+
+from deploy.run.settings import TrainSettings
+from ps.snapshots.catalog import SnapshotCatalog
+from ps.storage import without_secrets
+from shards.errors import BadInput
+
+
+def check_own(settings: TrainSettings, *, stores: bool = True) -> None:
+    """Raise BadInput if --snapshots or --logs names a place with files of another job.
+
+    Without `stores`, a place in an object store is not asked: it may be slow to answer.
+    """
+    place, logs = settings.snapshots, settings.logs
+    remote = place is not None and "://" in place and not place.startswith("file://")
+    if place is not None and "://" not in place and Path(place).is_file():
+        raise BadInput(f"--snapshots {place}: expected a folder, got a file")
+    if place is not None and (stores or not remote) and SnapshotCatalog(place).entries():
+        raise BadInput(
+            f"--snapshots {without_secrets(place)}: expected a place of this run's own, got one"
+            " with snapshots; choose another place"
+        )
+    if logs is not None and logs.is_dir() and any(logs.iterdir()):
+        raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")

@@ -1,0 +1,50 @@
+"""The settings of a resumed run: the options given now, on top of the earlier run's settings.
+
+An option that is not given now keeps the earlier run's value, with two exceptions: it is unset, or
+it has no effect together with the options given now, such as the address of a Ray for shards in
+processes. It then returns to its default, and the run reports it. An option that is given now and
+has no effect is an error.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deploy.run.settings import TrainSettings, misplaced, option_name, written
+from shards.errors import BadInput
+from worker.job.option_fields import declared
+
+_DEFAULTS = {
+    name: each.default for name, each in declared(TrainSettings).items() if not each.required
+}
+
+
+def resumed(
+    earlier: TrainSettings, given: Mapping[str, Any], unset: Sequence[str]
+) -> tuple[TrainSettings, list[str]]:
+    """The settings, and a line for each option of the earlier run that no longer applies.
+
+    `unset` lists options by name, without the leading dashes. Raises BadInput for an option that
+    does not exist, or that is both given and unset.
+    """
+    merged = {**earlier.asdict(), **given}
+    for name in _names(unset, given):
+        merged[name] = _DEFAULTS[name]
+    if "strategy" in given and "staleness" not in given:
+        merged["staleness"] = _DEFAULTS["staleness"]  # the earlier strategy's may not fit
+    dropped = []
+    for name, why in misplaced(merged).items():
+        if name not in given:
+            dropped.append(f"dropped {written(name, merged[name])} from the earlier run: {why}")
+            merged[name] = _DEFAULTS[name]
+    return TrainSettings(**merged), dropped
+
+
+def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
+    """The names of the settings to unset; raises BadInput."""
+    names = [name.replace("-", "_") for name in unset]
+    for text, name in zip(unset, names, strict=True):
+        if name not in _DEFAULTS:
+            raise BadInput(f"--unset {text}: expected an option that has a default, as ray")
+        if name in given:
+            raise BadInput(f"{option_name(name)}: expected it or --unset {text}, got both")
+    return names

@@ -1,0 +1,202 @@
+"""The settings of a training run, checked before anything is started.
+
+The command line fills in the same class that `settings.json` in a run folder holds and `--resume`
+reads back. Most of its options are declared in worker/job/options.py, those of the command line
+here.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ps import path_checks
+from ps.durability import Durability
+from ps.launch.launcher import Placement
+from ps.replication.coordinator_server import SILENCE_S
+from ps.snapshots import checked_json
+from ps.wal.autosave import ROLLBACK_S
+from shards import argument_checks
+from shards.errors import UNDECODABLE, BadInput
+from worker.job.option_fields import Options, declared, option
+from worker.job.options import LAST_PORT, LONGEST_S, TrainOptions, foreign_options
+
+DATA = (
+    "IDX or Parquet files, an LMDB or LevelDB, an image list, a folder of images for each class, or"
+    " HDF5 files."
+)
+"""Help text: the kinds of data that a command reads."""
+
+
+class FeatureFormat(StrEnum):
+    """The format of a file of features."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+
+
+def _place(what: str, value: object) -> str:
+    """A URI, or the absolute path of a folder."""
+    text = argument_checks.text(what, value, "a folder or a URI")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return str(path_checks.path(what, text).absolute())
+    if not rest.strip("/"):
+        raise BadInput(f"{what}: expected a place after {scheme}://, got none")
+    return text
+
+
+class RunFiles(Options):
+    """The files and folders of a run. Paths are absolute."""
+
+    solver: Path = option("The solver, a Caffe prototxt.")
+    data: Path | None = option(DATA, default=None, shown="what the net's data layer names")
+    out: Path = option("The run folder to make.")
+    test_data: Path | None = option(
+        "Data to test on.",
+        default=None, shown="the test part of --data, or of what the test net names",
+    )  # fmt: skip
+    weights: Path | None = option(
+        "Weights to start from, found by layer name: .caffemodel, .h5 or .safetensors.",
+        default=None,
+    )
+    snapshots: str | None = option(
+        "Where snapshots go: a folder, or a URI such as s3://bucket/run.",
+        default=None, shown="the run folder", check=_place,
+    )  # fmt: skip
+    logs: Path | None = option(
+        "The folder for the log of a shard, on the shard's own machine.",
+        default=None, shown="the run folder",
+    )  # fmt: skip
+    updates_every_s: float = option(
+        "Seconds after which the rows of updates.parquet can be read; a killed run loses those of"
+        " its last part.",
+        default=60.0, least=0.1, most=LONGEST_S,
+    )  # fmt: skip
+
+
+class Clusters(Options):
+    """The clusters that a run uses. None is an embedded one."""
+
+    workers: int = option(
+        "Workers: Spark tasks, each on its own part of the data.",
+        default=2, least=1, most=LAST_PORT,
+    )  # fmt: skip
+    ray: str | None = option(
+        "A running Ray: HOST:PORT, ray://HOST:PORT or auto.", default=None, shown="one of its own"
+    )
+    spark: str | None = option(
+        "A running Spark: spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT.",
+        default=None, shown="one of its own",
+    )  # fmt: skip
+
+
+class TrainSettings(RunFiles, Clusters, TrainOptions):
+    """The settings of one training run."""
+
+    def check(self) -> None:
+        for name, why in misplaced(self.asdict()).items():
+            raise BadInput(f"{written(name, getattr(self, name))}: {why}")
+        super().check()
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        return option_name(name)
+
+    @staticmethod
+    def load(path: Path) -> "TrainSettings":
+        """Read `settings.json`; raises BadInput that names the file."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"settings {path}: {error.strerror}") from None
+        try:
+            return checked_json.decode(content, TrainSettings, dec_hook=_decode)
+        except BadInput as error:
+            raise BadInput(f"settings {path}: {error}") from None
+        except UNDECODABLE:
+            raise BadInput(f"settings {path}: {_fault(content)}") from None
+
+    @staticmethod
+    def of_plain(plain: Mapping[str, Any]) -> "TrainSettings":
+        """The settings that `plain` returned, or a part of them; raises BadInput."""
+        return TrainSettings(**_known(plain))
+
+    def plain(self) -> dict[str, object]:
+        """These settings as JSON values."""
+        plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
+        return plain
+
+
+def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same; raises BadInput for an option that does not exist, or that is missing."""
+    options = declared(TrainSettings)
+    for name in plain.keys() - options.keys():
+        wrong = option_name(name)[:80]
+        raise BadInput(
+            f"{wrong}: expected an option that `downpour train --help` lists, got {wrong}"
+        )
+    for name, each in options.items():
+        if each.required and name not in plain:
+            raise BadInput(f"{option_name(name)}: expected a value, got none")
+    return plain
+
+
+def _wrong_value(plain: Mapping[str, Any]) -> str:
+    """What is wrong with options as JSON values of which one cannot be converted."""
+    for name, each in declared(TrainSettings).items():
+        try:
+            if name in plain:
+                each.checked(option_name(name), plain[name])
+        except BadInput as error:
+            return str(error)
+    return "settings: expected options of downpour train, got values of other kinds"
+
+
+def _fault(content: bytes) -> str:
+    """What is wrong with the content of a settings file that cannot be decoded."""
+    try:
+        plain = msgspec.json.decode(content, type=dict[str, Any])
+        plain.pop(checked_json.CHECK, None)
+        return _wrong_value(_known(plain))
+    except BadInput as error:
+        return str(error)
+    except UNDECODABLE:
+        return "expected the options of a run as JSON, got a file that is damaged or no JSON"
+
+
+def misplaced(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings, by name, that have no effect together with the others, each with the reason.
+
+    A setting at its default is never among them.
+    """
+    durability, placement, out = settings["durability"], settings["shards_in"], {}
+    if settings["ray"] is not None and placement is not Placement.RAY:
+        out["ray"] = f"expected shards in Ray, got --shards-in {placement}"
+    if settings["silence_s"] != SILENCE_S and durability is not Durability.REPLICATED:
+        out["silence_s"] = f"expected --durability replicated, got {durability}"
+    if settings["rollback_s"] != ROLLBACK_S and durability is not Durability.MEMORY:
+        out["rollback_s"] = f"expected --durability memory, got {durability}"
+    if settings["logs"] is not None and not durability.keeps_log:
+        out["logs"] = f"expected --durability process or logged, got {durability}"
+    foreign = foreign_options(settings["strategy"])
+    return out | {name: why for name, why in foreign.items() if settings[name] is not None}
+
+
+def option_name(name: str) -> str:
+    """The command-line option of a setting, such as --max-iter."""
+    return f"--{name.replace('_', '-')}"
+
+
+def written(name: str, value: object) -> str:
+    """A setting and its value as on the command line, such as --lease-s 10."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return f"{option_name(name)} {shown}"
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(kind)

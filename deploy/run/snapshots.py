@@ -1,0 +1,269 @@
+"""The work of `downpour snapshots`: list, verify, restore, compare and take snapshots.
+
+Each function takes a `SnapshotRef` (snapshot_ref.py) and returns values; the end of this file
+formats them as text. Nothing here writes to a place of snapshots: `taken` asks the run to do it.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.run.folder import writer_of
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_difference import Difference, LedgerChange, TensorChange
+from deploy.run.snapshot_ref import SnapshotRef, read
+from ps.snapshots.catalog import CatalogEntry, LoadedSnapshot, SnapshotStatus
+from ps.snapshots.manifest import Manifest, damage
+from shards.errors import BadInput, GiveUp
+from shards.repartition import repartition, whole_weights
+from shards.shard_state import WEIGHTS, ShardState, array_name, of_table
+from shards.tables import DenseTable, TensorSpec, cut_evenly
+from worker.caffe.model import CaffeModel
+from worker.caffe.solver import read_solver
+from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
+from worker.caffe.weights import moved
+
+_POLL_S = 0.1
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One snapshot in a list; its figures are None if the manifest cannot be read."""
+
+    number: str
+    state: SnapshotStatus
+    steps: int | None = None
+    versions: tuple[int, ...] | None = None
+    taken_at: float | None = None
+    bytes: int | None = None
+    aligned: bool | None = None
+    complaint: str = ""
+
+
+class SnapshotVerdict(msgspec.Struct, frozen=True):
+    """The faults found by reading all of one snapshot, one line for each file; empty: good."""
+
+    number: str
+    complaints: tuple[str, ...]
+
+
+def listed(origin: SnapshotRef) -> list[Row]:
+    """The snapshots in a place, the newest last, with the figures of their manifests.
+
+    Raises BadInput for a name that none of them has.
+    """
+    catalog = origin.open()
+    if origin.name is not None:
+        catalog.check_name(origin.name)
+    return [_row(one) for one in catalog.entries() if origin.name in (None, one.name)]
+
+
+def verified(origin: SnapshotRef) -> Iterator[SnapshotVerdict]:
+    """Read every byte of the referenced snapshots, one after another."""
+    catalog = origin.open()
+    rows = listed(origin)
+    if not rows:
+        raise BadInput(f"no snapshot in {origin.place}")
+    for row in rows:
+        if row.state is SnapshotStatus.INCOMPLETE:
+            yield SnapshotVerdict(row.number, (row.complaint,))
+        else:
+            yield SnapshotVerdict(row.number, tuple(damage(catalog.store.below(row.number))))
+
+
+def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> LoadedSnapshot:
+    """Write the weights of a snapshot to a .safetensors, .h5 or .caffemodel file.
+
+    A .caffemodel needs the network: that of `solver`, else that of the run. Returns the snapshot.
+    """
+    kind = format_of(target)
+    found = read(origin)
+    table = _only_table(target, found.manifest)
+    weights = whole_weights(found.states, found.manifest.layout, found.manifest.map)
+    if kind is not WeightFormat.CAFFEMODEL:
+        write_blobs(target, table.views(weights))
+        return found
+    if solver is None and origin.run is not None:
+        solver = TrainSettings.load(origin.run / "settings.json").solver
+    if solver is None:
+        raise BadInput(f"{target}: expected --solver with the network of the .caffemodel, got none")
+    net = CaffeModel(read_solver(solver).train).net
+    held, wanted = _shapes(table), _shapes(net.table)
+    for name in sorted(held.keys() | wanted.keys()):
+        if held.get(name) != wanted.get(name):
+            raise BadInput(
+                f"{solver}: expected the network of {found.place} with {name}"
+                f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
+            )
+    write_weights(target, net, moved(weights, table, net))
+    return found
+
+
+def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
+    """Compare two snapshots by tensor and by worker; raises BadInput if their tensors differ."""
+    one, other = read(first), read(second)
+    if _tensors(one.manifest) != _tensors(other.manifest):
+        raise BadInput(
+            f"diff: {one.place} and {other.place}: expected the same tensors in both, got different"
+            " ones"
+        )
+    states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
+    changes = [
+        change
+        for table in one.manifest.layout.tables
+        for name, before in of_table(states[0].arrays, table.name).items()
+        if (after := states[1].arrays.get(array_name(table.name, name))) is not None
+        for change in _changes(table, "" if name == WEIGHTS else f"{name} of ", before, after)
+    ]
+    return Difference(
+        one.place,
+        other.place,
+        (one.manifest.steps, other.manifest.steps),
+        tuple(changes),
+        tuple(_ledger_changes(*states)),
+    )
+
+
+def taken(origin: SnapshotRef, wait_s: float) -> str:
+    """Ask the process that writes a run folder for a snapshot, wait for it, and return its number.
+
+    Raises BadInput if no run is under way, GiveUp if there is no new snapshot after `wait_s`
+    seconds.
+    """
+    if origin.run is None:
+        raise BadInput(f"take {origin.place}: expected the run folder of a run under way")
+    writer = writer_of(origin.run)
+    if writer is None:
+        raise BadInput(f"take {origin.run}: expected a run under way on this machine, got none")
+    catalog = origin.open()
+    asked_at = time.time()
+    os.kill(writer, signal.SIGUSR1)
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until:
+        time.sleep(_POLL_S)
+        for entry in catalog.entries():
+            if entry.manifest is not None and entry.manifest.taken_at > asked_at:
+                return entry.name
+    raise GiveUp(f"take {origin.run}: no snapshot for {wait_s:g} s; see the output of the run")
+
+
+def _shapes(table: DenseTable) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in table.tensors}
+
+
+def _row(entry: CatalogEntry) -> Row:
+    manifest = entry.manifest
+    if manifest is None:
+        return Row(entry.name, entry.state, complaint=entry.complaint)
+    return Row(
+        entry.name,
+        entry.state,
+        manifest.steps,
+        tuple(part.version for part in manifest.parts),
+        manifest.taken_at,
+        manifest.bytes,
+        manifest.aligned,
+    )
+
+
+def _whole(manifest: Manifest, states: Sequence[ShardState]) -> ShardState:
+    """The state of a job joined into one shard, so that its weights are the whole arena."""
+    layout = manifest.layout
+    return repartition(states, layout, manifest.map, cut_evenly(layout, 1))[0]
+
+
+def _only_table(target: Path, manifest: Manifest) -> DenseTable:
+    """The table of a snapshot that has one; raises BadInput, because files hold one network."""
+    if len(manifest.layout.tables) > 1:
+        names = ", ".join(manifest.layout.names)
+        raise BadInput(f"{target}: expected a snapshot of one table, got {names}")
+    return manifest.layout.tables[0]
+
+
+def _tensors(manifest: Manifest) -> list[tuple[TensorSpec, ...]]:
+    return [table.tensors for table in manifest.layout.tables]
+
+
+def _changes(
+    table: DenseTable, prefix: str, before: NDArray[np.float32], after: NDArray[np.float32]
+) -> Iterator[TensorChange]:
+    for (name, old), new in zip(
+        table.views(before).items(), table.views(after).values(), strict=True
+    ):
+        moved_by = new.astype(np.float64) - old
+        yield TensorChange(
+            prefix + name,
+            float(np.linalg.norm(moved_by)),
+            float(np.max(np.abs(moved_by))),
+            float(np.linalg.norm(old.astype(np.float64))),
+        )
+
+
+def _ledger_changes(before: ShardState, after: ShardState) -> Iterator[LedgerChange]:
+    old, new = before.saved.ledger.entries, after.saved.ledger.entries
+    for worker in sorted(old.keys() | new.keys()):
+        if worker not in old or worker not in new:
+            known = "known" if worker in old else "unknown", "known" if worker in new else "unknown"
+            yield LedgerChange(worker, "worker", *known)
+            continue
+        for field in ("incarnation", "seq", "clock", "step", "standing", "takeovers"):
+            pair = getattr(old[worker], field), getattr(new[worker], field)
+            if pair[0] != pair[1]:
+                yield LedgerChange(worker, field, *map(str, pair))
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def list_text(rows: Sequence[Row], place: str) -> str:
+    """The list as a table, one line for each snapshot."""
+    if not rows:
+        return f"no snapshots in {place}"
+    cells = [("number", "state", "steps", "versions", "taken", "MB", "aligned")]
+    cells += [
+        (row.number, row.state, *_figures(row)) if row.steps is not None
+        else (row.number, row.state, "", "", "", "", "")
+        for row in rows
+    ]  # fmt: skip
+    lines = _columns(cells)
+    return "\n".join([*lines, *(row.complaint for row in rows if row.complaint)])
+
+
+def _figures(row: Row) -> tuple[str, str, str, str, str]:
+    assert row.versions is not None
+    assert row.taken_at is not None
+    assert row.bytes is not None
+    when = datetime.fromtimestamp(row.taken_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    versions = " ".join(map(str, row.versions))
+    return str(row.steps), versions, when, f"{row.bytes / 1e6:.1f}", "yes" if row.aligned else "no"
+
+
+def verdict_text(verdict: SnapshotVerdict) -> str:
+    """One line for a good snapshot, else one line for each bad file."""
+    if not verdict.complaints:
+        return f"{verdict.number}  good"
+    return "\n".join(f"{verdict.number}  bad: {line}" for line in verdict.complaints)
+
+
+def diff_text(found: Difference) -> str:
+    """One line for each tensor, then one for each other change."""
+    cells = [("tensor", "L2", "largest", "of norm")]
+    cells += [(t.name, f"{t.l2:.4g}", f"{t.largest:.4g}", f"{t.norm:.4g}") for t in found.tensors]
+    lines = [f"{found.first} -> {found.second}", "", *_columns(cells), ""]
+    lines.append(f"steps {found.steps[0]} -> {found.steps[1]}")
+    lines += [f"{c.worker}: {c.field} {c.before} -> {c.after}" for c in found.ledger]
+    return "\n".join(lines if found.ledger else [*lines, "the ledgers are equal"])
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,137 @@
+"""One training run from settings to run folder: the work of `downpour train`.
+
+It has four parts: prepare (deploy/run/prepare.py), environment (deploy/run/ray_and_spark.py),
+execute, which is here, and finish (deploy/run/finish.py). All checks of the input come before
+anything is started. Everything that was started is stopped when the run ends, however it ends.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pyarrow as pa
+
+from cupy_kernels.updates import compiles_first
+from deploy.run import ray_and_spark
+from deploy.run.finish import AlreadyFinished, complete, finish, summary_of_end
+from deploy.run.folder import RunFolder
+from deploy.run.observer import RunObserver
+from deploy.run.prepare import Inputs, prepare
+from deploy.run.progress import Progress
+from deploy.run.requests import RequestInbox
+from deploy.run.settings import TrainSettings
+from deploy.run.snapshot_ref import SnapshotRef, catalog_of
+from deploy.run.summary import Summary
+from ps.snapshots.catalog import LoadedSnapshot
+from worker import spark
+from worker.callbacks.progress_line import COMPILES_FIRST
+from worker.data.source import Source
+from worker.job.runner import run_job
+from worker.spark.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
+
+__all__ = ["AlreadyFinished", "run"]
+
+
+def run(
+    settings: TrainSettings,
+    *,
+    origin: SnapshotRef | None = None,
+    display: Callable[..., Progress] = Progress,
+    may_be_past_end: bool = False,
+) -> Summary | None:
+    """Train with `settings` and write a run folder; `display` makes the display of the progress.
+
+    Returns the summary, or None if Ctrl-C ended the run early. With an `origin`, the run continues
+    from it. If `origin` names no snapshot, the run continues in its own folder from the newest
+    snapshot, or from the logs of shards that were killed if those hold more steps; otherwise it
+    starts in a new folder. SIGUSR1 requests a snapshot; other requests are read from the folder.
+    A run in its own folder that has taken more steps than max_iter is an error, unless it
+    `may_be_past_end`.
+
+    Raises a DownpourError if anything goes wrong, after saving the progress in a snapshot if it
+    can; KeyboardInterrupt if Ctrl-C left no snapshot; AlreadyFinished if nothing is left to do.
+    """
+    prepared = prepare(settings, origin, may_be_past_end=may_be_past_end)
+    inputs, found = prepared.inputs, prepared.found
+    if found is not None and prepared.is_over:
+        summary = summary_of_end(settings.out, found)
+        if summary is not None:
+            return complete(inputs, found, summary, partial(_progress, inputs, found, display))
+    snapshots = catalog_of(settings, settings.out)
+    ray_and_spark.check(inputs, snapshots)
+    open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
+    with (
+        asked_for(signal.SIGUSR1) as snapshot_requested,
+        open_folder(settings.out, settings.plain()) as folder,
+        SafeExitStack() as stack,
+    ):
+        progress = stack.enter_context(_progress(inputs, found, display))
+        observer = stack.enter_context(_observer(inputs, found, folder, progress))
+        source = inputs.train if isinstance(inputs.train, Source) else None
+        # Small data is read before Ray and Spark start: only reading finds faults such as a NaN.
+        table = pa.Table.from_batches(inputs.train.batches()) if source is None else None
+        with hangup_spares_children():
+            session = ray_and_spark.start(settings, progress, stack)
+        progress.starting("the shards and workers")
+        with deferred():
+            if table is None:
+                df = spark.numbered(session, settings.workers)
+            else:
+                df = session.createDataFrame(table)
+        outcome = run_job(
+            df,
+            inputs.job,
+            weights=None if found is not None else inputs.weights,
+            resume=found,
+            snapshots=snapshots,
+            snapshot_requested=snapshot_requested,
+            next_request=RequestInbox(folder.path),
+            logs=settings.logs or folder.logs,
+            evaluation=inputs.evaluation,
+            observer=observer,
+            even=True,
+            source=source,
+        )
+        if inputs.test is not None and not outcome.interrupted:
+            progress.starting("the test")
+        try:
+            summary = finish(inputs, outcome, folder, observer)
+        except KeyboardInterrupt:  # During the test: everything but its figures is written.
+            summary = None
+        if summary is None and outcome.snapshot is None:
+            raise KeyboardInterrupt  # The reason and what remains to resume from are reported.
+        return summary
+
+
+@contextmanager
+def _progress(
+    inputs: Inputs, found: LoadedSnapshot | None, display: Callable[..., Progress]
+) -> Iterator[Progress]:
+    """The display of the run, with what the user should know before it begins."""
+    with display(
+        steps=inputs.job.plan.steps,
+        workers=inputs.settings.workers,
+        bound=inputs.settings.staleness,
+        rows=inputs.train.rows,
+        display=inputs.job.display,
+        average_loss=inputs.job.average_loss,
+    ) as progress:
+        for notice in inputs.notices:
+            progress.note(notice)
+        if compiles_first(net=True):
+            progress.note(COMPILES_FIRST)
+        if found is not None:
+            for complaint in found.passed_over:
+                progress.note(f"{complaint}; continuing from {found.place}")
+        yield progress
+
+
+def _observer(
+    inputs: Inputs, found: LoadedSnapshot | None, folder: RunFolder, progress: Progress
+) -> RunObserver:
+    settings = inputs.settings
+    begins_at = found.manifest.steps // settings.workers if found is not None else None
+    seed = inputs.job.plan.seed
+    check = partial(ray_and_spark.check_head, settings)
+    return RunObserver(folder, progress, settings, seed=seed, begins_at=begins_at, check=check)

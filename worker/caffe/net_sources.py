@@ -1,0 +1,64 @@
+"""The data that a net names, opened: the sources of its data layers."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from shards.errors import BadInput
+from worker.caffe.net_data import NetData
+from worker.data.image_table import ImageSource
+from worker.data.parquet_columns import TableSource
+from worker.data.read_options import MAX_SKIPPED, Split
+from worker.data.source import Source
+from worker.data.sources import open_with
+from worker.data.zipped import LayerSource, ZippedSource
+
+
+def open_net_data(
+    data: NetData,
+    place: Path | None = None,
+    split: Split = "train",
+    classes: int | None = None,
+    seed: int | None = None,
+    skip_images: int = MAX_SKIPPED,
+) -> ImageSource:
+    """A part of the data at `place`, or else of the source that a net names, as the net wants it.
+
+    Labels outside [0, classes) are refused. A reader leaves out up to `skip_images` images. The
+    sources of several layers are read in step. Raises BadInput that names the layer, if it named
+    the source, and the file.
+    """
+    if data.others:
+        if place is not None:
+            names = " and ".join(each.layer for each in (data, *data.others))
+            raise BadInput(
+                f"data {place}: expected no such data, as the net reads the sources of {names}"
+            )
+        members = list[LayerSource]()
+        for each in (replace(data, others=()), *data.others):
+            own = classes if len(each.tops) > 1 else None  # without a top, labels are not read
+            source = open_net_data(each, None, split, own, seed, skip_images)
+            if not isinstance(source, Source) or isinstance(source, TableSource):
+                raise BadInput(
+                    f"{each.layer}: expected data of one of these formats, to be read in step with"
+                    f" another source: LMDB, LevelDB, HDF5, image list, image folder; got"
+                    f" {each.source}"
+                )
+            members.append(LayerSource(source, each.tops))
+        return ZippedSource(members)
+    options = replace(
+        data.options, split=split, classes=classes, seed=seed or 0, max_skipped=skip_images
+    )
+    if place is not None:
+        return open_with(place, options)
+    if data.source is None:
+        raise BadInput("expected a data layer that names a source, got none")
+    if data.form not in {"", "parquet"}:
+        raise BadInput(
+            f"{data.layer}: dataframe_format: expected parquet, got {data.form}: read such files"
+            " with Spark, and train on the DataFrame"
+        )
+    try:
+        return open_with(data.source, options, data.kind)
+    except BadInput as error:
+        raise BadInput(f"{data.layer}: {error}") from None

@@ -1,0 +1,76 @@
+"""Columns of Arrow batches as the arrays that a net reads (worker/data/columns.py)."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.data import arrow_images
+from worker.data.columns import ColumnKind, ColumnSpec
+
+
+def read_columns(
+    batch: Any,
+    columns: Sequence[ColumnSpec],
+    where: str,
+    *,
+    first_row: int = 0,
+    classes: int | None = None,
+) -> dict[str, NDArray[Any]]:
+    """The columns of an Arrow batch as arrays, rows first; `where` names the batch in errors.
+
+    An image is uint8 or float32 (rows, c, h, w), a label int64 (rows,), and other columns float32.
+    Labels outside [0, classes) are refused.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for column in columns:
+        name = column.find(batch.schema.names, where)
+        place = f"{where}, column {name}"
+        if column.kind is ColumnKind.IMAGE:
+            found[column.name] = _images(batch, name, column.shape, where, first_row)
+        elif column.kind is ColumnKind.LABEL:
+            found[column.name] = arrow_images.labels_as_int64(
+                batch.column(name), place, classes=classes, first_row=first_row
+            )
+        else:
+            flat = arrow_images.number_rows(batch.column(name), place, first_row)
+            found[column.name] = _shaped(flat, column.shape, place, first_row)
+    return found
+
+
+def shapes_of(columns: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
+    """The shape of one row of each column."""
+    return {name: array.shape[1:] for name, array in columns.items()}
+
+
+def _images(
+    batch: Any, name: str, shape: tuple[int, ...] | None, where: str, first_row: int
+) -> NDArray[Any]:
+    """The pixels of a batch; they must fit `shape`, unless the net takes no images but vectors."""
+    place = f"{where}, column {name}"
+    size = prod(shape) if shape is not None else None
+    flat = arrow_images.pixel_rows(batch.column(name), place, size, first_row)
+    declared = arrow_images.declared_shape(batch, where, first_row) or arrow_images.nested_shape(
+        batch.column(name)
+    )
+    if shape is None:
+        shape = arrow_images.row_shape(flat, place, declared)
+    elif len(shape) == 3 and declared not in {None, shape}:
+        raise BadInput(f"{place}: row {first_row}: expected images of {shape}, got {declared}")
+    images: NDArray[Any] = flat.reshape(-1, *shape)
+    return images
+
+
+def _shaped(
+    flat: NDArray[np.float32], shape: tuple[int, ...] | None, where: str, first_row: int
+) -> NDArray[np.float32]:
+    if shape is None:
+        return flat if flat.shape[1] > 1 else flat.reshape(-1)
+    if flat.shape[1] != prod(shape):
+        raise BadInput(
+            f"{where}: row {first_row}: expected {prod(shape)} values, got {flat.shape[1]}"
+        )
+    return flat.reshape(-1, *shape)

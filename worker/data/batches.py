@@ -1,0 +1,184 @@
+"""Minibatches from a stream of Arrow record batches, such as a Spark partition.
+
+The invariant: the sequence of minibatches depends only on the rows, their order in the stream, the
+seed, the worker's name and the batch size. How the stream is cut into record batches, when they
+arrive and at which step this incarnation of the worker started do not matter, so a retried task
+that starts at step k continues with exactly the batch that step k would have had.
+
+The rows form one sequence: epoch after epoch, each a permutation of all rows. Minibatch k is places
+[k*n, (k+1)*n) of it. So every batch is full: the tail of an epoch shares a batch with the head of
+the next, and a partition smaller than a batch repeats within one. Without a number of epochs the
+sequence is endless; with one, the last batch may be shorter.
+
+The first epoch trains while the rows arrive. They are spooled as they arrive, and shuffled within
+blocks of `shuffle_rows`, since later rows are not available yet. Every later epoch is a permutation
+of the whole spool. Each permutation has its own generator, keyed by (seed, worker, epoch, block),
+so none depends on another and skipping is cheap.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.closing_context import ClosingContext
+from shards.errors import BadInput
+from worker.data.arrow_columns import read_columns, shapes_of
+from worker.data.columns import DATA, LABEL, ColumnSpec
+from worker.data.spool import Column, Spool
+
+Indices = NDArray[np.int64]
+
+# The number of rows that must arrive before the first batch can be cut.
+SHUFFLE_ROWS = 4096
+
+
+class RowStore(Protocol):
+    """Where rows are kept: `Spool`, or `ArrowSpool`."""
+
+    rows: int
+
+    def append(self, rows: Any, /) -> None:
+        """Append rows."""
+        ...
+
+    def take(self, rows: NDArray[Any], /) -> dict[str, NDArray[Any]]:
+        """The rows with these numbers, in this order, as new arrays."""
+        ...
+
+    def close(self) -> None:
+        """Free the space."""
+        ...
+
+
+class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
+    """An iterator over minibatches of `batch_size` rows, from step `start_step` on.
+
+    `stream` yields pyarrow record batches, of any sizes, with the columns `columns`; by default
+    `data` or `image` (binary: uint8 pixels; or a list of numbers: float32), and `label` (whole
+    numbers). Each minibatch has these by name, new arrays: {"data": (batch_size, c, h, w), "label":
+    (batch_size,) int64} by default. An image's shape is that of its column; without it, what the
+    columns channels, height and width say; without these, a square image for bytes and (n, 1, 1)
+    for a list of n numbers. A stream without rows gives no batch.
+
+    With `shuffle` false, rows come in the stream's order, epoch after epoch. With `classes`, labels
+    outside [0, classes) are refused. The spool is stored in `folder` (None: TMPDIR).
+
+    Close it, or use it as a context manager. Iterating raises BadInput for a row that does not fit,
+    naming it, and for a full disk.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        batch_size: int,
+        seed: int,
+        worker: str,
+        *,
+        start_step: int = 0,
+        shuffle: bool = True,
+        shuffle_rows: int = SHUFFLE_ROWS,
+        columns: Sequence[ColumnSpec] = (),
+        classes: int | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
+            raise BadInput(
+                f"worker {worker}: expected batch_size and shuffle_rows of 1 or more and start_step"
+                f" of 0 or more, got {batch_size}, {shuffle_rows} and {start_step}"
+            )
+        self._stream = iter(stream)
+        self._batch_size = batch_size
+        self._key = f"{seed}/{worker}"
+        self._where = f"worker {worker}'s rows"
+        self._shuffle = shuffle
+        self._shuffle_rows = shuffle_rows
+        self._columns = columns or (DATA, LABEL)
+        self._classes = classes
+        self._folder = folder
+        self._epochs: int | None = None  # a subclass may end
+        self._spool: RowStore | None = None
+        self._order = self._places(start_step * batch_size)
+        self._waiting: Indices = np.empty(0, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows spooled so far; all of them once the first epoch is over."""
+        return self._spool.rows if self._spool else 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, NDArray[Any]]:
+        parts, missing = [], self._batch_size
+        while missing:
+            if not self._waiting.size:
+                found = next(self._order, None)
+                if found is None:
+                    break
+                self._waiting = found
+            parts.append(self._waiting[:missing])
+            self._waiting = self._waiting[missing:]
+            missing -= parts[-1].size
+        if not parts:
+            raise StopIteration
+        assert self._spool is not None
+        return self._spool.take(np.concatenate(parts))
+
+    def close(self) -> None:
+        """Drop the spool. Idempotent."""
+        if self._spool:
+            self._spool.close()
+
+    def _places(self, skipped: int) -> Iterator[Indices]:
+        """The sequence of rows, from place `skipped` on, in pieces that are never empty."""
+        for block in count():
+            start = block * self._shuffle_rows
+            size = min(self._spool_up_to(start + self._shuffle_rows) - start, self._shuffle_rows)
+            if size > max(skipped - start, 0):
+                yield (start + self._permutation(size, 0, block))[max(skipped - start, 0) :]
+            if size < self._shuffle_rows:
+                break
+        if not self.rows:
+            return
+        first, offset = divmod(max(skipped - self.rows, 0), self.rows)
+        epochs = count(first + 1) if self._epochs is None else range(first + 1, self._epochs)
+        for epoch in epochs:
+            yield self._permutation(self.rows, epoch, 0)[offset:]
+            offset = 0
+
+    def _permutation(self, size: int, epoch: int, block: int) -> Indices:
+        if not self._shuffle:
+            return np.arange(size)
+        key = blake2b(f"{self._key}/{epoch}/{block}".encode(), digest_size=16).digest()
+        philox = np.random.Philox(key=int.from_bytes(key, "little"))
+        return np.random.Generator(philox).permutation(size)
+
+    def _spool_up_to(self, rows: int) -> int:
+        """Read the stream until `rows` are spooled or it ends; returns the rows spooled."""
+        while self.rows < rows:
+            batch = next(self._stream, None)
+            if batch is None:
+                break
+            if batch.num_rows:
+                self._append(batch)
+        return self.rows
+
+    def _append(self, batch: Any) -> None:
+        """Spool the rows of a batch; the first batch determines the shape of all."""
+        arrays = read_columns(
+            batch, self._columns, self._where, first_row=self.rows, classes=self._classes
+        )
+        if self._spool is None:
+            shapes = shapes_of(arrays)
+            self._columns = [
+                msgspec.structs.replace(each, shape=shapes[each.name]) for each in self._columns
+            ]
+            layout = {name: Column(arrays[name].dtype, shapes[name]) for name in shapes}
+            self._spool = Spool(layout, self._folder)
+        self._spool.append(arrays)

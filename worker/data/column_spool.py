@@ -1,0 +1,187 @@
+"""A worker's own copy of its rows, with columns of any type.
+
+Columns with a number, or a fixed number of numbers, in each row are kept by `Spool`, as arrays.
+Text, bytes, vectors, images and ragged lists are kept in Arrow's format: record batches are
+appended to an unnamed file, so nothing is left of it however this process ends, and are read from
+the mapped file. So sparse vectors are filled with zeros in the minibatches alone.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.errors import BadInput
+from worker.data.column_values import (
+    check_column,
+    column_arrays,
+    is_leaf_number,
+    is_list,
+    is_spark_image,
+    is_time,
+    is_vector,
+    objects,
+    value_shape,
+)
+from worker.data.spool import Column, Spool, write_rows
+
+
+class ColumnSpool:
+    """A table of record batches, appended and taken by row; close it in the end.
+
+    The first batch decides about the columns: an array of numbers, or anything else.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        where: str,
+        *,
+        ragged: Collection[str] = (),
+        folder: str | Path | None = None,
+    ) -> None:
+        """`where` names the rows in errors; `ragged` are columns of lists of any length."""
+        self.rows = 0
+        for field in first.schema:
+            check_column(field.type, f"{where}, column {field.name}")
+        kinds = {field.name: field.type for field in first.schema}
+        self._others = [name for name in kinds if name in ragged or not _is_fixed(kinds[name])]
+        arrays = column_arrays(first.select([n for n in kinds if n not in self._others]), where)
+        for name, array in arrays.items():
+            if array.dtype == object:
+                raise _other_lengths(f"{where}, column {name}", array, len(array[0]), 0)
+        self._columns = {
+            name: Column(array.dtype, array.shape[1:]) for name, array in arrays.items()
+        }
+        self._values = {
+            name: value_shape(first[name], f"{where}, column {name}")
+            for name in self._others
+            if is_vector(kinds[name]) or is_spark_image(kinds[name])
+        }
+        self._where = where
+        with ExitStack() as stack:
+            self._fixed = Spool(self._columns, folder)
+            stack.callback(self._fixed.close)
+            self._other = _ArrowSpool(first.select(self._others).schema, where, folder)
+            stack.callback(self._other.close)
+            self._open = stack.pop_all()
+
+    def append(self, batch: Any) -> None:
+        """Append the rows of a record batch; raises BadInput for one that does not fit."""
+        missing = {*self._columns, *self._others} - set(batch.schema.names)
+        if missing:
+            raise BadInput(f"{self._where}: expected a column {min(missing)}, got none")
+        arrays = column_arrays(batch.select(list(self._columns)), self._where)
+        for name, column in self._columns.items():
+            array = arrays[name]
+            if array.dtype == object or array.shape[1:] != column.shape:
+                where = f"{self._where}, column {name}"
+                raise _other_lengths(where, array, column.shape[0], self.rows)
+        for name, shape in self._values.items():
+            where = f"{self._where}, column {name}"
+            if (found := value_shape(batch[name], where)) != shape:
+                expected, got = ("x".join(map(str, each)) for each in (shape, found))
+                raise BadInput(
+                    f"{where}: row {self.rows}: expected {expected} values, as in the first row,"
+                    f" got {got}"
+                )
+        if self._others:
+            self._other.append(batch.select(self._others))
+        if self._columns:
+            self._fixed.append(arrays)
+        self.rows += batch.num_rows
+
+    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The rows with these numbers, in this order, as an array a column (`column_arrays`)."""
+        fixed = self._fixed.take(rows) if self._columns else {}
+        return fixed | (self._other.take(rows) if self._others else {})
+
+    def close(self) -> None:
+        """Free the space. Idempotent."""
+        self._open.close()
+
+
+class _ArrowSpool:
+    """Record batches in an unnamed file under `folder`, read by row number."""
+
+    def __init__(self, schema: Any, where: str, folder: str | Path | None) -> None:
+        self._schema = schema
+        self._where = where
+        self._folder = Path(folder or tempfile.gettempdir())
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise BadInput(f"spool in {self._folder}: {error.strerror}") from None
+        self._rows = 0
+        self._firsts: list[int] = []  # of each record batch: the number of its first row
+        self._places: list[slice] = []  # and its bytes in the file
+        self._batches: list[Any] = []  # those of them that are mapped into memory
+
+    def append(self, batch: Any) -> None:
+        if not batch.schema.equals(self._schema):
+            raise BadInput(f"{self._where}: expected columns {self._schema}, got {batch.schema}")
+        start = self._places[-1].stop if self._places else 0
+        data = batch.serialize()
+        write_rows(self._file, start, memoryview(data), self._folder, self._rows)
+        self._firsts.append(self._rows)
+        self._places.append(slice(start, start + len(data)))
+        self._rows += batch.num_rows
+
+    def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        if len(self._batches) < len(self._places):
+            self._map()
+        sources = np.searchsorted(self._firsts, rows, side="right") - 1
+        order = np.argsort(sources, kind="stable")
+        parts = []
+        for source in np.unique(sources):
+            wanted = rows[order[sources[order] == source]] - self._firsts[source]
+            parts.append(self._batches[source].take(pa.array(wanted)))
+        found = pa.Table.from_batches(parts, self._schema)
+        if len(parts) > 1:
+            found = found.combine_chunks().take(pa.array(np.argsort(order)))
+        return column_arrays(found, self._where, self._schema.names)
+
+    def _map(self) -> None:
+        """Map the record batches that have come since the last time."""
+        view = pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+        for place in self._places[len(self._batches) :]:
+            data = view.slice(place.start, place.stop - place.start)
+            self._batches.append(pa.ipc.read_record_batch(data, self._schema))
+
+    def close(self) -> None:
+        self._batches.clear()
+        self._file.close()
+
+
+def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays of one column as one; of objects if some of them are, or if lists differ in length."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+        return np.concatenate(parts)
+    return objects([row for part in parts for row in part])
+
+
+def _is_fixed(kind: Any) -> bool:
+    """Whether a column holds numbers, or lists of them however deep, that are kept as arrays."""
+    while is_list(kind):
+        kind = kind.value_type
+    return not is_vector(kind) and (is_leaf_number(kind) or is_time(kind))
+
+
+def _other_lengths(where: str, array: NDArray[Any], length: int, first_row: int) -> BadInput:
+    """The error for a column of lists that differ in length; the first row has `length` values."""
+    remedy = "a column of lists that differ needs its name in `ragged`"
+    for row, values in enumerate(array, first_row):
+        if len(values) != length:
+            return BadInput(
+                f"{where}: row {row}: expected {length} values, as in the first row, got"
+                f" {len(values)}; {remedy}"
+            )
+    return BadInput(f"{where}: expected lists of lists of one length, got others; {remedy}")

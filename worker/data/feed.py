@@ -1,0 +1,128 @@
+"""The rows of a worker of `worker.run`: minibatches of all columns, of whatever type they are.
+
+    for batch in ctx.batches(64, epochs=3):     # {"x": (64, 14) float32, "label": (64,) int64}
+        ...
+
+The order and the promises are those of worker/data/batches.py: each row once an epoch, the same
+batches in the same order after a retry. `RowFeed` gives the rows once, in the order in which they
+arrive, without a copy on disk.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+
+from shards import argument_checks
+from shards.errors import BadInput
+from worker.data.batches import Batches
+from worker.data.column_spool import ColumnSpool, joined
+from worker.data.column_values import column_arrays, slice_rows
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class ColumnBatches(Batches):
+    """Minibatches of the `columns` of a stream of record batches; all columns if None.
+
+    They end after `epochs` epochs, if a number is given.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        batch_size: int,
+        seed: int,
+        worker: str,
+        *,
+        columns: Collection[str] | None = None,
+        ragged: Collection[str] = (),
+        epochs: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`ragged` names columns of lists that differ in length; options as of `Batches`."""
+        super().__init__(stream, batch_size, seed, worker, **options)
+        self._wanted = columns
+        self._ragged = ragged
+        self._epochs = epochs
+
+    def _append(self, batch: Any) -> None:
+        wanted = selected(batch, self._wanted, self._where)
+        if self._spool is None:
+            selected(wanted, self._ragged, self._where)  # each is to be a column
+            self._spool = ColumnSpool(wanted, self._where, ragged=self._ragged, folder=self._folder)
+        self._spool.append(wanted)
+
+
+class RowFeed:
+    """The rows of a worker, each once, in the order in which they arrive.
+
+    Each record batch becomes arrays once, and what is given out are views of these, without a copy
+    unless rows of two record batches are in one minibatch. So a column of lists is an array
+    (rows, length) where all lists of a record batch have one length, and an array of objects
+    otherwise.
+
+    Rows that were given out before a task failed come again when it is retried; use
+    `Context.batches` where a retried step must have the same rows.
+    """
+
+    def __init__(self, stream: Iterator[Any], where: str) -> None:
+        self._stream = (piece for batch in stream for piece in slice_rows(batch))
+        self._where = where
+        self._waiting: deque[tuple[int, Arrays]] = deque()  # of each record batch, with its rows
+        self._first = 0  # the first row of the first of them that is not given out
+        self._rows = 0  # that wait
+        self._ended = False
+
+    def should_stop(self) -> bool:
+        """Whether there are no more rows."""
+        return not self._fill(1)
+
+    def next_batch(self, rows: int) -> Arrays:
+        """The next rows as an array a column: as many as asked for, fewer at the end.
+
+        Raises BadInput when no rows are left; `should_stop` says so before.
+        """
+        missing = min(self._fill(argument_checks.whole("next_batch: rows", rows, 1)), rows)
+        if not missing:
+            raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
+        parts: list[Arrays] = []
+        while missing:
+            count, arrays = self._waiting[0]
+            start, end = self._first, min(self._first + missing, count)
+            parts.append({name: array[start:end] for name, array in arrays.items()})
+            missing -= end - start
+            self._rows -= end - start
+            self._first = end
+            if end == count:
+                self._waiting.popleft()
+                self._first = 0
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+
+    def terminate(self) -> None:
+        """Give out no more rows; those that are left are not read."""
+        self._waiting.clear()
+        self._first, self._rows, self._ended = 0, 0, True
+
+    def _fill(self, rows: int) -> int:
+        """Read until this many rows wait, or the stream ends; returns how many wait."""
+        while self._rows < rows and not self._ended:
+            batch = next(self._stream, None)
+            if batch is None:
+                self._ended = True
+            elif batch.num_rows:
+                self._waiting.append((batch.num_rows, column_arrays(batch, self._where)))
+                self._rows += batch.num_rows
+        return self._rows
+
+
+def selected(batch: Any, columns: Collection[str] | None, where: str) -> Any:
+    """The record batch with these columns only; raises BadInput for one that it lacks."""
+    if columns is None:
+        return batch
+    for name in columns:
+        if name not in batch.schema.names:
+            got = ", ".join(batch.schema.names)
+            raise BadInput(f"{where}: expected a column {name}, got {got}")
+    return batch.select(list(columns))

@@ -1,0 +1,368 @@
+"""`worker.run`: a function of the user's own on every partition of a Spark DataFrame.
+
+    def train(args, ctx):
+        ctx.loop(gradient, 64, epochs=3)
+
+    trained = worker.run(df, train, params=params, workers=4, strategy="easgd:tau=10", shards=2)
+    trained.params
+
+Spark hosts the workers as ordinary tasks, without a barrier: there may be more workers than slots,
+and a task that fails is retried alone.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from ps import path_checks
+from ps.job import views_of
+from ps.logs import logger
+from ps.storage import open_store
+from ps.table_views import TableViews
+from ps.tables import tables_of
+from shards import argument_checks
+from shards.errors import BadInput
+from shards.spec import TableSpec
+from shards.tables import DenseTable, Layout
+from worker import spark
+from worker.callbacks.base import Parameters, WatchedRun, settings_of, watching
+from worker.callbacks.progress_line import progress_of
+from worker.data.parameters_file import read_parameters, write_parameters
+from worker.data.source import Source
+from worker.data.sources import open_source
+from worker.job.option_fields import option, training_options
+from worker.job.options import (
+    DEFAULT_SEED,
+    MAX_COUNT,
+    LinkOptions,
+    ShardRuntime,
+    SnapshotPolicy,
+    TrainOptions,
+)
+from worker.job.run_options import RunArguments, unless_interrupted
+from worker.job.runner import Outcome, check_frame, in_a_line, run_job
+from worker.job.training_job import Job
+from worker.tfrecord.partitions import partition_of
+from worker.training.context import FunctionTask, Train
+from worker.training.evaluation import Evaluation, EvaluationPlan
+from worker.training.model import Batch
+from worker.training.training_loop import Plan
+
+Floats = NDArray[np.float32]
+Figures = dict[str, float]
+
+_LOG = logger("worker", worker="driver")
+
+_TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfrecord"}
+"""The file name suffixes that Spark reads, each with its format."""
+
+
+_MOVED = {"observer": "is now callbacks=[...], of subclasses of worker.Callback"}
+
+
+class Evaluate(msgspec.Struct, frozen=True):
+    """A test of the parameters in this process while the workers train; it takes no slot of Spark.
+
+    `figures(params)` returns numbers by name, such as {"accuracy": 0.97}. It is called every
+    `every` iterations, and with the final parameters; an iteration is one step of every worker.
+    Training ends early once `until(figures)` is true.
+    """
+
+    figures: Callable[[Any], Figures]
+    every: int = 100
+    until: Callable[[Figures], bool] | None = None
+
+    def __post_init__(self) -> None:
+        argument_checks.function("evaluate: figures", self.figures, "a function of the parameters")
+        argument_checks.whole("evaluate: every", self.every, 1)
+        if self.until is not None:
+            argument_checks.function("evaluate: until", self.until, "a function of the figures")
+
+
+class FunctionOptions(TrainOptions):
+    """The keyword arguments that `run` and `stream` share."""
+
+    params: Any
+
+
+class RunOptions(FunctionOptions, RunArguments):
+    """The keyword arguments of `run`."""
+
+    evaluate: Evaluate | Callable[[Any], Figures] | None = None
+    weights: str | Path | None = option(
+        "What to start from.", default=None, check=path_checks.place
+    )
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        return f"run: {name}"
+
+    def check(self) -> None:
+        super().check()
+        if self.weights is not None and self.resume is not None:
+            raise BadInput("run: weights: expected these or a snapshot to resume, got both")
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """What `run` returns, and what `worker.Interrupted` holds.
+
+    `params` are the trained parameters, in the structure that was given; of several `tables`, a
+    dict by their names. `evaluations` are the results of the tests, in order, that of the final
+    parameters last; `worker.KeepBest` has `params` be those of the best test.
+    """
+
+    params: Any
+    outcome: Outcome
+    evaluations: tuple[Evaluation, ...]
+    tables: ps.Tables
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.tables)
+        return f"RunResult({names}: {in_a_line(self.outcome, self.evaluations)})"
+
+    def save(self, path: str | Path) -> str | Path:
+        """Write the arrays by name to a .safetensors file, a path or URI; returns the path."""
+        write_parameters(path, self.tables, self.params)
+        return path
+
+
+@training_options(RunOptions, moved=_MOVED)
+def run(
+    data: spark.DataFrame | str | Path, train: Train, args: Any = None, /, *, options: RunOptions
+) -> RunResult:
+    """Run `train(args, ctx)` as a worker on every partition of `data`; blocks until all are done.
+
+    `ctx` is a `worker.Context`: the worker, registered with the shards, and its rows, of any
+    columns. `data` is a Spark DataFrame; or the path of Parquet or TFRecord files, which the
+    present Spark session reads; or any other path that `worker.open_source` takes, such as a folder
+    of images, of which each worker reads its part. `params` are the parameters to train, which are
+    also their first values: a dict, a pytree, a `state_dict`, a `ps.Dense` with its rule, rate and
+    decay, or a `ps.Tables` of several. `weights`, a .safetensors file at a path or URI, replaces
+    the first values of the arrays that it has by name, for fine-tuning. The function and `args` are
+    sent to the tasks as Spark sends any function, so they may not hold what does not pickle.
+
+    Each partition is one worker, unless `workers` gives the number to deal the rows to (required
+    over Spark Connect, and for a path that the workers read). Every worker needs a row. `evaluate`
+    is a function of the parameters, or a `worker.Evaluate`. `callbacks` watch the run, as
+    `worker.EarlyStop` and `worker.TensorBoard`. `max_iter` ends `ctx.batches` after that many steps
+    of a worker. The other options have the names, values and defaults of `downpour
+    train` (docs/reference/cli.md); `ctx.loop` follows the strategy, and a loop with `ctx.worker` of
+    one's own is plain Downpour.
+
+    Ctrl-C ends the job early, with a snapshot where `snapshots` says where, and raises
+    `worker.Interrupted`, a KeyboardInterrupt whose `result` has the parameters so far; with
+    `on_interrupt="return"` that result is returned. Shards in Ray need `ray.init` first;
+    `shards_in="processes"` needs none. Raises BadInput for an error that the caller can fix, GiveUp
+    when a worker or a shard fails for good.
+    """
+    check_train("run: train", train)
+    tables = tables_of(options.params)
+    evaluate = _evaluate(options.evaluate)
+    spark.check_sendable(train, args)
+    df, source = read("run: data", data, options.workers, options.skip_images)
+    workers = spark.partition_count(df) if options.workers is None else options.workers
+    if workers == 0:
+        raise BadInput("run: data: expected at least one row, got none")
+    views = views_of(tables)
+
+    start = first_values(tables)
+    if options.weights is not None:
+        _LOG.info("%s", read_parameters(options.weights, tables, start))
+
+    def parameters(weights: Floats) -> Parameters:
+        return Parameters(
+            weights,
+            partial(views.build, None),
+            lambda path, arena: write_parameters(path, tables, views.build(None, arena)),
+        )
+
+    run = WatchedRun(workers, settings_of(options, args), tests=evaluate is not None)
+    callbacks = (*options.callbacks, *progress_of(df, options.max_iter, wanted=options.progress))
+    with watching(callbacks, run, parameters) as watch:
+        outcome = run_job(
+            df,
+            function_job(train, args, tables, options, workers),
+            weights=None if options.resume is not None else start,
+            resume=options.resume,
+            snapshots=options.snapshots,
+            logs=options.logs,
+            evaluation=None if evaluate is None else _plan(evaluate, views),
+            observer=watch if callbacks else None,
+            even=options.workers is not None,
+            source=source,
+        )
+        last = []
+        if evaluate is not None and not outcome.interrupted:
+            last = [
+                outcome.last_evaluation(
+                    workers, evaluate.figures(views.build(None, outcome.weights))
+                )
+            ]
+        found = watch.finish(outcome.weights, last)
+    result = RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
+    return unless_interrupted(result, options.on_interrupt)
+
+
+def check_train(what: str, train: object) -> None:
+    """Raise BadInput unless `train` can be called with `args` and `ctx`."""
+    expected = "a function of args and ctx"
+    function = argument_checks.function(what, train, expected)
+    try:
+        inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
+    except TypeError as error:
+        raise BadInput(
+            f"{what}: expected {expected}, got one with other parameters: {error}"
+        ) from None
+    except ValueError:
+        pass  # A compiled function may have no signature.
+
+
+def read(
+    what: str, data: object, workers: int | None, skip_images: int
+) -> tuple[spark.DataFrame, Source | None]:
+    """A DataFrame, and a source that its tasks read in place of its rows, if there is one.
+
+    `data` is as in `run`. A task leaves out up to `skip_images` images of a source. Raises BadInput
+    naming `what`.
+    """
+    if not isinstance(data, str | Path):
+        check_frame(what, data)
+        return cast(spark.DataFrame, data), None
+    session = spark.active_session(what)
+    text = str(data)
+    if kind := table_format(text):
+        return spark.read_table(session, kind, text), None
+    if "://" in text:
+        raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
+    # Tasks run in another folder.
+    source = open_source(Path(text).absolute(), max_skipped=skip_images)
+    if not isinstance(source, Source):
+        raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
+    if workers is None:
+        raise BadInput(f"{what}: {text}: expected a number of `workers` to divide it among")
+    if workers > source.rows:
+        raise BadInput(f"run: workers: expected at most {source.rows}, one a row, got {workers}")
+    return spark.numbered(session, workers), source
+
+
+def table_format(place: str) -> str:
+    """The name by which Spark reads the files at a path or URI; empty if it does not."""
+    name = place.rstrip("/").rpartition("/")[2]
+    names = [name]
+    if not name.endswith(tuple(_TABLES)):
+        with suppress(OSError, BadInput):
+            store = open_store(place)
+            names = store.names()
+            while partitions := [one for one in names if partition_of(one) is not None]:
+                store = store.below(partitions[0])
+                names = store.names()
+    found = {
+        kind
+        for one in names
+        for suffix, kind in _TABLES.items()
+        if one.endswith(suffix) and one[0] not in "_."
+    }
+    if len(found) > 1:
+        raise BadInput(f"{place}: expected files of one format, got {' and '.join(sorted(found))}")
+    return found.pop() if found else ""
+
+
+def first_values(tables: ps.Tables) -> Floats:
+    """The arena of all tables with the values that they were described with; raises BadInput."""
+    arena = Layout(tuple(dense.table(name) for name, dense in tables.items())).empty()
+    views = views_of(tables)
+    for name, dense in tables.items():
+        views.write(name, dense.start, arena)
+    return arena
+
+
+class TableModel:
+    """A table as a model, for workers that run a function: it has no gradient of its own."""
+
+    def __init__(self, table: DenseTable) -> None:
+        self.table = table
+
+    def initial(self, seed: int) -> Floats:
+        """An arena of zeros: a run gives the first values itself."""
+        return self.table.empty()
+
+    def gradient(
+        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
+    ) -> float:
+        """Never called: the function computes gradients."""
+        raise NotImplementedError("the function of the run computes gradients")
+
+
+def function_job(
+    train: Train, args: Any, tables: ps.Tables, options: FunctionOptions, workers: int
+) -> Job:
+    """The job in which workers run a function on these tables."""
+    specs = tuple(
+        TableSpec(dense.table(name), dense.rule, dense.rate, dense.decay, dense.guard)
+        for name, dense in tables.items()
+    )
+    first = specs[0]
+    return Job(
+        model=partial(TableModel, first.table),
+        plan=Plan(
+            steps=MAX_COUNT if options.max_iter is None else options.max_iter,
+            seed=DEFAULT_SEED if options.seed is None else options.seed,
+            strategy=options.build_strategy(),
+            schedule=first.schedule,
+            prefetch=options.prefetch,
+        ),
+        rule=first.rule,
+        schedule=first.schedule,
+        decay=first.decay,
+        batch_size=1,
+        workers=workers,
+        bound=options.staleness,
+        rate_factor=options.rate_factor,
+        stale=options.on_stale,
+        shuffle=options.shuffle,
+        device=options.build_device("auto"),
+        runtime=options.part(ShardRuntime),
+        links=options.part(LinkOptions),
+        snapshots=options.part(SnapshotPolicy),
+        logs_apart=True,
+        function=FunctionTask(
+            train=train,
+            args=args,
+            tables=ps.Tables({name: _without_start(dense) for name, dense in tables.items()}),
+            workers=workers,
+            folder=str(Path.cwd()),
+        ),
+        tables=specs,
+    )
+
+
+def _evaluate(value: object) -> Evaluate | None:
+    if value is None or isinstance(value, Evaluate):
+        return value
+    argument_checks.function("run: evaluate", value, "a function of the parameters")
+    return Evaluate(value)  # type: ignore[arg-type]  # it was checked that it is callable
+
+
+def _plan(evaluate: Evaluate, views: TableViews) -> EvaluationPlan:
+    """The tests during training; each ends with its function."""
+
+    def figures(weights: Floats, _stopped: Callable[[], bool]) -> Figures:
+        return evaluate.figures(views.build(None, weights))
+
+    return EvaluationPlan(figures, evaluate.every, at_start=False, until=evaluate.until)
+
+
+def _without_start(dense: ps.Dense) -> ps.Dense:
+    """The description of the table alone, which every task needs."""
+    bare = copy.copy(dense)
+    bare.start = None
+    return bare

@@ -1,0 +1,1 @@
+"""One worker's training loop: the step machine, its driver, models and devices."""

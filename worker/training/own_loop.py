@@ -1,0 +1,222 @@
+"""Trains a function of the user's own with any strategy, on a job of the SDK, without Spark.
+
+    with worker.start(params, strategy="easgd:tau=10", workers=2, shards=2) as job:
+        worker.loop(job, "w0", gradient, batches, steps=1000)
+
+`gradient(params, batch)` returns the loss and the gradient, in the structure of `params`: NumPy
+arrays, or PyTorch tensors. `start` gives the shards their half of the strategy, `loop` is the
+worker's half; both must be given the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ps
+from ps.job import WorkerOptions
+from ps.logs import logger
+from ps.start_job import StartOptions
+from ps.tables import tables_of
+from shards import argument_checks
+from shards.counted import counted
+from shards.errors import BadInput
+from shards.rules import Decay
+from shards.tables import DenseTable
+from worker.strategies import Strategy, strategy_of
+from worker.strategies.base import USUAL
+from worker.training.model import Batch, check_loss
+from worker.training.training_loop import Plan, WorkerReport, train_worker
+from worker.training.worker_state import continued
+
+Floats = NDArray[np.float32]
+Gradient = Callable[[Any, Batch], tuple[Any, Any]]
+"""The loss and the gradient at some parameters, for a batch: a dict of arrays, rows first."""
+
+
+def start(
+    tables: object,
+    *,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    staleness: float | str | None = USUAL,
+    on: ps.On | str = ps.On.PROCESSES,
+    shards: int = 1,
+    start: Mapping[str, object] | None = None,
+    resume: str | Path | None = None,
+    name: str = "job",
+    **options: Unpack[StartOptions],
+) -> AbstractContextManager[ps.Job]:
+    """Start shards as `ps.start` does, for a `strategy` with this many `workers`.
+
+    `tables` is one table, or the parameters for one. Where the strategy brings an update rule or a
+    rate of its own, it replaces the table's; a warning is logged. The `staleness` bound `usual` is
+    the one that suits the strategy. The other options are those of `ps.start`. Raises BadInput for
+    a bound at which workers would wait for each other for ever, and for options that diverge with
+    this number of workers.
+    """
+    chosen = strategy_of("strategy", strategy).for_workers(
+        argument_checks.whole("workers", workers, 1)
+    )
+    described = tables_of(tables)
+    # A `loop` may prefetch; in a strategy that cannot, the smallest bound is the same.
+    half = chosen.for_shards(workers, prefetch=chosen.plain)
+    for table, dense in described.items():
+        for notice in chosen.notices(workers, dense.rule):
+            logger("worker", table=table).warning("%s", notice)
+    bound = argument_checks.bound(
+        "staleness", chosen.suitable_bound() if staleness == USUAL else staleness
+    )
+    chosen.check(bound, prefetch=False)
+    return ps.start(
+        described,
+        workers=workers,
+        staleness=bound,
+        server=half,
+        strategy=_name_of(chosen),
+        on=on,
+        shards=shards,
+        start=start,
+        resume=resume,
+        name=name,
+        **options,
+    )
+
+
+def loop(
+    job: ps.Job,
+    name: str,
+    gradient: Gradient,
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    strategy: Strategy | str = "downpour",
+    workers: int = 1,
+    incarnation: int = 0,
+    seed: int = 0,
+    prefetch: bool = False,
+    patience_s: float = 30.0,
+    **options: Unpack[WorkerOptions],
+) -> WorkerReport:
+    """Take `steps` steps as worker `name`, counted over all its incarnations, and report on them.
+
+    `batches` must start at the worker's next step; the loop ends early, without error, with them.
+    The rate and the weight decay of steps on the worker's own weights are those of the job's table.
+    `prefetch` requests weights a step ahead. Further options are those of `ps.Job.worker`: with
+    `keep`, the place of the job's snapshots, a restarted worker continues with what its strategy
+    keeps between pushes, as the newest of them has it. Raises BadInput for a job with several
+    tables.
+    """
+    argument_checks.instance("job", job, ps.Job, "a ps.Job")
+    own = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
+    table, plan = plan_for(
+        "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
+    )
+    model = FunctionModel(table, job, gradient)
+    with job.worker(name, incarnation=incarnation, patience_s=patience_s, **options) as me:
+        # The batches begin at the window that was under way.
+        state = continued(me.client, plan.strategy, snapshots=options.get("keep"))
+        state = state.between_windows(plan.strategy.keeps)
+        return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
+
+
+def only_table(what: str, job: ps.Job) -> tuple[str, ps.Dense]:
+    """The table of a job with one, and its name; raises BadInput, naming `what`, for several."""
+    if len(job.tables) != 1:
+        raise BadInput(f"{what}: expected a job with one table, got {', '.join(job.tables)}")
+    ((name, dense),) = job.tables.items()
+    return name, dense
+
+
+def plan_for(
+    what: str,
+    job: ps.Job,
+    *,
+    steps: int,
+    strategy: Strategy | str,
+    workers: int,
+    seed: int,
+    prefetch: bool,
+) -> tuple[DenseTable, Plan]:
+    """The only table of a running job, and the plan of each of its workers.
+
+    Raises BadInput, naming `what`, for several tables, and for another strategy or another number
+    of workers than the job's.
+    """
+    name, dense = only_table(what, job)
+    chosen = strategy_of("strategy", strategy).for_workers(
+        argument_checks.whole("workers", workers, 1)
+    )
+    expected, got = job.cluster.strategy, _name_of(chosen)
+    if expected not in ("", got):
+        raise BadInput(
+            f"{what}: strategy: expected {expected}, as the job was started with, got {got}"
+        )
+    if job.cluster.workers not in (0, workers):
+        raise BadInput(
+            f"{what}: workers: expected {job.cluster.workers}, as the job was started for, got"
+            f" {workers}"
+        )
+    plan = Plan(
+        steps=steps,
+        seed=seed,
+        strategy=chosen,
+        schedule=dense.rate,
+        prefetch=prefetch,
+        decay=dense.decay if chosen.server(workers).deltas else Decay(),
+        workers=workers,
+    )
+    return dense.table(name), plan
+
+
+def _name_of(strategy: Strategy) -> str:
+    """The name by which the command line knows it; of a user's own, that of its class."""
+    return str(strategy.__struct_config__.tag)
+
+
+class FunctionModel:
+    """A function of the user's as a model of the worker loop (worker/training/model.py)."""
+
+    def __init__(self, table: DenseTable, job: ps.Job, gradient: Gradient) -> None:
+        self.table = table
+        self._views = job.views
+        self._gradient = argument_checks.function(
+            "gradient", gradient, "a function of params and batch"
+        )
+
+    def initial(self, seed: int) -> Floats:
+        """An arena of zeros: the job's shards hold the weights already."""
+        return self.table.empty()
+
+    def gradient(
+        self, weights: Floats, batch: Batch, out: Floats, *, step: int, seed: int
+    ) -> float:
+        """The loss of a batch; its gradient is written into `out`, padding included."""
+        returned = self._gradient(self._views.build(None, weights), batch)
+        loss, gradient = _loss_and_gradient(returned)
+        self._views.write(None, gradient, out)
+        return check_loss(self, loss)
+
+
+def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
+    """What the user's function returned, if it is two values in this order; raises BadInput."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        loss, gradient = returned
+        if not _has_parts(loss) or _has_parts(gradient):
+            return loss, gradient
+        got = "(gradients, loss)"
+    elif isinstance(returned, tuple | list):
+        got = counted(len(returned), "value")
+    elif isinstance(returned, Mapping):
+        got = f"a dict of {', '.join(map(str, returned))}"
+    else:
+        got = argument_checks.shown(returned)
+    raise BadInput(f"gradient: expected it to return (loss, gradients), got {got}")
+
+
+def _has_parts(value: object) -> bool:
+    """Whether a value holds several others, as parameters do and a loss does not."""
+    return isinstance(value, Mapping | list | tuple) or bool(getattr(value, "ndim", 0))

@@ -1,0 +1,234 @@
+"""The blocking driver of a worker's loop: it carries out what the step machine wants.
+
+The machine (step_machine.py) decides; this file reads batches, asks the model for gradients and the
+client for weights, and measures where the time goes. It runs inside a Spark task, a thread or a
+plain process.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from cupy_kernels.updates import squared_norm
+from ps.client import Client
+from ps.snapshots.worker_state import NO_STATE, OwnState
+from shards.tables import KeyRange, segments
+from worker.strategies.base import Floats
+from worker.training import step_machine as machine
+from worker.training.model import Ahead, Batch, Model, check_loss
+from worker.training.step_machine import SEEDS, Plan, StepMachine
+from worker.training.worker_state import Continued, forgotten, saved_by
+
+__all__ = ["SEEDS", "Plan", "WorkerReport", "train_worker"]
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one incarnation of a worker did, and where its time went (seconds).
+
+    `transports` are what carried its arrays, one for each shard; `device` is what it computed on.
+    `lost` says what of its own state a restarted worker had to continue without, and why; empty if
+    nothing.
+    """
+
+    worker: str
+    incarnation: int
+    steps: int
+    samples: int
+    seconds: float
+    compute_s: float
+    data_s: float
+    waited_s: float
+    network_s: float
+    serialise_s: float
+    duplicates: int
+    transports: tuple[str, ...] = ()
+    device: str = "cpu"
+    lost: str = ""
+
+
+def train_worker(
+    client: Client,
+    model: Model,
+    batches: Iterator[Batch],
+    plan: Plan,
+    *,
+    incarnation: int = 0,
+    own: Continued | None = None,
+) -> WorkerReport:
+    """Run `plan` from the step after this worker's last push; `batches` must start at that step.
+
+    `own` is the state that a restarted worker continues with; `batches` must then start after the
+    steps in it. The run ends early, without error, when `batches` end. The caller closes `client`,
+    which writes the state at the end if it has a place for that.
+    """
+    if own is None:
+        own = forgotten(client, plan.strategy)
+    plan.strategy.check(client.cluster.bound, plan.prefetch)
+    started, first_step, before = time.monotonic(), client.step, structs.replace(client.times)
+    steps = StepMachine(
+        plan,
+        model.table,
+        worker=client.worker,
+        clock=client.clock,
+        step=client.step,
+        bound=client.cluster.bound,
+        ahead=client.recommended_prefetch,
+        on_device=isinstance(model, Ahead),
+        local=own.local,
+    )
+    steps.drive(_Driver(client, model, batches, steps).carry_out)
+    return WorkerReport(
+        worker=client.worker,
+        incarnation=incarnation,
+        steps=client.step - first_step,
+        samples=steps.pushed,
+        seconds=time.monotonic() - started,
+        compute_s=steps.compute_s,
+        data_s=steps.data_s,
+        waited_s=client.times.waited_s - before.waited_s,
+        network_s=client.times.network_s - before.network_s,
+        serialise_s=client.times.serialise_s - before.serialise_s,
+        duplicates=client.duplicates,
+        transports=client.transports,
+        device=str(model.device) if isinstance(model, Ahead) else "cpu",
+        lost=own.lost,
+    )
+
+
+class ClientDriver:
+    """Carries out the wants that concern the shards: with a client."""
+
+    def __init__(self, client: Client, steps: StepMachine) -> None:
+        self.client = client
+        self.plan = steps.plan
+        self._steps = steps
+        self._between = True  # whether no gradient has been taken since the last batches were read
+        client.own_state = self.own_state
+
+    def own_state(self) -> OwnState | None:
+        """What a snapshot saves of this worker; None within a step."""
+        local = self._steps.local
+        if local is None or not self.plan.strategy.keeps:
+            return NO_STATE
+        return saved_by(self.plan.strategy, local) if self._between else None
+
+    def carry_out(self, want: machine.Want) -> machine.Answer:
+        """Carry out one want; returns its answer."""
+        match want:
+            case machine.PullWeights():
+                return self._pull(want)
+            case machine.PushContribution():
+                self._push(want)
+            case machine.PrefetchWeights():
+                self.client.prefetch(want.clock)
+            case machine.FlushPushes():
+                self._between = True
+                self.client.flush()
+        return None
+
+    def _pull(self, want: machine.PullWeights) -> machine.WeightsPulled:
+        pulled = self.client.pull(want.clock)
+        for clock in want.prefetch:
+            self.client.prefetch(clock)
+        return machine.WeightsPulled(
+            pulled.weights, pulled.versions, self.client.recommended_prefetch
+        )
+
+    def _push(self, want: machine.PushContribution) -> None:
+        times, steps = self.client.times, self._steps
+        times.compute_s = max(times.compute_s, steps.compute_s)
+        times.data_s = max(times.data_s, steps.data_s)
+        self.client.push(
+            want.contribution,
+            read_versions=want.versions,
+            steps=want.steps,
+            ticks=want.ticks,
+            samples=want.samples,
+            loss=want.loss,
+            prefetch=want.prefetch,
+        )
+
+
+class _Driver(ClientDriver):
+    """Carries out all wants: with a client, a model and batches."""
+
+    def __init__(
+        self, client: Client, model: Model, batches: Iterator[Batch], steps: StepMachine
+    ) -> None:
+        super().__init__(client, steps)
+        self.model = model
+        self.batches = batches
+        self._inputs: list[Batch] = []
+        table = model.table
+        runs = segments(table, KeyRange(0, table.size))
+        self._buffers = [run.keys for run in runs if run.buffer]
+
+    def carry_out(self, want: machine.Want) -> machine.Answer:
+        """Carry out one want; returns its answer."""
+        match want:
+            case machine.ReadBatches():
+                return self._read(want.batches)
+            case machine.ComputeGradient():
+                return self._compute(want)
+            case machine.BeginStep():
+                return self._begin(want)
+            case machine.FinishStep():
+                return self._finish()
+        return super().carry_out(want)
+
+    def _read(self, count: int) -> machine.BatchesRead:
+        self._between = True
+        self.client.write_requested_state()
+        started = time.monotonic()
+        self._inputs = list(islice(self.batches, count))
+        rows = sum(len(next(iter(batch.values()))) for batch in self._inputs)
+        return machine.BatchesRead(rows, time.monotonic() - started)
+
+    def _compute(self, want: machine.ComputeGradient) -> machine.GradientComputed:
+        self._between = False
+        started = time.monotonic()
+        gradient, loss = self._gradient(want.weights, self._inputs, want.step)
+        return machine.GradientComputed(gradient, loss, time.monotonic() - started)
+
+    def _begin(self, want: machine.BeginStep) -> machine.StepBegun:
+        started, model = time.monotonic(), self.model
+        assert isinstance(model, Ahead)
+        out = self.client.new_gradient(zeroed=False)
+        model.begin(want.weights, self._inputs[0], out, step=want.step, seed=self.plan.seed)
+        return machine.StepBegun(out, time.monotonic() - started)
+
+    def _finish(self) -> machine.StepFinished:
+        started, model = time.monotonic(), self.model
+        assert isinstance(model, Ahead)
+        return machine.StepFinished(model.finish(), time.monotonic() - started)
+
+    def _gradient(self, weights: Floats, inputs: list[Batch], step: int) -> tuple[Floats, float]:
+        """The gradient of one step, in a new array, and the mean loss."""
+        total, losses = self.client.new_gradient(zeroed=False), 0.0
+        for number, batch in enumerate(inputs):
+            part = total if number == 0 else self.client.new_gradient(zeroed=False)
+            key = step * len(inputs) + number
+            loss = self.model.gradient(weights, batch, part, step=key, seed=self.plan.seed)
+            losses += check_loss(self.model, loss)
+            if number:
+                total += part
+        if self.plan.clip > 0:
+            self._clip(total)
+        if len(inputs) > 1:
+            total /= np.float32(len(inputs))
+        return total, losses / len(inputs)
+
+    def _clip(self, gradient: Floats) -> None:
+        """Scale a gradient that is too long; what buffers are changed by is no part of it."""
+        changes = [gradient[keys].copy() for keys in self._buffers]
+        for keys in self._buffers:
+            gradient[keys] = 0.0
+        norm = squared_norm(gradient) ** 0.5
+        if norm > self.plan.clip:
+            gradient *= np.float32(self.plan.clip / norm)
+        for keys, change in zip(self._buffers, changes, strict=True):
+            gradient[keys] = change
