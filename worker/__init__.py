@@ -175,16 +175,6 @@ _HOMES = {
     "train": "worker.job.train",
 }
 
-_TRAIN = "worker.train(df, model=worker.CustomModel(...))"
-_NOW = {
-    "Job": _TRAIN,
-    "Observer": "worker.Callback",
-    "Plan": _TRAIN,
-    "run_job": _TRAIN,
-    "train_worker": "worker.loop, or ctx.loop in worker.run",
-}
-
-
 _ADAPTERS = ("jax", "keras", "ml", "sklearn", "torch")
 
 
@@ -197,6 +187,4 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in _ADAPTERS:
         return import_module(f"worker.{name}")
-    if name in _NOW:
-        raise AttributeError(f"worker.{name} is now {_NOW[name]}: docs/how-to/migrate-sdk.md")
     raise AttributeError(f"module worker has no attribute {name}")

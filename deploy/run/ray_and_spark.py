@@ -95,7 +95,7 @@ def _check_room(inputs: Inputs, snapshots: str) -> None:
 def check_head(settings: TrainSettings) -> None:
     """Raise GiveUp if the shards run in an embedded Ray whose head has died."""
     if settings.shards_in is Placement.RAY and settings.ray is None:
-        from deploy import ray_cluster
+        from deploy.clusters import ray_cluster
 
         ray_cluster.check_head()
 

@@ -66,9 +66,6 @@ _TABLES = {".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecord.gz": "tfre
 """The file name suffixes that Spark reads, each with its format."""
 
 
-_MOVED = {"observer": "is now callbacks=[...], of subclasses of worker.Callback"}
-
-
 class Evaluate(msgspec.Struct, frozen=True):
     """A test of the parameters in this process while the workers train; it takes no slot of Spark.
 
@@ -135,7 +132,7 @@ class RunResult(msgspec.Struct, frozen=True):
         return path
 
 
-@training_options(RunOptions, moved=_MOVED)
+@training_options(RunOptions)
 def run(
     data: spark.DataFrame | str | Path, train: Train, args: Any = None, /, *, options: RunOptions
 ) -> RunResult:

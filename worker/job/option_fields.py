@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -221,15 +221,14 @@ Subject = TypeVar("Subject", bound=Options)
 
 
 def keyword_options(
-    make: Callable[Params, Made], moved: Mapping[str, str] = MappingProxyType({})
+    make: Callable[Params, Made],
 ) -> Callable[[Callable[[First, Made], Returned]], Callable[Concatenate[First, Params], Returned]]:
     """A decorator for a function of something and of options, a class `make` of `Options`.
 
     The function then takes each of the options as a keyword argument of its own, and raises
-    BadInput for an unknown one, a missing one and further positional ones. `moved` says of former
-    arguments what has become of them, for the error.
+    BadInput for an unknown one, a missing one and further positional ones.
     """
-    return partial(_with_keywords, make=make, moved=moved)
+    return partial(_with_keywords, make=make)
 
 
 class TrainsFunction(Protocol[Params, Result_co]):
@@ -246,23 +245,19 @@ class TrainsFunction(Protocol[Params, Result_co]):
 
 
 def training_options(
-    make: Callable[Params, Made], moved: Mapping[str, str] = MappingProxyType({})
+    make: Callable[Params, Made],
 ) -> Callable[[Callable[..., Result_co]], TrainsFunction[Params, Result_co]]:
     """As `keyword_options`, for a function of data, a function to train with, and its `args`."""
-    return partial(_with_keywords, make=make, moved=moved)
+    return partial(_with_keywords, make=make)
 
 
-def _with_keywords(
-    function: Callable[..., Any], *, make: Callable[..., Any], moved: Mapping[str, str]
-) -> Any:
+def _with_keywords(function: Callable[..., Any], *, make: Callable[..., Any]) -> Any:
     """The function, with the options of `make` as keywords in place of its last parameter."""
     what = function.__name__
     *before, last = inspect.signature(function).parameters.values()
 
     @wraps(function)
     def call(*given: Any, **options: Any) -> Any:
-        for name in moved.keys() & options.keys():
-            raise BadInput(f"{what}: {name} {moved[name]}")
         if len(given) > len(before):
             raise BadInput(
                 f"{what}: expected the options as keyword arguments, got"

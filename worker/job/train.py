@@ -1,7 +1,6 @@
 """`worker.train`: a model of any kind, a Spark DataFrame, and trained weights back."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,12 +21,6 @@ from worker.job.runner import Outcome, check_frame, in_a_line, run_job
 from worker.training.evaluation import Evaluation
 
 _LOG = logger("worker", worker="driver")
-_MOVED = {
-    "solver": "is now model=worker.Caffe(solver)",
-    "test_data": "is now an argument of the model, worker.Caffe(solver, test_data=...)",
-    "weights": "is now an argument of the model, worker.Caffe(solver, weights=...)",
-    "observer": "is now callbacks=[...], objects of subclasses of worker.Callback",
-}
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -44,11 +37,6 @@ class Trained(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Trained({self.model!r}: {in_a_line(self.outcome, self.evaluations)})"
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "solver":
-            raise AttributeError("Trained.solver is now Trained.model.solver")
-        raise AttributeError(f"Trained has no attribute {name}")
 
     @property
     def params(self) -> dict[str, NDArray[np.float32]]:
@@ -73,7 +61,7 @@ class Trained(msgspec.Struct, frozen=True):
         return target
 
 
-@keyword_options(TrainArguments, moved=_MOVED)
+@keyword_options(TrainArguments)
 def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> Trained:
     """Train a `model` on a DataFrame; blocks until it is done.
 

@@ -10,7 +10,6 @@ from shlex import quote
 
 import pytest
 
-import deploy
 from deploy.clusters import java
 from deploy.clusters.java import probe, spark_environment
 from shards.errors import BadInput
@@ -150,8 +149,3 @@ def test_spark_runs_this_python_unless_another_is_named(make_java: MakeJava) -> 
     given = spark_environment(environ | {"PYSPARK_PYTHON": "/opt/python"})
     assert given["PYSPARK_PYTHON"] == "/opt/python"
     assert given["PYSPARK_DRIVER_PYTHON"] == sys.executable
-
-
-def test_the_former_name_is_answered_with_the_present_one() -> None:
-    with pytest.raises(AttributeError, match=r"is now deploy\.spark_environment$"):
-        _ = deploy.java_environment
