@@ -51,7 +51,8 @@ CHANGEABLE = frozenset(
 )  # fmt: skip
 """Options that `:set` may change: the others decide what the job is, or what it holds."""
 _ADOPTION_S = 120.0
-_MAX_ITER = re.compile(r"^[^#\n]*?\bmax_iter\s*:\s*([0-9]{1,10})\b", re.MULTILINE)
+_TEXT_OR_COMMENT = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*""")
+_MAX_ITER = re.compile(r"\bmax_iter\s*:\s*([0-9]{1,10})\b")
 _MAX_SOLVER_BYTES = 1 << 20
 _ADDRESSES = ("snapshots", "spark", "ray")
 # Others, such as local://, may name files of this machine, which a sender may not see.
@@ -133,6 +134,7 @@ class Submissions:
         _check_secrets(settings)
         self._check_paths(settings, job, sender)
         check_own(settings, stores=False)
+        _check_steps(settings)
         if request.resume is not None:
             self._check_resume(request.resume, settings, sender)
         submission = Submission(
@@ -188,6 +190,7 @@ class Submissions:
                 raise BadInput(f"{wrong}: expected one of {expected}; got {wrong}")
         settings = TrainSettings.of_plain(row.settings | dict(changes))
         _check_secrets(settings)
+        _check_steps(settings)
         return settings.plain()
 
     def adopt(self, run: Path, name: str | None, project: str, sender: Principal = LOCAL) -> JobRow:
@@ -445,13 +448,26 @@ def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
     return list(found.values())[-1] if found else None
 
 
+def _check_steps(settings: TrainSettings) -> None:
+    """Raise BadInput for a job that nothing gives a number of steps."""
+    if settings.max_iter is None and _max_iter_of(settings.solver) == 0:
+        raise BadInput(
+            "--max-iter: expected at least 1, got none, and 0 or none in the solver; give one, or"
+            " write max_iter there"
+        )
+
+
 def _max_iter_of(solver: Path) -> int | None:
-    """The `max_iter` of a solver's file; None if it cannot be found by a look at the text."""
+    """The `max_iter` of a solver's file, 0 without one; None if a look at the text cannot tell."""
     try:
         with solver.open(encoding="utf-8") as file:
-            found = _MAX_ITER.findall(file.read(_MAX_SOLVER_BYTES))
+            text = file.read(_MAX_SOLVER_BYTES)
     except (OSError, UnicodeDecodeError):
         return None
+    fields = _TEXT_OR_COMMENT.sub(" ", text)
+    if "max_iter" not in fields and len(text) < _MAX_SOLVER_BYTES:
+        return 0
+    found = _MAX_ITER.findall(fields)
     return int(found[0]) if len(found) == 1 else None
 
 

@@ -113,6 +113,22 @@ def test_names_and_labels_act_on_no_terminal(idle: Running, text: str) -> None:
     assert idle.ask(job, "clone", name=text).status_code == 422
 
 
+def test_a_solver_without_a_number_of_steps(idle: Running) -> None:
+    """A job with no max_iter, in the solver or as an option, is refused; a comment gives none."""
+    text = idle.solver.read_text()
+    for steps in ("", "# max_iter: 5", 'snapshot_prefix: "max_iter: 5"', "max_iter: 0"):
+        idle.solver.write_text(f"{re.sub('max_iter: [0-9]+', '', text)}\n{steps}\n")
+        problem = refused(idle.http.post("/api/v1/jobs", json=body(idle)), "max_iter")
+        assert problem["got"].startswith("none"), problem
+    answer = idle.http.post("/api/v1/jobs", json=body(idle, max_iter=5))
+    assert answer.status_code == 201, answer.text
+    job = f"/api/v1/jobs/{answer.json()['id']}"
+    changes = {"settings": {"max_iter": None}}
+    refused(idle.http.post(f"{job}:set", json=changes), "max_iter")
+    idle.solver.write_text(text.replace("max_iter", 'snapshot_prefix: "a#b" max_iter'))
+    assert idle.http.post("/api/v1/jobs", json=body(idle)).status_code == 201
+
+
 def test_an_upload_that_is_refused_leaves_nothing(idle: Running, tmp_path: Path) -> None:
     """It does not count as one in progress of its project."""
     uploads = Uploads(tmp_path, reserve_bytes=1 << 62)
