@@ -54,6 +54,9 @@ class Frame(DataFrame):
     def __init__(self) -> None:
         pass
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)  # pyspark's raises another error, outside of a session
+
     def select(self, *_: Any) -> "Frame":
         return self
 
@@ -829,7 +832,7 @@ def _training(env: Env) -> dict[str, Target]:
                 "incarnation": "0..",
                 "seed": "whole",
                 "prefetch": "flag",
-                "patience_s": "seconds",
+                "patience_s": "patience",
                 **dict.fromkeys(WorkerOptions.__annotations__, ""),  # passed on to Job.worker
             },
             {"name": "worker"},
