@@ -29,6 +29,7 @@ MAX_SECONDS = 1e6
 LARGEST = float(np.finfo(np.float32).max)
 
 _SHOWN = 60  # characters of a value that an error quotes
+_NAMES_SHOWN = 8  # names of a long list that an error quotes
 _NAME_BYTES = 128  # the length of a name in an update record
 
 
@@ -155,14 +156,22 @@ def choice(what: str, value: object, kind: type[Choice]) -> Choice:
 def known_names(what: str, given: Iterable[str], names: Iterable[str]) -> None:
     """Raise BadInput for a name among those `given` that is none of `names`.
 
-    The error names the most similar of `names`, or all of them where none is similar.
+    The error names the most similar of `names`; where none is similar the first few, or all of a
+    short list, so that it stays one readable line.
     """
     names = tuple(names)
     for name in given:
         if name not in names:
             similar = get_close_matches(name, names, 1)
-            expected = f"{similar[0]}, or another known name" if similar else ", ".join(names)
+            expected = f"{similar[0]}, or another known name" if similar else _listed(names)
             raise BadInput(f"{what}: expected {expected}; got {name!r}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    if rest < 2:
+        return ", ".join(names)
+    return f"{', '.join(names[:_NAMES_SHOWN])} or one of {rest} more, which help() lists"
 
 
 def items(what: str, value: object, expected: str) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from ps.client import Client
 from ps.job_spec import expect_compression, shard_specs
 from ps.launch.threads import local_shards
 from shards.aggregation import EACH
+from shards.argument_checks import known_names
 
 TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-type]
 
@@ -203,6 +204,13 @@ ANY_ADDRESS = "expected an address of this machine, or 0.0.0.0 for all, got"
         (
             lambda: ps.AdamW(bata1=0.1),  # type: ignore[call-arg]
             "AdamW: expected beta1, or another known name; got 'bata1'",
+        ),
+        (
+            lambda: known_names("start", ["q"], [f"{kind}_{n}" for kind in "ab" for n in range(9)]),
+            (
+                "start: expected a_0, a_1, a_2, a_3, a_4, a_5, a_6, a_7 or one of 10 more, which"
+                " help() lists; got 'q'"
+            ),
         ),
         (
             lambda: ps.Step(base_rate=0.1, gamma=0.5),  # type: ignore[call-arg]
