@@ -91,9 +91,11 @@ class RunFolder:
         for one on a disk that is full, fails or is read-only. A run that ends before its shards
         have started removes what is created here.
         """
-        if path.is_file():
+        above = next(place for place in (path, *path.parents) if place.exists())
+        if not above.is_dir():
+            got = "a file" if above == path else f"one below the file {above}"
             raise BadInput(
-                f"run folder {path}: expected a new folder, got a file; choose another --out"
+                f"run folder {path}: expected a new folder, got {got}; choose another --out"
             )
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:

@@ -98,7 +98,7 @@ SOLVERS = [
         r"solver\.prototxt: base_lr: expected more than 0, got -0\.1",
     ),
     ("base_lr: 0.1", "", r"solver\.prototxt: expected a base_lr, got none"),
-    ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got none"),
+    ("max_iter: 100", "max_iter: 0", r"solver\.prototxt: max_iter: expected at least 1, got 0"),
     (
         '"net.prototxt"',
         '"n.prototxt"',

@@ -213,7 +213,7 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --solver nowhere", ".*nowhere: cannot be read: No such file"),
     _line(f"{TRAIN} --solver data", ".*data: cannot be read: Is a directory"),
     _line(f"{TRAIN} --solver net.prototxt", ".*net.prototxt:2: expected a solver, got a net"),
-    _line(f"{TRAIN} --solver /dev/null", "/dev/null: expected a base_lr, got none"),
+    _line(f"{TRAIN} --solver /dev/null", "/dev/null: expected a prototxt, got an empty file"),
     _line(
         f"{TRAIN} --solver {'x' * 300}",
         "--solver: expected a path with names of at most 255 bytes, got",
@@ -230,7 +230,9 @@ ROWS: list[Row] = [
     _line(f"{TRAIN} --out data", "run folder .*data: expected a new folder, got one with "),
     _line(f"{TRAIN} --out .", "run folder .*: expected a new folder, got one with "),
     _line(f"{TRAIN} --out net.prototxt", "run folder .*net.prototxt: expected .*, got a file"),
-    _line(f"{TRAIN} --out net.prototxt/x", "run folder .*net.prototxt/x: Not a directory"),
+    _line(
+        f"{TRAIN} --out net.prototxt/x/y", "run folder .*/x/y: expected .*below the file .*; cho"
+    ),
     _line(f"{TRAIN} --out /proc/x", "run folder /proc/x: No such file or directory"),
     _line(
         f"{TRAIN} --out {'x' * 300}", "--out: expected a path with names of at most 255 bytes, got"

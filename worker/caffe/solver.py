@@ -91,7 +91,7 @@ class Solver(msgspec.Struct, frozen=True):
         if given is not None:
             return given
         if self.max_iter < 1:
-            got = self.max_iter or "none"
+            got = self.max_iter or "0 or none"
             raise BadInput(
                 f"{self.file}: max_iter: expected at least 1, got {got}; write it there, or give"
                 " it as --max-iter or max_iter="

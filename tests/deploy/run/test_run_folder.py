@@ -48,6 +48,14 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     assert told(tmp_path / "settings.json") == SETTINGS
 
 
+def test_a_run_folder_below_a_file(tmp_path: Path) -> None:
+    """A folder that no disk can make is refused with the file above it and what to do."""
+    file = tmp_path / "notes"
+    file.touch()
+    with pytest.raises(BadInput, match=f"below the file {file}; choose another --out"):
+        RunFolder.create(file / "runs" / "demo", SETTINGS)
+
+
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     """A folder with other files is refused."""
     (tmp_path / "thesis.tex").write_text("...")

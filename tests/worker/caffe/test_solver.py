@@ -167,7 +167,7 @@ def test_a_solver_without_max_iter_needs_one_to_train(tmp_path: Path, written: s
     """Only there: a run that is given its steps, and a test, need none."""
     text = f'net: "net.prototxt" base_lr: 0.1 lr_policy: "poly" power: 1 {written}'
     solver = read(tmp_path, text)
-    got = {"max_iter: -1": "-1"}.get(written, "none")
+    got = {"max_iter: -1": "-1"}.get(written, "0 or none")
     with pytest.raises(BadInput, match=f"solver.prototxt: max_iter: .*, got {got}; .*--max-iter"):
         caffe_job(solver, TrainOptions(), workers=1)
     job = caffe_job(solver, TrainOptions(max_iter=4), workers=1)
