@@ -55,6 +55,25 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
             )
 
 
+def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
+    """Raise BadInput for a column whose rows, by the schema alone, are not of the trained `shape`.
+
+    Only numbers and the vectors of Spark's own stages say how wide they are. Others are seen by
+    the tasks, where a network may take rows of any length.
+    """
+    field = df.schema[name]
+    width = 1 if _leaf(field.dataType)[1] == 0 and not is_pixels(df, name) else None
+    if isinstance(field.dataType, VectorUDT):
+        width = field.metadata.get("ml_attr", {}).get("num_attrs")
+        groups = field.metadata.get("ml_attr", {}).get("attrs", {})
+        width = width or sum(map(len, groups.values())) or None
+    if width is not None and width != prod(shape):
+        raise BadInput(
+            f"transform: {_WHERE}, column {name}: expected {prod(shape)} values a row, as in"
+            f" training, got {width}: select the same columns as for fit"
+        )
+
+
 def is_pixels(df: DataFrame, name: str) -> bool:
     """Whether a column holds bytes: raw pixels, or images of Spark's image schema."""
     kind = df.schema[name].dataType

@@ -92,7 +92,9 @@ class NetEstimator(
         facts = survey_rows(dataset, inputs, label, classifies=self.classifies)
         fit = self._fit_caffe if path.endswith(_CAFFE) else self._fit_imported
         net, weights, evaluations = fit(*rows, path, facts, options)
-        model = self._copyValues(self._made(FittedNet(net, weights, facts.outputs > 0)))
+        shapes = {name: facts.shapes[column] for column, name in inputs.items()}
+        fitted = FittedNet(net, weights, shapes, facts.outputs > 0)
+        model = self._copyValues(self._made(fitted))
         model.evaluations = evaluations
         return model
 

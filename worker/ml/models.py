@@ -12,7 +12,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
-from worker.ml.columns import as_floats, check_columns, check_free
+from worker.ml.columns import as_floats, check_columns, check_free, check_width
 from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
 from worker.ml.predict import Predictor, predict
@@ -24,10 +24,14 @@ _INPUT = "__downpour_"  # how columns begin that the tasks read and drop
 
 
 class FittedNet(msgspec.Struct, frozen=True):
-    """A network and its trained tensors; `several` is whether it predicts a list of values."""
+    """A network and its trained tensors; `several` is whether it predicts a list of values.
+
+    `shapes` are those of a row of each of its inputs in training.
+    """
 
     net: NetSpec
     weights: Mapping[str, Floats]
+    shapes: Mapping[str, tuple[int, ...]]
     several: bool = False
 
 
@@ -59,6 +63,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         """The writer that saves this model, to any path that Spark writes to."""
         fitted = self._fitted_net
         facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
+        facts["shapes"] = {name: list(shape) for name, shape in fitted.shapes.items()}
         return StageWriter(self, facts, fitted.weights)
 
     @classmethod
@@ -67,7 +72,8 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
 
         def make(facts: Mapping[str, Any], weights: Mapping[str, Floats]) -> NetModel:
             net = msgspec.convert(facts["net"], NetSpec)
-            return cls(FittedNet(net, weights, facts["several"]))
+            shapes = msgspec.convert(facts["shapes"], dict[str, tuple[int, ...]])
+            return cls(FittedNet(net, weights, shapes, facts["several"]))
 
         return StageReader(cls, make)
 
@@ -75,6 +81,8 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         check_running("transform", dataset)
         inputs = self._input_columns()
         check_columns(dataset, list(inputs))
+        for column, name in inputs.items():
+            check_width(dataset, column, self._fitted_net.shapes[name])
         check_free(dataset, self._added_columns())
         prepared = dataset.select(
             "*", *(as_floats(dataset, name).alias(_INPUT + name) for name in inputs)
@@ -84,6 +92,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
             key=self._key,
             net=self._fitted_net.net,
             weights=self.weights,
+            shapes=self._fitted_net.shapes,
             inputs={_INPUT + column: name for column, name in inputs.items()},
             layers=layers,
             outputs=self._output_columns(),

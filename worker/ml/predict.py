@@ -23,7 +23,8 @@ _ROWS = 1024  # of one call of a network
 class Predictor(msgspec.Struct, frozen=True):
     """What every task computes.
 
-    `key` identifies the network with its `weights` among those that a process has loaded. `inputs`
+    `key` identifies the network with its `weights` among those that a process has loaded. `shapes`
+    are those of a row of each input in training, for the error of a row that does not fit. `inputs`
     are the network's inputs by the columns that they are read from, which the result leaves out.
     The columns that are added: that of each of the `layers`, and of a classifier the scores, the
     probabilities and the class, of a regression the value; the last three are left out where their
@@ -33,6 +34,7 @@ class Predictor(msgspec.Struct, frozen=True):
     key: str
     net: NetSpec
     weights: Mapping[str, Floats]
+    shapes: Mapping[str, tuple[int, ...]]
     inputs: Mapping[str, str]
     layers: Mapping[str, str]
     outputs: tuple[str, ...]
@@ -98,11 +100,12 @@ def _predicted(
         except BadInput:
             raise
         except Exception as error:  # noqa: BLE001  # a network may fail in its own way
-            shapes = ", ".join(f"{name} {values.shape}" for name, values in part.items())
+            shapes = ", ".join(f"{name} {values.shape[1:]}" for name, values in part.items())
+            trained = ", ".join(f"{name} {of.shapes[name]}" for name in part)
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BadInput(
-                f"transform: model {of.net.model}: cannot compute rows of {shapes}, of another"
-                f" length than in training? {line}"
+                f"transform: model {of.net.model}: expected rows of {trained}, as in training,"
+                f" got {shapes}: {line}"
             ) from None
     output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
     made = {

@@ -71,6 +71,20 @@ def test_a_pipeline(fitted: Any, clouds: Any) -> None:
     assert first.probability.toArray().sum() == pytest.approx(1.0)
 
 
+def test_rows_of_another_length_than_in_training(fitted: Any, clouds: Any) -> None:
+    """`transform` refuses them by the schema where that tells, else by one line of the task."""
+    net = fitted.stages[1]
+    pairs = VectorAssembler(inputCols=INPUTS[:2], outputCol="features").transform(clouds)
+    for rows, got in ((pairs, 2), (clouds.selectExpr("a AS features"), 1)):
+        line = f"column features: expected 3 values a row, as in training, got {got}: select"
+        with pytest.raises(BadInput, match=line):
+            net.transform(rows)
+    lists = net.transform(clouds.selectExpr("array(a, b) AS features"))
+    line = r"expected rows of features \(3,\), as in training, got features \(2,\): "
+    with pytest.raises(Exception, match=line):
+        lists.collect()
+
+
 @pytest.mark.slow
 def test_a_saved_pipeline_in_another_process_over_connect(
     fitted: Any, clouds: Any, connect_url: str, tmp_path: Path
