@@ -26,6 +26,7 @@ from ps.launch.child_main import log_fields, make_server
 from ps.launch.child_protocol import CoordinatorLaunch, CopyLaunch, Launch, ShardLaunch
 from ps.launch.process_handle import ExitReason, ProcessHandle, Stranded
 from ps.server.server import ShardServer
+from ps.server.sockets import CannotListen
 from shards.errors import BadInput, DownpourError, GiveUp
 
 _END_S = 5.0
@@ -164,7 +165,7 @@ class Actor(ProcessHandle):
                 f"{self.name} did not start within {left_s:.0f} s: check that Ray has room for it"
             ) from None
         except RayError as error:
-            if BadInput.__name__ in str(error):
+            if any(kind.__name__ in str(error) for kind in (BadInput, CannotListen)):
                 raise BadInput(_cause(error)) from None
             self._check_node()
             raise GiveUp(f"{self.name} did not start: {_cause(error)}") from None
@@ -267,4 +268,5 @@ def _cause(error: RayError) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1].strip() if lines else type(error).__name__
     name, _, text = last.partition(": ")
-    return text if name.startswith(f"{DownpourError.__module__}.") else last
+    ours = DownpourError.__module__, CannotListen.__module__
+    return text if name.rpartition(".")[0] in ours else last

@@ -65,6 +65,7 @@ def replicated_ray_shards(
 
 def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     """`ray_shards` of a plan."""
+    plan.durability.folder_for(plan.logs, 0)  # refused whether or not there is a Ray
     ray_actors.check_connected()
     shards = len(plan.specs)
     if plan.device is ShardDevice.GPU and (has := ray_actors.gpus()) < shards:

@@ -10,6 +10,7 @@ functions of the page's own unless the page says otherwise before it starts its 
 import inspect
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -54,9 +55,15 @@ def clusters(
     for home, name, value in (
         (ray, "init", None),
         (ray_cluster, "connect", ray_local),
-        (door, "start_session", spark),
     ):
         monkeypatch.setattr(home, name, _stand_in(getattr(home, name), value))
+    borrow: Callable[..., AbstractContextManager[object]] = _stand_in(door.start_session, spark)
+
+    def with_this_python(*args: Any, **kwargs: Any) -> AbstractContextManager[object]:
+        spark.sparkContext.pythonExec = sys.executable  # as a session of a command's own has it
+        return borrow(*args, **kwargs)
+
+    monkeypatch.setattr(door, "start_session", with_this_python)
     bare = bare_python(tmp_path_factory.mktemp("unactivated") / "bin")
     monkeypatch.setattr(tasks, "ANY_PYTHON", str(bare))
     get = SparkSession.Builder.getOrCreate

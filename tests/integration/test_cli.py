@@ -110,7 +110,9 @@ def test_a_run_that_meets_trouble(here: Run, tmp_path: Path) -> None:
     status, out, err = here(*resume, "--shards-in", "processes")
     assert (status, err) == (0, "")
     assert re.fullmatch(
-        rf"test accuracy \S+%, {2 * steps:,} updates in \d+ s; see {run}", last(out)
+        rf"test accuracy \S+%, {2 * steps:,} updates in \d+ s, \d+ s of them since it was resumed;"
+        rf" see {run}",
+        last(out),
     )
     check_folder(run, workers=2, shards=2, steps=steps, bound=4, restarts=1)
     assert snapshots(run)[-1] == steps

@@ -22,7 +22,7 @@ _MAX_ROWS = 2**31 - 1  # the largest int in Java
 def check_running(what: str, data: DataFrame | SparkSession) -> None:
     """Raise BadInput, naming `what`, for a session that has ended, or a DataFrame of one."""
     session = data if isinstance(data, SparkSession) else data.sparkSession
-    if hasattr(data, "_jdf") or hasattr(data, "_jsparkSession"):
+    if is_classic(session):
         context = session.sparkContext._jsc  # None after `stop`
         try:
             ended = context is None or context.sc().isStopped()
@@ -37,9 +37,14 @@ def check_running(what: str, data: DataFrame | SparkSession) -> None:
         )
 
 
+def is_classic(session: SparkSession) -> bool:
+    """False for a session of Spark Connect, whose DataFrames take any attribute for a column."""
+    return not type(session).__module__.startswith("pyspark.sql.connect.")
+
+
 def shows_progress(df: DataFrame) -> bool:
     """Whether Spark draws its own bar of stages on this process's terminal."""
-    if not hasattr(df, "_jdf"):
+    if not is_classic(df.sparkSession):
         return False
     with suppress(*SPARK_ERRORS):
         return bool(df.sparkSession.sparkContext._jsc.sc().progressBar().isDefined())

@@ -20,7 +20,7 @@ from tests.support.numba_hidden import import_path
 if TYPE_CHECKING:
     from tests.support.clusters import RunningRay
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*addresses: str, **environ: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from deploy.doctor import strategy_table
 from deploy.doctor.strategy_table import keep, kept, quote, table
 from deploy.experiments.sweeps import read_sweep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_shows_the_kept_figures() -> None:

@@ -13,7 +13,7 @@ from worker.caffe.blobs import read_blob
 from worker.data.read_options import ReadOptions
 from worker.data.sources import open_with
 
-MNIST = Path(__file__).parents[1] / "data" / "caffe" / "databases" / "mnist500_lmdb"
+MNIST = Path(__file__).parents[2] / "data" / "caffe" / "databases" / "mnist500_lmdb"
 WANTED = ReadOptions()
 
 

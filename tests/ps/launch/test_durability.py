@@ -165,7 +165,8 @@ def test_what_failed_is_not_started_again(tmp_path: Path) -> None:
         client, acknowledged = Client(hosts.cluster, worker="w", retry_s=0.2, patience_s=2), 0
         path = tmp_path / "shard-0" / "log-00000000"
         failed = rf"^shard 0 has failed: log {path}: File too large"
-        line = failed + "; the log has all acknowledged updates$"
+        rest = "; the log has all acknowledged updates; the job has ended: continue it with resume="
+        line = failed + rest
 
         def push_on() -> None:
             nonlocal acknowledged

@@ -15,7 +15,7 @@ import pytest
 from shards.errors import BadInput
 from worker.data.sources import ImageSource, Split, has_test, open_source
 
-DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "mnist"
+DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 DICE = np.random.default_rng(11)
 PIXELS = DICE.integers(0, 256, (20, 4, 5), np.uint8)
