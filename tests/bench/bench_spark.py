@@ -67,7 +67,9 @@ def transform(rows: int, rounds: int) -> dict[str, float]:
     dice = np.random.default_rng(1)
     weights = {"slope": dice.standard_normal((WIDTH, OUTPUTS), np.float32)}
     spec = NetSpec("tests.support.ml_nets:Line", {"size": WIDTH, "outputs": OUTPUTS})
-    model = worker.ml.NetRegressorModel(FittedNet(spec, weights, several=True))
+    model = worker.ml.NetRegressorModel(
+        FittedNet(spec, weights, {"features": (WIDTH,)}, several=True)
+    )
     took: dict[str, list[float]] = {"bare": [], "transform": []}
     with start_session(None, 1, app="bench", env=dict(spark_environment())) as spark:
         values = ", ".join(f"float(id % {7 + n})" for n in range(WIDTH))

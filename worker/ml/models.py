@@ -12,6 +12,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
+from shards.errors import BadInput
 from worker.ml.columns import as_floats, check_columns, check_free, check_width
 from worker.ml.nets import Floats, NetSpec
 from worker.ml.params import ClassParams, PredictionParams
@@ -82,6 +83,9 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         inputs = self._input_columns()
         check_columns(dataset, list(inputs))
         for column, name in inputs.items():
+            if name not in self._fitted_net.shapes:
+                known = ", ".join(self._fitted_net.shapes)
+                raise BadInput(f"inputMapping: expected inputs among {known}, got {name}")
             check_width(dataset, column, self._fitted_net.shapes[name])
         check_free(dataset, self._added_columns())
         prepared = dataset.select(

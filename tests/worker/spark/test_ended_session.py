@@ -38,7 +38,7 @@ def test_a_stopped_session_is_refused(spark: Any, monkeypatch: pytest.MonkeyPatc
         ).__enter__(),
         "fit": lambda: NetRegressor(model=NET, modelArgs={"size": 1}).fit(df),
         "transform": lambda: NetRegressorModel(
-            FittedNet(NetSpec(NET, {"size": 1}), params)
+            FittedNet(NetSpec(NET, {"size": 1}), params, {"features": (1,)})
         ).transform(df),
     }
     monkeypatch.setattr(spark.sparkContext, "_jsc", None)  # as `stop` leaves it
