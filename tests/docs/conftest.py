@@ -70,7 +70,10 @@ def clusters(
 
     def with_the_pages_python(builder: Any) -> Any:
         session = get(builder)
-        session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", str(bare))
+        # PySpark calls this, too, in threads without a session: that starts none, and must not
+        # take away the Python that a command or `tasks.mapped` has chosen.
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("pyspark."):
+            session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", str(bare))
         return session
 
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", with_the_pages_python)

@@ -356,7 +356,7 @@ def test_the_weights_are_tested_while_the_job_trains(
 
     Spark(tasks, monkeypatch)
     plan = EvaluationPlan(lambda weights, _: {"least": float(weights.min())}, every=2)
-    with caplog.at_level("INFO", "downpour.worker.job_runner"):
+    with caplog.at_level("INFO", "downpour.worker.job.runner"):
         outcome = job_runner.run_job(
             None,  # type: ignore[arg-type]  # no task reads it
             ones_job(Ones, steps=9, workers=1),
