@@ -22,7 +22,8 @@ _MAX_ROWS = 2**31 - 1  # the largest int in Java
 def check_running(what: str, data: DataFrame | SparkSession) -> None:
     """Raise BadInput, naming `what`, for a session that has ended, or a DataFrame of one."""
     session = data if isinstance(data, SparkSession) else data.sparkSession
-    if is_classic(session):
+    # The session is asked: a DataFrame of Spark Connect takes any name for that of a column.
+    if hasattr(session, "_jsparkSession"):
         context = session.sparkContext._jsc  # None after `stop`
         try:
             ended = context is None or context.sc().isStopped()
@@ -37,14 +38,9 @@ def check_running(what: str, data: DataFrame | SparkSession) -> None:
         )
 
 
-def is_classic(session: SparkSession) -> bool:
-    """False for a session of Spark Connect, whose DataFrames take any attribute for a column."""
-    return not type(session).__module__.startswith("pyspark.sql.connect.")
-
-
 def shows_progress(df: DataFrame) -> bool:
     """Whether Spark draws its own bar of stages on this process's terminal."""
-    if not is_classic(df.sparkSession):
+    if not hasattr(df, "_jdf"):
         return False
     with suppress(*SPARK_ERRORS):
         return bool(df.sparkSession.sparkContext._jsc.sc().progressBar().isDefined())
