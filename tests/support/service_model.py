@@ -80,7 +80,7 @@ class ServiceModel(RuleBasedStateMachine):
         self.home = Path(base, "home")
         self.home.mkdir()
         self.solver = Path(base, "solver.prototxt")
-        self.solver.touch()
+        self.solver.write_text("max_iter: 100\n")
         self.machine = FakeMachine()
         self.exit.callback(self.machine.kill_all)
         self.exit.enter_context(self.machine.installed())
