@@ -35,10 +35,10 @@ from deploy.service import database_tables, server
 from deploy.service.access_store import ProjectLimits
 from deploy.service.database_tables import DATABASE, open_database
 from deploy.service.job_store import JOBS, JobStore
-from deploy.service.launcher import processes_with
 from deploy.service.states import JobState
 from tests.bench.report import Goal, goals, save
 from tests.support import tiny_job
+from tests.support.job_processes import kill_processes
 from tests.support.ports import free_port
 from tests.support.service_in_process import STUB
 
@@ -88,10 +88,8 @@ def client_of(process: subprocess.Popen[bytes], home: Path, port: int) -> Iterat
 def end_runners(home: Path) -> None:
     """End the runners that a failed benchmark leaves behind: they outlive their service."""
     jobs = home / JOBS
-    marks = {f"DOWNPOUR_JOB={folder.name}" for folder in jobs.iterdir()} if jobs.exists() else set()
-    for pid in processes_with(marks):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    if jobs.exists():
+        kill_processes(folder.name for folder in jobs.iterdir())
 
 
 def submit(http: httpx.Client, solver: Path, stub: str = "train") -> str:

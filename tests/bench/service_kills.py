@@ -42,6 +42,7 @@ from ps.shared_memory import shm_files
 from shards.errors import DownpourError
 from tests.bench.report import save
 from tests.support import tiny_job
+from tests.support.job_processes import kill_processes
 from tests.support.ports import free_port
 
 _COMMAND = "from deploy.cli.app import main; main()"
@@ -188,9 +189,7 @@ class Trial:
         with suppress(OSError):
             self.service.send_signal(signal.SIGTERM)
             self.service.wait()
-        for pid in processes_with({f"DOWNPOUR_JOB={job}" for job in self.jobs}):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes(self.jobs)
 
 
 def left(jobs: list[str], before: set[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """A `downpour serve` as a process of its own, with jobs that train for real."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.service.client import ServiceClient
-from deploy.service.launcher import processes_with
 from tests.support.cli_process import PATIENCE_S, Child
 from tests.support.clusters import QUICK_JAVA
 from tests.support.eventually import eventually
+from tests.support.job_processes import kill_processes
 from tests.support.ports import free_port
 
 START = "from deploy.cli.app import main; main()"
@@ -84,5 +83,4 @@ def served_in(folder: Path) -> Iterator[Served]:
     finally:
         jobs = found.client.get("/jobs")["jobs"]
         found.kill()
-        for pid in processes_with({f"DOWNPOUR_JOB={job['id']}" for job in jobs}):
-            os.kill(pid, signal.SIGKILL)
+        kill_processes(job["id"] for job in jobs)

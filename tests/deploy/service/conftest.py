@@ -4,12 +4,10 @@ A module with DATABASES = ("sqlite", "postgresql") has its tests with a service 
 those with parameters of their own: these are about input, which no database sees.
 """
 
-import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database import VARIABLE
 from deploy.service.database_tables import BUSY_S, DATABASE, DatabasePlace, open_database
 from deploy.service.job_store import JOBS
-from deploy.service.launcher import LocalLauncher, processes_with
+from deploy.service.launcher import LocalLauncher
 from tests.support import tiny_job
+from tests.support.job_processes import kill_processes
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.service_in_process import STUB, Running, Start, TestClient
 
@@ -125,11 +124,8 @@ def start(home: Path, solver: Path, place: DatabasePlace) -> Iterator[Start]:
 
     yield started
     jobs = home / JOBS
-    marks = {f"DOWNPOUR_JOB={job.name}" for job in jobs.iterdir()} if jobs.is_dir() else set()
-    for pid in processes_with(marks):
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)  # this process is its parent, as the service was
+    if jobs.is_dir():
+        kill_processes(job.name for job in jobs.iterdir())
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from deploy.service.job_store import JobStore
 from deploy.service.launcher import processes_with
 from deploy.service.states import ATTEMPTED, TERMINAL, JobState, QueuedJob
 from tests.support.eventually import eventually
+from tests.support.job_processes import kill_processes
 from tests.support.journal_reads import counted_bytes
 from tests.support.service_in_process import Running, Start
 from tests.support.snapshot_stores import write_snapshot
@@ -376,9 +377,7 @@ def test_cancel_in_each_state(start: Start, state: JobState) -> None:
         job = led_into(running, state)
         answer = running.ask(job, "cancel", mode="now")
         assert answer.status_code == 202
-        for pid in processes_with({f"DOWNPOUR_JOB={job}"}):
-            with suppress(ProcessLookupError):  # the service may have ended it by now
-                os.kill(pid, signal.SIGKILL)  # a deaf one would be killed after its grace
+        kill_processes([job])  # a deaf one would be killed after its grace
         assert running.await_state(job, "CANCELLED")["attempt"] <= 1
         assert processes_with({f"DOWNPOUR_JOB={job}"}) == []
         assert running.ask(job, "cancel").status_code == 409
@@ -432,6 +431,5 @@ def test_a_kill_in_each_state(start: Start, state: JobState) -> None:
 def end(running: Running, job: str) -> None:
     """End a job in whatever state it is, so that the test leaves no process."""
     running.ask(job, "cancel")
-    for pid in processes_with({f"DOWNPOUR_JOB={job}"}):
-        os.kill(pid, signal.SIGKILL)
+    kill_processes([job])
     running.await_state(job, *TERMINAL)
