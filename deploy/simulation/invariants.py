@@ -172,17 +172,18 @@ class PullWatch:
         if type(message) is Pull:
             self._clocks[sender, message.request] = message.clock
 
-    def check(self, shard: Shard, answers: Sequence[Outgoing], most: int | None) -> None:
-        """Check the answers to pulls against the bound in force.
+    def check_answer(self, shard: Shard, answer: Outgoing, bound: int | None) -> None:
+        """Check one answer of `shard`: a pull's, against the staleness bound in force then."""
+        if type(answer.message) is Joined:
+            self._joined.add(answer.to)
+        elif type(answer.message) is Weights and answer.to:
+            self._readers.add(answer.to)
+            self._check_weights(shard, answer, bound)
 
-        Two workers may be as far apart as allowed by `most`, the largest bound so far (None: none).
+    def check_gap(self, shard: Shard, most: int | None) -> None:
+        """Check that two workers are no further apart than `most`, the largest bound so far, allows
+        (None: none).
         """
-        for answer in answers:
-            if type(answer.message) is Joined:
-                self._joined.add(answer.to)
-            elif type(answer.message) is Weights and answer.to:
-                self._readers.add(answer.to)
-                self._check_weights(shard, answer)
         bound = None if self._unbounded else most
         # At a rolled-back shard, a worker may have pushes to repeat, so its clock may be far behind
         # for a moment. There, read_checks.py alone checks the bound.
@@ -218,14 +219,13 @@ class PullWatch:
             fastest - min(followers, default=fastest),
         )
 
-    def _check_weights(self, shard: Shard, answer: Outgoing) -> None:
+    def _check_weights(self, shard: Shard, answer: Outgoing, bound: int | None) -> None:
         weights = answer.frames[0]
         assert isinstance(weights, np.ndarray)
         if self.exact:
             check_prefix(weights, self._absent(), f"a pull of shard {self._number}")
-        bound, slowest = shard.part.settings.bound, shard.ledger.min_clock
-        bound = None if self._unbounded else bound
-        if bound is None or slowest is None:
+        slowest = shard.ledger.min_clock
+        if bound is None or slowest is None or self._unbounded:
             return
         clock = self._clocks[answer.to, answer.message.request]
         if clock - bound > slowest:

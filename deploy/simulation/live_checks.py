@@ -25,21 +25,23 @@ class FollowedSettings:
         """`first` are those that the job began with; `proposed` grows with what operators ask."""
         self._first, self._proposed = first, proposed
         self._revision = 0
+        self._bound = first.bound  # the one that the last answer to an operator names
         self._answered: list[tuple[int, int]] = []  # version and revision
 
     def answered(self, shard: Shard, settings: LiveSettings) -> None:
         """Note that the shard has answered an operator that it follows these settings."""
         self._answered.append((shard.version, settings.revision))
+        self._bound = settings.bound
         self._revision = max(self._revision, settings.revision)
 
     def forget(self, shard: Shard) -> None:
         """Expect nothing of what was answered before: the shard has lost it."""
         self._answered.clear()
-        self._revision = shard.part.settings.revision
+        self._revision, self._bound = shard.part.settings.revision, shard.part.settings.bound
 
     def hand_over(self, to: "FollowedSettings") -> None:
         """Expect of a successor what is expected of this shard."""
-        to._revision = max(self._revision, to._revision)
+        to._revision, to._bound = max(self._revision, to._revision), self._bound
 
     def check(self, shard: Shard) -> None:
         """Check the settings with which a shard answers a worker."""
@@ -69,6 +71,16 @@ class FollowedSettings:
                     f"{where} has applied updates after version {version} at rates"
                     f" {sorted(set(later['rate'].tolist()))}, expected {allowed}",
                 )
+
+    def loosest_bound(self, shard: Shard) -> int | None:
+        """The loosest staleness bound that may be in force before the next answer; None is none.
+
+        A shard takes several messages in one turn, and a copy holds answers back until its backup
+        has them. So a lowered bound may be in the shard's settings before its answer, and the pulls
+        that the shard served before the change are answered first.
+        """
+        bounds = self._bound, shard.part.settings.bound
+        return None if None in bounds else max(bound for bound in bounds if bound is not None)
 
     @property
     def most(self) -> int | None:

@@ -191,7 +191,9 @@ class ShardHost:
                 self.followed.answered(process.shard, answer.message.settings)
             if isinstance(answer.message, Ack | Weights) and self._world.durable:
                 self.followed.check(process.shard)
-        self._pulls.check(process.shard, answers, self.followed.most)
+            bound = self.followed.loosest_bound(process.shard)
+            self._pulls.check_answer(process.shard, answer, bound)
+        self._pulls.check_gap(process.shard, self.followed.most)
         self._pulls.check_open(process.shard)
         for answer in answers:
             client = self._world.end_at(answer.to)

@@ -9,7 +9,7 @@ from deploy.simulation.invariants import Promise
 from deploy.simulation_kinds import ClusterConfig
 from shards import repartition, replica
 from shards.admin_requests import AdminRequests, Answer
-from shards.messages import CHANGING, ChangeSettings
+from shards.messages import CHANGING, ChangeSettings, SettingsInForce
 from shards.shard import Shard
 from shards.shard_state import SavedProgress
 from shards.transition_io import Outgoing
@@ -27,6 +27,16 @@ def a_raised_bound_opens_nothing(patch: Patch) -> None:
 
     original = Shard._dispatch
     patch.setattr(Shard, "_dispatch", dispatch)
+
+
+@MUTANTS.add(ClusterConfig.SINGLE, Promise.BOUND)
+def a_change_is_answered_before_earlier_pulls(patch: Patch) -> None:
+    def handle_together(self: Shard, *arguments: Any) -> list[Outgoing]:
+        answers = original(self, *arguments)
+        return sorted(answers, key=lambda one: not isinstance(one.message, SettingsInForce))
+
+    original = Shard.handle_together
+    patch.setattr(Shard, "handle_together", handle_together)
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.SETTINGS)
