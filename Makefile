@@ -52,6 +52,9 @@ lint: install ## ruff, mypy --strict, the import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+structure: install ## how readable the code is: names, comments, sizes; ARGS=--list names each
+	$(BIN)/python -m tests.support.structure $(ARGS)
+
 format: install ## let ruff lay out the code and mend what it safely can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
