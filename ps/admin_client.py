@@ -104,8 +104,9 @@ class AdminClient(BoundToProcess, ClosingContext):
         arena = argument_checks.array(what, arena, layout.size)
         if not np.isfinite(arena).all():
             raise BadInput(
-                f"{what}: expected finite weights, got NaN or infinity at"
-                f" {int(np.argmin(np.isfinite(arena)))}"
+                what,
+                expected="finite weights",
+                got=f"NaN or infinity at {int(np.argmin(np.isfinite(arena)))}",
             )
         for shard, keys in enumerate(self.cluster.map.ranges):
             arrays = {

@@ -297,7 +297,7 @@ class Client(BoundToProcess):
         elif self._replica is not None:
             read_versions = self._replica.versions
         else:
-            raise BadInput("push: expected a pull before the first push, got none")
+            raise BadInput("push", expected="a pull before the first push", got="none")
         if not isinstance(gradient, np.ndarray):
             gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.

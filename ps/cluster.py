@@ -69,8 +69,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.endpoints) != self.map.shards:
             raise BadInput(
-                f"cluster {self.name}: expected {self.map.shards} endpoints, one per shard,"
-                f" got {len(self.endpoints)}"
+                f"cluster {self.name}",
+                expected=f"{self.map.shards} endpoints, one per shard",
+                got=len(self.endpoints),
             )
 
     def encode(self) -> bytes:
@@ -145,7 +146,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         except BadInput as error:
             if (ended := _ended(content)) is not None:
                 raise JobEnded(f"cluster file {file}: job {ended} has ended") from None
-            raise BadInput(f"cluster file {file}: {error}") from None
+            raise error.within(f"cluster file {file}") from None
         if cluster.access is not None:
             check_private(file, "cluster file")
         return cluster

@@ -60,8 +60,9 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
     found = _HOST_PORT.fullmatch(where)
     if found is None:
         raise BadInput(
-            f"address: expected tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives"
-            f" it, got {argument_checks.shown(address)}"
+            "address",
+            expected="tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives it",
+            got=argument_checks.shown(address),
         )
     job, secret = _parts(token, pinned=bool(pins), where=where)
     try:
@@ -90,18 +91,18 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
 def _parts(token: object, *, pinned: bool, where: str) -> tuple[str, str]:
     """The job's id and the join token in a token; raises BadInput."""
     if token is None:
-        raise BadInput(f"token: expected `job.token` of the job at {where}, got none")
+        raise BadInput("token", expected=f"`job.token` of the job at {where}", got="none")
     expected = "JOB:KEY, for an address that pins a key" if pinned else "the id of a job"
     job, _, secret = argument_checks.text("token", token, expected).partition(":")
     if not job or bool(secret) != pinned:
         got = "one with a key" if secret else "one without a key"
         hint = "" if pinned else " (the address of that job begins with curve://)"
-        raise BadInput(f"token: expected {expected}, got {got}{hint}")
+        raise BadInput("token", expected=expected, got=f"{got}{hint}")
     if pinned:
         try:
             key_bytes(secret)
         except BadInput as error:
-            raise BadInput(f"token: {error}") from None
+            raise error.within("token") from None
     return argument_checks.name("token", job), secret
 
 

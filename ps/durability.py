@@ -29,5 +29,7 @@ class Durability(StrEnum):
         if not self.keeps_log:
             return None
         if logs is None:
-            raise BadInput(f"durability {self}: expected a folder for the shards' logs, got none")
+            raise BadInput(
+                f"durability {self}", expected="a folder for the shards' logs", got="none"
+            )
         return str(logs.absolute() / f"shard-{shard}")

@@ -257,8 +257,9 @@ def connect(
     mine = Layout(tuple(dense.table(name) for name, dense in described.items()))
     if mine != found.layout:
         raise BadInput(
-            f"tables: expected those of job {found.name}, {in_words(found.layout)};"
-            f" got {in_words(mine)}"
+            "tables",
+            expected=f"those of job {found.name}, {in_words(found.layout)}",
+            got=in_words(mine),
         )
     return Job(found, described, file)
 
@@ -279,16 +280,19 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
         return describe(where, token, patience_s=patience_s)
     if token is not None:
         raise BadInput(
-            "token: expected none with a cluster file, which has its own, got one; the address of a"
-            f" shard begins with tcp://{_meant(where)}"
+            "token",
+            expected="none with a cluster file, which has its own",
+            got="one",
+            hint=f"the address of a shard begins with tcp://{_meant(where)}",
         )
     if not isinstance(where, Cluster | str | os.PathLike):
         expected = "the address of a shard, the path of a cluster file, or a Cluster"
         raise argument_checks.wrong("connect", expected, where)
     if not isinstance(where, Cluster) and _meant(where) and not Path(where).exists():
         raise BadInput(
-            "connect: expected the address of a shard or the path of a cluster file, got"
-            f" {argument_checks.shown(where)}{_meant(where)}"
+            "connect",
+            expected="the address of a shard or the path of a cluster file",
+            got=f"{argument_checks.shown(where)}{_meant(where)}",
         )
     return cluster_of(where)
 

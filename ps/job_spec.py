@@ -64,7 +64,7 @@ def shard_specs(
             for table in argument_checks.items("tables", tables, what)
         )
         if (rule, schedule, decay, guard) != (None,) * 4:
-            raise BadInput("tables: expected rule, schedule, decay and guard in each TableSpec")
+            raise BadInput("tables", expected="rule, schedule, decay and guard in each TableSpec")
     shards, workers = (
         argument_checks.whole("shards", shards, 1),
         argument_checks.whole("workers", workers, 1),
@@ -73,7 +73,7 @@ def shard_specs(
     half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
     if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps
-        raise BadInput(f"bound: expected 0, at which pushes are merged in rounds, got {got}")
+        raise BadInput("bound", expected="0, at which pushes are merged in rounds", got=got)
     job = f"{argument_checks.name('name', name, _NAME_BYTES)}-{secrets.token_hex(8)}"
     shard_map = cut_evenly(Layout(tuple(one.table for one in described)), shards)
     return [

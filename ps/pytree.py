@@ -128,7 +128,7 @@ class Structure:
                 continue
             plain = _plain(leaf.name, array)
             if plain.shape != leaf.shape:
-                raise BadInput(f"{leaf.name}: expected shape {leaf.shape}, got {plain.shape}")
+                raise BadInput(leaf.name, expected=f"shape {leaf.shape}", got=plain.shape)
             if plain is not target:
                 with np.errstate(over="ignore"):  # infinity is found, and named, later
                     np.copyto(target, plain, casting="same_kind")
@@ -182,13 +182,13 @@ def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
             yield value
         case dict():
             if not isinstance(value, Mapping) or value.keys() != like.keys():
-                raise BadInput(f"{_named(path)}: expected {_keys(like)}, got {_keys(value)}")
+                raise BadInput(_named(path), expected=_keys(like), got=_keys(value))
             for key, one in like.items():
                 yield from _arrays(value[key], one, (*path, str(key)))
         case _:
             if not isinstance(value, list | tuple) or len(value) != len(like):
                 got = argument_checks.shown(value)
-                raise BadInput(f"{_named(path)}: expected {argument_checks.shown(like)}, got {got}")
+                raise BadInput(_named(path), expected=argument_checks.shown(like), got=got)
             for at, (item, one) in enumerate(zip(value, like, strict=True)):
                 yield from _arrays(item, one, (*path, str(at)))
 
@@ -202,7 +202,7 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             hint = "(give it other values there, as value.filled(0) does)"
-            raise BadInput(f"{what}: expected an array without a mask, got a masked one {hint}")
+            raise BadInput(what, expected="an array without a mask", got=f"a masked one {hint}")
         plain = value.data
     elif isinstance(value, np.ndarray):
         plain = value
@@ -210,7 +210,7 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
         tensor = value.detach().cpu()
         if str(tensor.layout) != "torch.strided":
             hint = "(make the layer with sparse=False, or push gradient.to_dense())"
-            raise BadInput(f"{what}: expected a dense tensor, got a sparse one {hint}")
+            raise BadInput(what, expected="a dense tensor", got=f"a sparse one {hint}")
         plain = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     else:
         numbers = type(value) in (int, float, list, tuple)
@@ -223,7 +223,7 @@ def _plain(what: str, value: Any) -> NDArray[Any]:
         return plain.astype(np.float32)
     if plain.dtype.kind != "f":
         hint = " (parameters and gradients are floats; leave counters and masks out)"
-        raise BadInput(f"{what}: expected an array of floats, got {plain.dtype}{hint}")
+        raise BadInput(what, expected="an array of floats", got=f"{plain.dtype}{hint}")
     return plain
 
 

@@ -305,7 +305,7 @@ def _launched(
 def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> Sequence[ShardState]:
     """The state of each shard in a snapshot or in logs, cut as these shards are."""
     if start is not None:
-        raise BadInput("start: expected none with `resume`, got both")
+        raise BadInput("start", expected="none with `resume`", got="both")
     found, (first, *_) = load_state(path_checks.place("resume", resume)), specs
     rules = tuple(str(table.rule.__struct_config__.tag) for table in first.tables)
     for what, expected, got in (
@@ -313,7 +313,7 @@ def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> S
         ("rules", ", ".join(rules), ", ".join(found.manifest.rules)),
     ):
         if expected != got:
-            raise BadInput(f"resume {found.place}: expected {what} {expected}, got {got}")
+            raise BadInput(f"resume {found.place}", expected=f"{what} {expected}", got=got)
     return resumed(found.states, found.manifest.map, first)
 
 
@@ -323,7 +323,9 @@ def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:
         raise argument_checks.wrong("start", "a dict of values by table", start)
     given = dict(start or {})
     for other in given.keys() - described.keys():
-        raise BadInput(f"start: expected names of tables, {', '.join(described)}; got {other!r}")
+        raise BadInput(
+            "start", expected=f"names of tables, {', '.join(described)}", got=f"{other!r}"
+        )
     arena = Layout(tuple(dense.table(name) for name, dense in described.items())).empty()
     views = views_of(described)
     for name, dense in described.items():

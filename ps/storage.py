@@ -124,7 +124,7 @@ def open_store(place: Place) -> Store:
     if scheme == _LOCAL:
         parts = urlsplit(str(place))
         if parts.netloc not in ("", "localhost"):
-            raise BadInput(f"{place}: expected file:///PATH, got a host, {parts.netloc}")
+            raise BadInput(place, expected="file:///PATH", got=f"a host, {parts.netloc}")
         return LocalStore(Path(unquote(parts.path)))
     return _reach(str(place))
 
@@ -147,7 +147,7 @@ def _reach(uri: str) -> "ArrowStore":
     try:
         from pyarrow import fs
     except ImportError:
-        raise BadInput(f"{shown}: expected pyarrow to reach it, got none installed") from None
+        raise BadInput(shown, expected="pyarrow to reach it", got="none installed") from None
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError) as error:  # pyarrow's errors, which may quote the URI

@@ -76,7 +76,7 @@ class TableViews:
         try:
             place.structure.write(value, _tensors(place, arena))
         except BadInput as error:
-            named = BadInput(f"table {name}: {error}")
+            named = error.within(f"table {name}")
             named.table = name
             raise named from None
         for gap in place.padding:

@@ -109,8 +109,9 @@ class Dense:
         except MemoryError:
             gigabytes = 4 * table.size / 1e9
             raise BadInput(
-                f"shapes: expected a table that fits into memory, got {table.size:,} floats,"
-                f" {gigabytes:,.0f} GB"
+                "shapes",
+                expected="a table that fits into memory",
+                got=f"{table.size:,} floats, {gigabytes:,.0f} GB",
             ) from None
         return cls.like(table.views(arena), **settings)
 
@@ -177,7 +178,7 @@ class Tables(Mapping[str, Dense]):
         self._tables = {**(tables or {}), **named}
         if not self._tables:
             raise BadInput(
-                "tables: expected at least one, such as net=ps.Dense.like(params), got none"
+                "tables", expected="at least one, such as net=ps.Dense.like(params)", got="none"
             )
         for name, table in self._tables.items():
             argument_checks.name("tables: name", name)
@@ -202,7 +203,9 @@ def _with_buffers(
     unknown = marked - {tensor.name for tensor in tensors}
     if unknown:
         shown = ", ".join(sorted(tensor.name for tensor in tensors)[:6])
-        raise BadInput(f"buffers: expected names of arrays such as {shown}, got {min(unknown)!r}")
+        raise BadInput(
+            "buffers", expected=f"names of arrays such as {shown}", got=f"{min(unknown)!r}"
+        )
     return tuple(structs.replace(one, buffer=one.name in marked) for one in tensors)
 
 
@@ -215,7 +218,9 @@ def tables_of(value: object) -> Tables:
 
 def _misfit(table: DenseTable) -> BadInput:
     return BadInput(
-        f"table {table.name}: expected a structure of its {len(table.tensors)} tensors, got another"
+        f"table {table.name}",
+        expected=f"a structure of its {len(table.tensors)} tensors",
+        got="another",
     )
 
 
@@ -231,7 +236,9 @@ def _multiplied(
     for name, pair in multipliers.items():
         if name not in names:
             shown = ", ".join(sorted(names)[:6])
-            raise BadInput(f"multipliers: expected names of arrays such as {shown}, got {name!r}")
+            raise BadInput(
+                "multipliers", expected=f"names of arrays such as {shown}", got=f"{name!r}"
+            )
         expected = "two numbers, the factors of the rate and of the decay"
         if len(argument_checks.items(f"multipliers: {name}", pair, expected)) != len(_UNSCALED):
             raise argument_checks.wrong(f"multipliers: {name}", expected, pair)

@@ -165,9 +165,9 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("scale", "rate"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise BadInput(f"{name}: expected more than 0, got {value}")
+                raise BadInput(name, expected="more than 0", got=value)
         if self.stale is not None and isinstance(self.merge, Round):
-            raise BadInput("on_stale: expected wait for a strategy in rounds, got a limit")
+            raise BadInput("on_stale", expected="wait for a strategy in rounds", got="a limit")
 
     @property
     def deltas(self) -> bool:

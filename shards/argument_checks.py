@@ -35,7 +35,7 @@ _NAME_BYTES = 128  # the length of a name in an update record
 
 def wrong(what: str, expected: str, value: object) -> BadInput:
     """The error for an argument `what` that should have been something else."""
-    return BadInput(f"{what}: expected {expected}, got {shown(value)}")
+    return BadInput(what, expected=expected, got=shown(value))
 
 
 def shown(value: object) -> str:
@@ -164,7 +164,7 @@ def known_names(what: str, given: Iterable[str], names: Iterable[str]) -> None:
         if name not in names:
             similar = get_close_matches(name, names, 1)
             expected = f"{similar[0]}, or another known name" if similar else _listed(names)
-            raise BadInput(f"{what}: expected {expected}; got {name!r}")
+            raise BadInput(what, expected=expected, got=f"{name!r}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -229,7 +229,7 @@ def array(what: str, value: object, size: int) -> NDArray[np.float32]:
     if not isinstance(value, np.ndarray):
         value = _converted(what, value, expected)
     if value.dtype != np.float32 or value.shape != (size,):
-        raise BadInput(f"{what}: expected {expected}, got {value.dtype} of shape {value.shape}")
+        raise BadInput(what, expected=expected, got=f"{value.dtype} of shape {value.shape}")
     return value
 
 

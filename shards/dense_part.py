@@ -181,14 +181,16 @@ class DensePart:
         names = sorted(arrays.keys() - {WEIGHTS, *past_names(self.spec.rule.versions)})
         if WEIGHTS not in arrays or (names and names != slots):
             raise BadInput(
-                f"{what}: expected weights and the slots {slots} of rule"
-                f" {type(self.spec.rule).__name__}, got {sorted(arrays)}"
+                what,
+                expected=(f"weights and the slots {slots} of rule {type(self.spec.rule).__name__}"),
+                got=sorted(arrays),
             )
         for name, array in arrays.items():
             if array.dtype != np.float32 or array.shape != (self.size,):
                 raise BadInput(
-                    f"{what}: {name}: expected {self.size} float32 for keys {self.keys},"
-                    f" got {array.dtype} of shape {array.shape}"
+                    f"{what}: {name}",
+                    expected=f"{self.size} float32 for keys {self.keys}",
+                    got=f"{array.dtype} of shape {array.shape}",
                 )
 
     def restore(self, arrays: Arrays, out: Floats, past: Sequence[Floats]) -> None:

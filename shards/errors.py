@@ -79,7 +79,32 @@ class BadMessage(GiveUp):
 
 
 class BadInput(GiveUp):
-    """A file, network, setting or array that its owner must mend."""
+    """A file, network, setting or array that its owner must mend.
+
+    `BadInput("--workers", expected="at least 1", got=0, hint="leave it out for 2")` has the text
+    "--workers: expected at least 1, got 0; leave it out for 2", and its parts as fields, for
+    programs. Without `expected`, `what` is the whole sentence.
+    """
+
+    def __init__(
+        self, what: object, *, expected: object = None, got: object = None, hint: object = None
+    ) -> None:
+        parts = [
+            f"{before}{part}"
+            for before, part in ((": expected ", expected), (", got ", got), ("; ", hint))
+            if part is not None
+        ]
+        super().__init__("".join((str(what), *parts)))
+        self.what = str(what)
+        self.expected, self.got, self.hint = (
+            None if part is None else str(part) for part in (expected, got, hint)
+        )
+
+    def within(self, context: object) -> "BadInput":
+        """The same error about a part of `context`, which its text then names first."""
+        return BadInput(
+            f"{context}: {self.what}", expected=self.expected, got=self.got, hint=self.hint
+        )
 
 
 class Fenced(GiveUp):

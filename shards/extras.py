@@ -13,4 +13,4 @@ def install_command(extra: str) -> str:
 
 def missing(what: str, library: str, extra: str) -> BadInput:
     """The error of `what`, which needs a library of an extra that is not installed."""
-    return BadInput(f"{what}: expected {library} ({install_command(extra)}), got none")
+    return BadInput(what, expected=f"{library} ({install_command(extra)})", got="none")

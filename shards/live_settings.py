@@ -52,18 +52,27 @@ def check_change(spec: ShardSpec, settings: LiveSettings) -> None:
     bound = settings.bound
     got = "none" if bound is None else bound
     if isinstance(spec.merge, Round) and bound != 0:
-        raise BadInput(f"staleness bound: expected 0, as pushes are merged in rounds, got {got}")
+        raise BadInput("staleness bound", expected="0, as pushes are merged in rounds", got=got)
     if spec.least_bound is None and bound is not None:
-        raise BadInput(f"staleness bound: expected none, as the strategy has none, got {got}")
+        raise BadInput("staleness bound", expected="none, as the strategy has none", got=got)
     if bound is not None and bound < (spec.least_bound or 0):
         raise BadInput(
-            f"staleness bound: expected at least {spec.least_bound}, below which workers of this"
-            f" strategy wait for themselves, got {got}"
+            "staleness bound",
+            expected=(
+                f"at least {spec.least_bound}, below which workers of this "
+                "strategy wait for themselves"
+            ),
+            got=got,
         )
     if spec.local_rate and settings.rate_factor != spec.rate_factor:
         raise BadInput(
-            f"rate factor: expected {spec.rate_factor:g}, as workers of this strategy take steps at"
-            f" a rate of their own, got {settings.rate_factor:g}; resume the job with another one"
+            "rate factor",
+            expected=(
+                f"{spec.rate_factor:g}, as workers of this strategy take steps "
+                "at a rate of their own"
+            ),
+            got=f"{settings.rate_factor:g}",
+            hint="resume the job with another one",
         )
 
 

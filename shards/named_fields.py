@@ -23,13 +23,14 @@ class NamedFields(msgspec.StructMeta):
             if name not in known and name in _OF_A_TABLE:
                 setting = _OF_A_TABLE[name]
                 raise BadInput(
-                    f"{self.__name__}: expected {', '.join(known) or 'no argument'}; got {name!r}"
-                    f" (a table has it: ps.Dense.like(params, {setting}=...))"
+                    self.__name__,
+                    expected=", ".join(known) or "no argument",
+                    got=f"{name!r} (a table has it: ps.Dense.like(params, {setting}=...))",
                 )
         argument_checks.known_names(self.__name__, named, known)
         try:
             return super().__call__(*values, **named)
         except TypeError as error:
             raise BadInput(
-                f"{self.__name__}: expected {', '.join(known) or 'no argument'}; {error}"
+                self.__name__, expected=", ".join(known) or "no argument", hint=error
             ) from None

@@ -200,7 +200,7 @@ class ParameterStore:
             known += len(own)
         if known != len(arrays):
             held = ", ".join(self.parts)
-            raise BadInput(f"state: expected arrays of the tables {held}, got {', '.join(arrays)}")
+            raise BadInput("state", expected=f"arrays of the tables {held}", got=", ".join(arrays))
 
     def restore(self, saved: SavedProgress, arrays: Arrays) -> None:
         """Take over the arrays that another store's `copy` returned, and their counts.

@@ -74,8 +74,9 @@ def _joined(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> di
             for what, array in of_table(states[shard], one.table).items():
                 if array.shape != (len(one.keys),):
                     raise BadInput(
-                        f"repartition: shard {shard}: expected {len(one.keys)} floats of"
-                        f" {array_name(one.table, what)}, got {array.shape}"
+                        f"repartition: shard {shard}",
+                        expected=f"{len(one.keys)} floats of {array_name(one.table, what)}",
+                        got=array.shape,
                     )
                 empty = np.zeros(sizes[one.table], array.dtype)
                 whole[one.table].setdefault(what, empty)[one.keys.start : one.keys.stop] = array
@@ -87,11 +88,11 @@ def _check_whole(what: str, shard_map: ShardMap, layout: Layout) -> None:
     reached = 0
     for keys in shard_map.ranges:
         if keys.start != reached:
-            raise BadInput(f"shard map {what}: expected a range from key {reached}, got {keys}")
+            raise BadInput(f"shard map {what}", expected=f"a range from key {reached}", got=keys)
         reached = keys.stop
     if reached != layout.size:
         raise BadInput(
-            f"shard map {what}: expected keys {KeyRange(0, layout.size)}, got up to {reached}"
+            f"shard map {what}", expected=f"keys {KeyRange(0, layout.size)}", got=f"up to {reached}"
         )
 
 

@@ -122,7 +122,9 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         """
         name = str(self.__struct_config__.tag)
         if not updates.runs_on(place, name):
-            raise BadInput(f"update rule {name}: expected one with a CUDA kernel, to run on a GPU")
+            raise BadInput(
+                f"update rule {name}", expected="one with a CUDA kernel, to run on a GPU"
+            )
         zeros = allocator(place)
         blank, out, *slots = (zeros(1) for _ in range(2 + len(self.slot_names)))
         whole = (RateRun(0, 1, 1.0, 1.0),)

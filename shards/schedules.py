@@ -186,6 +186,4 @@ def _steps(policy: MultiStep) -> None:
 
 def _demand(policy: _Policy, field: str, expected: str, holds: bool) -> None:
     if not holds:
-        raise BadInput(
-            f"{_field(policy, field)}: expected {expected}, got {getattr(policy, field)}"
-        )
+        raise BadInput(_field(policy, field), expected=expected, got=getattr(policy, field))

@@ -96,11 +96,12 @@ class DenseTable(msgspec.Struct, frozen=True):
         for tensor in self.tensors:
             if min(tensor.shape, default=1) < 1:
                 raise BadInput(
-                    f"{what}: tensor {tensor.name}: expected sizes of at least 1,"
-                    f" got {tensor.shape}"
+                    f"{what}: tensor {tensor.name}",
+                    expected="sizes of at least 1",
+                    got=tensor.shape,
                 )
         if self.parameters > MAX_FLOATS:
-            raise BadInput(f"{what}: expected at most {MAX_FLOATS} floats, got {self.parameters}")
+            raise BadInput(what, expected=f"at most {MAX_FLOATS} floats", got=self.parameters)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -134,7 +135,7 @@ class DenseTable(msgspec.Struct, frozen=True):
         if not isinstance(arena, np.ndarray):
             raise argument_checks.wrong(f"table {self.name}", expected, arena)
         if arena.shape != (self.size,):
-            raise BadInput(f"table {self.name}: expected {expected}, got {arena.shape}")
+            raise BadInput(f"table {self.name}", expected=expected, got=arena.shape)
         return {
             tensor.name: arena[start : start + tensor.size].reshape(tensor.shape)
             for tensor, start in zip(self.tensors, self.offsets, strict=True)
@@ -156,13 +157,13 @@ class Layout(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.tables) <= MAX_TABLES:
-            raise BadInput(f"tables: expected 1 to {MAX_TABLES}, got {len(self.tables)}")
+            raise BadInput("tables", expected=f"1 to {MAX_TABLES}", got=len(self.tables))
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise BadInput(f"tables: {min(twice)} is named more than once")
         for table in self.tables:
             if not table.tensors:
-                raise BadInput(f"table {table.name}: expected at least one tensor, got none")
+                raise BadInput(f"table {table.name}", expected="at least one tensor", got="none")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,7 +253,7 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     shards = argument_checks.whole("shards", shards)
     if not 1 <= shards <= most:
         what = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
-        raise BadInput(f"{what}: expected 1 to {most} shards, got {shards}")
+        raise BadInput(what, expected=f"1 to {most} shards", got=shards)
     unit = _cut_unit(size, shards)
     bounds = [unit * (size // unit * shard // shards) for shard in range(shards)]
     bounds.append(size)

@@ -191,7 +191,7 @@ def read(content: memoryview, offset: int, what: str, *, number: int) -> LogReco
     Raises Damage if there is no valid record, and BadInput for a file of an earlier format.
     """
     if offset == 0 and content[: len(_EARLIER)] == _EARLIER:
-        raise BadInput(f"{what}: expected format {FORMAT}, got an earlier one")
+        raise BadInput(what, expected=f"format {FORMAT}", got="an earlier one")
     found = _front(content, offset, number)
     if found is None:
         raise Damage(f"{what}: expected a record at byte {offset}, got other bytes", offset)

@@ -64,7 +64,7 @@ def load(tree: Any, values: Any) -> Any:
     _check_names("load", named, values)
     for name, one in named.items():
         if values[name].shape != one.shape:
-            raise BadInput(f"load: {name}: expected shape {one.shape}, got {values[name].shape}")
+            raise BadInput(f"load: {name}", expected=f"shape {one.shape}", got=values[name].shape)
     leaves = [jax.numpy.array(values[name]) for name in named]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
@@ -111,7 +111,7 @@ class DistributedParams:
         for spec in me.table.tensors:
             if named[spec.name].shape != spec.shape:
                 got = named[spec.name].shape
-                raise BadInput(f"wrap: {spec.name}: expected shape {spec.shape}, got {got}")
+                raise BadInput(f"wrap: {spec.name}", expected=f"shape {spec.shape}", got=got)
         self.client: Client = me.client
         self._jax = jax
         self._names = list(named)
@@ -146,7 +146,7 @@ class DistributedParams:
         """
         _, gradient = self._steps.begin()
         if self._jax.tree_util.tree_structure(gradients) != self._structure:
-            raise BadInput("step: gradients: expected a pytree with the structure of `params`")
+            raise BadInput("step: gradients", expected="a pytree with the structure of `params`")
         if self._update is None:
             self._write(gradients, gradient)
         else:
@@ -206,12 +206,14 @@ def _named(what: str, tree: Any) -> dict[str, Any]:
         dtype = getattr(leaf, "dtype", None)
         if dtype != np.float32:
             got = type(leaf).__name__ if dtype is None else f"one of {dtype}"
-            raise BadInput(f"{what}: {name}: expected an array of float32, got {got}")
+            raise BadInput(f"{what}: {name}", expected="an array of float32", got=got)
         if name in found:
-            raise BadInput(f"{what}: {name}: expected one array of this name in the tree, got two")
+            raise BadInput(
+                f"{what}: {name}", expected="one array of this name in the tree", got="two"
+            )
         found[name] = leaf
     if not found:
-        raise BadInput(f"{what}: expected a pytree of arrays, got none")
+        raise BadInput(what, expected="a pytree of arrays", got="none")
     return found
 
 
@@ -219,9 +221,9 @@ def _check_names(what: str, named: dict[str, Any], given: Any) -> None:
     """Raise BadInput unless exactly the arrays of the tree are given."""
     missing, unknown = sorted(named.keys() - set(given)), sorted(set(given) - named.keys())
     if missing:
-        raise BadInput(f"{what}: expected the array {missing[0]} of the tree, got none")
+        raise BadInput(what, expected=f"the array {missing[0]} of the tree", got="none")
     if unknown:
-        raise BadInput(f"{what}: expected arrays of the tree, got {unknown[0]}")
+        raise BadInput(what, expected="arrays of the tree", got=unknown[0])
 
 
 def _check_optimizer(optimizer: Any, strategy: Strategy) -> None:

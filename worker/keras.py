@@ -58,7 +58,7 @@ def load(model: Any, values: Any) -> Any:
     for name, one in variables.items():
         if values[name].shape != tuple(one.shape):
             expected, got = tuple(one.shape), values[name].shape
-            raise BadInput(f"load: {name}: expected shape {expected}, got {got}")
+            raise BadInput(f"load: {name}", expected=f"shape {expected}", got=got)
         one.assign(values[name])
     return model
 
@@ -135,7 +135,7 @@ def _variables(what: str, model: Any) -> dict[str, Any]:
     argument_checks.instance(f"{what}: model", model, keras.Model, "a keras.Model")
     for one in model.trainable_variables:
         if one.dtype != "float32":
-            raise BadInput(f"{what}: {one.path}: expected a variable of float32, got {one.dtype}")
+            raise BadInput(f"{what}: {one.path}", expected="a variable of float32", got=one.dtype)
     # Not by path: Keras numbers the layers of all models in a process.
     found = {
         f"{place}.{one.name}": one
@@ -143,7 +143,7 @@ def _variables(what: str, model: Any) -> dict[str, Any]:
         if one.dtype == "float32"
     }
     if not found:
-        raise BadInput(f"{what}: expected a model that is built, with variables, got none")
+        raise BadInput(what, expected="a model that is built, with variables", got="none")
     return found
 
 
@@ -151,9 +151,9 @@ def _check_names(what: str, variables: dict[str, Any], given: Any) -> None:
     """Raise BadInput unless exactly the variables of the model are given."""
     missing, unknown = sorted(variables.keys() - set(given)), sorted(set(given) - variables.keys())
     if missing:
-        raise BadInput(f"{what}: expected the variable {missing[0]} of the model, got none")
+        raise BadInput(what, expected=f"the variable {missing[0]} of the model", got="none")
     if unknown:
-        raise BadInput(f"{what}: expected variables of the model, got {unknown[0]}")
+        raise BadInput(what, expected="variables of the model", got=unknown[0])
 
 
 def _array(variable: Any) -> Floats:

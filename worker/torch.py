@@ -73,7 +73,7 @@ def load(model: Any, values: Any) -> Any:
     for name, value in values.items():
         if tuple(value.shape) != tuple(tensors[name].shape):
             expected, got = tuple(tensors[name].shape), tuple(value.shape)
-            raise BadInput(f"load: {name}: expected shape {expected}, got {got}")
+            raise BadInput(f"load: {name}", expected=f"shape {expected}", got=got)
     with torch.no_grad():
         for name, value in values.items():
             tensors[name].copy_(torch.as_tensor(value))
@@ -191,7 +191,7 @@ class _Arena:
         devices = {one.device for one in tensors.values()}
         if len(devices) != 1:
             named = ", ".join(sorted(map(str, devices)))
-            raise BadInput(f"wrap: model: expected one device, got {named}")
+            raise BadInput("wrap: model", expected="one device", got=named)
         self._host = table.empty()
         self._on_device = torch.from_numpy(self._host).to(*devices)  # on the CPU the same memory
         self._trained = trained
@@ -201,11 +201,14 @@ class _Arena:
         for spec, start in zip(table.tensors, table.offsets, strict=True):
             if tuple(tensors[spec.name].shape) != spec.shape:
                 got = tuple(tensors[spec.name].shape)
-                raise BadInput(f"wrap: {spec.name}: expected shape {spec.shape}, got {got}")
+                raise BadInput(f"wrap: {spec.name}", expected=f"shape {spec.shape}", got=got)
             if spec.buffer != (spec.name in buffers):
                 raise BadInput(
-                    f"wrap: {spec.name}: expected a buffer of the model to be one of the table:"
-                    " worker.torch.params describes it"
+                    f"wrap: {spec.name}",
+                    expected=(
+                        "a buffer of the model to be one of the table: "
+                        "worker.torch.params describes it"
+                    ),
                 )
             place = slice(start, start + spec.size)
             view = self._on_device[place].view(spec.shape)
@@ -267,15 +270,18 @@ def _tensors(what: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     argument_checks.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
     if lazy := lazy_names(model):
         raise BadInput(
-            f"{what}: {lazy[0]}: expected a parameter with a shape, got one of a lazy layer: call"
-            " the model on one batch first, as model(batch)"
+            f"{what}: {lazy[0]}",
+            expected="a parameter with a shape",
+            got=("one of a lazy layer: call the model on one batch first, as model(batch)"),
         )
     trained = dict(model.named_parameters())
     for name, one in trained.items():
         if one.dtype != torch.float32:
             raise BadInput(
-                f"{what}: {name}: expected a parameter of float32, got {one.dtype}; autocast"
-                " computes in shorter types"
+                f"{what}: {name}",
+                expected="a parameter of float32",
+                got=one.dtype,
+                hint="autocast computes in shorter types",
             )
     saved = model.state_dict(keep_vars=True)
     buffers = {
@@ -292,9 +298,9 @@ def _check_names(
     """Raise BadInput unless all parameters are given, and nothing that the model does not have."""
     missing, unknown = sorted(trained.keys() - given), sorted(given - tensors.keys())
     if missing:
-        raise BadInput(f"{what}: expected the parameter {missing[0]} of the model, got none")
+        raise BadInput(what, expected=f"the parameter {missing[0]} of the model", got="none")
     if unknown:
-        raise BadInput(f"{what}: expected tensors of the model, got {unknown[0]}")
+        raise BadInput(what, expected="tensors of the model", got=unknown[0])
 
 
 def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes:
@@ -310,7 +316,9 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
             raise argument_checks.wrong(f"export_onnx: inputs: {place}", expected, one) from None
         if not example.ndim or not len(example):
             shape = tuple(example.shape)
-            raise BadInput(f"export_onnx: inputs: {place}: expected rows first, got shape {shape}")
+            raise BadInput(
+                f"export_onnx: inputs: {place}", expected="rows first", got=f"shape {shape}"
+            )
         # Of one row the exporter concludes that there is always one.
         rows.append(torch.cat([example, example]))
     free = tuple({0: torch.export.Dim.DYNAMIC} for _ in rows)
@@ -337,8 +345,9 @@ def _check_exporter() -> None:
     absent = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if absent:
         raise BadInput(
-            f"worker.torch.export_onnx: expected onnx and onnxscript ({install_command('onnx')}),"
-            f" got no {' and no '.join(absent)}"
+            "worker.torch.export_onnx",
+            expected=f"onnx and onnxscript ({install_command('onnx')})",
+            got=f"no {' and no '.join(absent)}",
         )
 
 
@@ -351,7 +360,7 @@ def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
     check_takes_optimizer("wrap", optimizer, strategy, "worker.torch.params")
     of_model = {id(one) for one in model.parameters()}
     if any(id(one) not in of_model for group in optimizer.param_groups for one in group["params"]):
-        raise BadInput("wrap: optimizer: expected parameters of the model, got others")
+        raise BadInput("wrap: optimizer", expected="parameters of the model", got="others")
 
 
 def _torch() -> Any:

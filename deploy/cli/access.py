@@ -54,7 +54,7 @@ def create_token(
         from deploy.service.submissions import checked_project
         from deploy.service.tokens import TokenRole
     if role not in list(TokenRole):
-        raise BadInput(f"--role: expected {', '.join(TokenRole)}, got {role[:80]!r}")
+        raise BadInput("--role", expected=", ".join(TokenRole), got=f"{role[:80]!r}")
     _check_name(name)
     projects = [checked_project(each) for each in project] if project else None
     with _store() as store:
@@ -155,7 +155,9 @@ def _limits(project: str, limits: msgspec.Struct) -> str:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise BadInput(f"--name: expected letters, digits and ._/@-, 63 at most, got {name[:80]!r}")
+        raise BadInput(
+            "--name", expected="letters, digits and ._/@-, 63 at most", got=f"{name[:80]!r}"
+        )
 
 
 @contextmanager

@@ -43,7 +43,9 @@ class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
         check_private(self.token_file, "--token-file")
         text = self.token_file.read_text().strip()
         if not text:
-            raise BadInput(f"--token-file {self.token_file}: expected a token, got an empty file")
+            raise BadInput(
+                f"--token-file {self.token_file}", expected="a token", got="an empty file"
+            )
         return text
 
 

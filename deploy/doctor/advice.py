@@ -123,8 +123,9 @@ def _check_under_way(path: Path) -> None:
         return
     if summary.stat().st_mtime >= cluster.stat().st_mtime:
         raise BadInput(
-            f"--cluster {path}: expected a run under way, got one that has ended: {SUMMARY} is"
-            f" newer than {CLUSTER}"
+            f"--cluster {path}",
+            expected="a run under way",
+            got=f"one that has ended: {SUMMARY} is newer than {CLUSTER}",
         )
 
 

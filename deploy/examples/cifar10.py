@@ -39,7 +39,7 @@ def read(package: Path, sha256: str = SHA256) -> dict[str, Part]:
     content = package.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise BadInput(f"{package}: expected SHA-256 {sha256}, got {found}")
+        raise BadInput(package, expected=f"SHA-256 {sha256}", got=found)
     parts = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for part, (strips, labels) in PARTS.items():

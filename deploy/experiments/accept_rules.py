@@ -107,32 +107,34 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if self.value not in FIGURES:
-            raise BadInput(f"value: expected one of {', '.join(FIGURES)}, got {self.value!r}")
+            raise BadInput("value", expected=f"one of {', '.join(FIGURES)}", got=f"{self.value!r}")
         for name in _NEEDS[self.kind]:
             if getattr(self, name) is None:
-                raise BadInput(f"{name}: expected it with kind {self.kind}, got none")
+                raise BadInput(name, expected=f"it with kind {self.kind}", got="none")
         for name in ("of", "over", "by", "range", "among"):
             if getattr(self, name) is not None and name not in _NEEDS[self.kind]:
                 needs = ", ".join(_NEEDS[self.kind]) or "none of these"
-                raise BadInput(f"{name}: expected {needs} with kind {self.kind}, got {name}")
+                raise BadInput(name, expected=f"{needs} with kind {self.kind}", got=name)
 
     def check(self, points: Sequence[Mapping[str, Any]]) -> None:
         """Raise BadInput for a selection without points, before anything runs."""
         for name, wanted in (("where", self.where), ("of", self.of)):
             if wanted is not None and not any(_chosen(one, wanted) for one in points):
-                raise BadInput(f"{name}: expected values of a point of this sweep, got {wanted}")
+                raise BadInput(name, expected="values of a point of this sweep", got=wanted)
         if self.over is not None:
             levels = {
                 one[self.over] for one in points if self.over in one and _chosen(one, self.where)
             }
             if len(levels) < 2:
                 raise BadInput(
-                    f"over: expected a key with two values or more in where, got {self.over!r}"
+                    "over", expected="a key with two values or more in where", got=f"{self.over!r}"
                 )
             if self.kind is ExpectationKind.SLOPE_IN and not all(
                 isinstance(one, int | float) for one in levels
             ):
-                raise BadInput(f"over: expected a key with numbers as values, got {self.over!r}")
+                raise BadInput(
+                    "over", expected="a key with numbers as values", got=f"{self.over!r}"
+                )
 
     def judge(self, points: Sequence[PointResults]) -> Judged:
         """Judge the rule; it is inconclusive if a trial of its points is missing."""

@@ -108,8 +108,9 @@ def fit_rows(origin: str, names: NDArray[Any], rows: dict[str, Numbers]) -> Clus
     fewest = min((int(one.sum()) for one in per_worker), default=0)
     if fewest < _FEWEST:
         raise BadInput(
-            f"{origin}: expected {_FEWEST} records of each worker with wall_age_s and rtt_s,"
-            f" got {fewest}"
+            origin,
+            expected=f"{_FEWEST} records of each worker with wall_age_s and rtt_s",
+            got=fewest,
         )
     steps = [
         np.maximum(rows["wall_age_s"][one] - rows["rtt_s"][one], 1e-9)

@@ -51,7 +51,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f"times: {name}", getattr(self, name), least=least, expected=expected
             )
         if self.slow_share > 1:
-            raise BadInput(f"times: slow_share: expected at most 1, got {self.slow_share:g}")
+            raise BadInput("times: slow_share", expected="at most 1", got=f"{self.slow_share:g}")
 
     def draws(self, seed: int, worker: int, factor: float = 1.0) -> Iterator[float]:
         """The times of one worker's steps in seconds, `factor` times as long."""
@@ -154,7 +154,7 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             try:
                 link_of(link or None)
             except BadInput as error:
-                raise BadInput(f"cluster: links: {name}: {error}") from None
+                raise error.within(f"cluster: links: {name}") from None
         for name, at_s in self.joins.items():
             argument_checks.number(f"cluster: joins: {name}", at_s, least=0, expected="0 or more")
         for one in self.kill:
@@ -174,7 +174,9 @@ class ClusterModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _check_name(self, part: str, name: str) -> None:
         if name not in {worker_name(number) for number in range(self.workers)}:
             raise BadInput(
-                f"cluster: {part}: expected worker-0 to worker-{self.workers - 1}, got {name!r}"
+                f"cluster: {part}",
+                expected=f"worker-0 to worker-{self.workers - 1}",
+                got=f"{name!r}",
             )
 
     @property

@@ -78,7 +78,7 @@ def read_combinations(given: Mapping[str, Any]) -> tuple[list[Combination], list
     base = {key: value for key, value in given.items() if key not in OWN_KEYS}
     cluster = base.pop("cluster", {})
     if not isinstance(cluster, dict):
-        raise BadInput(f"cluster: expected a table, got {cluster!r}")
+        raise BadInput("cluster", expected="a table", got=f"{cluster!r}")
     base |= {f"cluster.{key}": value for key, value in cluster.items()}
     drafts = [
         Combination(values, {**base, **values}, values_label(values)) for values in _crossed(given)
@@ -112,19 +112,19 @@ def _crossed(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     grid, zipped = _lists("grid", given), _lists("zip", given)
     listed = given.get("list", [{}])
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-        raise BadInput(f"list: expected [[list]] tables, got {listed!r}")
+        raise BadInput("list", expected="[[list]] tables", got=f"{listed!r}")
     if not listed:
-        raise BadInput("list: expected at least one table, got none")
+        raise BadInput("list", expected="at least one table", got="none")
     lengths = {key: len(values) for key, values in zipped.items()}
     if len(set(lengths.values())) > 1:
-        raise BadInput(f"zip: expected lists of one length, got {lengths}")
+        raise BadInput("zip", expected="lists of one length", got=lengths)
     rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
     crossed = [dict(zip(grid, row, strict=True)) for row in product(*grid.values())]
     for values, row, choice in product(crossed, rows or [{}], listed):
         keys = [*values, *row, *choice]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
-            raise BadInput(f"{twice[0]}: expected it in one of grid, zip and list, got two")
+            raise BadInput(twice[0], expected="it in one of grid, zip and list", got="two")
         yield {**values, **row, **choice}
 
 
@@ -133,10 +133,10 @@ def _lists(part: str, given: Mapping[str, Any]) -> dict[str, list[Any]]:
     table = given.get(part, {})
     if not isinstance(table, dict) or (part in given and not table):
         shown = repr(table) if table else "none"
-        raise BadInput(f"{part}: expected a table with a list of values for each key, got {shown}")
+        raise BadInput(part, expected="a table with a list of values for each key", got=shown)
     for key, values in table.items():
         if not isinstance(values, list) or not values:
-            raise BadInput(f"{part}: {key}: expected a list of values, got {values!r}")
+            raise BadInput(f"{part}: {key}", expected="a list of values", got=f"{values!r}")
     return table
 
 
@@ -224,15 +224,19 @@ def _substituted(text: str, values: Mapping[str, Any]) -> str:
 
 def _unknown(key: str, draft: Combination) -> BadInput:
     if key in ("bound", "cluster.bound"):
-        return BadInput(f"{key}: expected staleness, the present name of this key, got {key}")
+        return BadInput(key, expected="staleness, the present name of this key", got=key)
     if key in draft.values:
         return BadInput(
-            f"{key}: expected a setting ({', '.join(sorted(_SETTINGS))}), an option of one of the"
-            f" sweep's strategies, or a name that {', '.join(_TEXTS)} refer to as {{{key}}},"
-            " got none of them"
+            key,
+            expected=(
+                f"a setting ({', '.join(sorted(_SETTINGS))}), an option of one "
+                f"of the sweep's strategies, or a name that {', '.join(_TEXTS)} "
+                f"refer to as {{{key}}}"
+            ),
+            got="none of them",
         )
     known = ", ".join(sorted({*OWN_KEYS, *_SETTINGS}))
-    return BadInput(f"{key}: expected one of {known}, got an unknown key")
+    return BadInput(key, expected=f"one of {known}", got="an unknown key")
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def _set_bound(draft: Combination, strategy: Strategy, *, lenient: bool) -> Comb
         bound = staleness_bound("staleness", given)
     except BadInput:
         expected = f'a whole number of steps, "{NO_BOUND}" or "{USUAL}"'
-        raise BadInput(f"staleness: expected {expected}, got {given!r}") from None
+        raise BadInput("staleness", expected=expected, got=f"{given!r}") from None
     values = dict(draft.values)
     if values.get("staleness") == inf:
         values["staleness"] = NO_BOUND  # as rules and labels call it

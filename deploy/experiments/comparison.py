@@ -40,7 +40,7 @@ def compare_experiments(first: Path, second: Path | None) -> list[str]:
     if not shared:
         raise BadInput(f"expected a point in common of {first} and {second}, got none")
     if second is None and not any(runs.real for runs in one.values()):
-        raise BadInput(f"{first}: expected a second folder, or runs of `exp import`, got neither")
+        raise BadInput(first, expected="a second folder, or runs of `exp import`", got="neither")
     lines = []
     if second is None:
         lines.append(f"{first}: real runs, and means of the simulated trials of their points:")
@@ -66,7 +66,7 @@ def _found(path: Path) -> dict[str, PointRuns]:
             found[_label(point.values)] = PointRuns(_by_seed(folder, point), [])
     elif not real:
         raise BadInput(
-            f"{path}: expected the folder of a sweep or of imported runs, got one with neither"
+            path, expected="the folder of a sweep or of imported runs", got="one with neither"
         )
     for run in real:
         found.setdefault(_label(run.point), PointRuns({}, [])).real.append(run)

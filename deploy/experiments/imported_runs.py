@@ -79,7 +79,9 @@ def import_run(
     """
     kept = folder / IMPORTED / f"{_name(name or run.resolve().name)}.parquet"
     if kept.exists():
-        raise BadInput(f"{kept}: expected a new name, got one that is there; choose another --name")
+        raise BadInput(
+            kept, expected="a new name", got="one that is there", hint="choose another --name"
+        )
     table = read_record(run, SCHEMA.names)
     found = ImportedRun(name=kept.stem, point=_point(folder, point), result=_result(run, table))
     metadata = {_RUN: msgspec.msgpack.encode(found)}
@@ -88,7 +90,7 @@ def import_run(
         with whole_file(kept) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial)
     except OSError as error:
-        raise BadInput(f"{kept}: expected to write the run, got: {error.strerror}") from None
+        raise BadInput(kept, expected=f"to write the run, got: {error.strerror}") from None
     return found
 
 
@@ -100,7 +102,7 @@ def imported(folder: Path) -> list[ImportedRun]:
             metadata = pq.read_schema(path).metadata or {}
             found.append(msgspec.msgpack.decode(metadata[_RUN], type=ImportedRun))
         except (OSError, KeyError, pa.ArrowException, *UNDECODABLE):
-            raise BadInput(f"{path}: expected an imported run, got another file") from None
+            raise BadInput(path, expected="an imported run", got="another file") from None
     return found
 
 
@@ -110,7 +112,7 @@ def point_values(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals or key in found:
-            raise BadInput(f"point: expected KEY=VALUE, each key once, got {text!r}")
+            raise BadInput("point", expected="KEY=VALUE, each key once", got=f"{text!r}")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -120,7 +122,9 @@ def point_values(texts: Sequence[str]) -> dict[str, Any]:
 
 def _name(name: str) -> str:
     if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
-        raise BadInput(f"name: expected letters, digits, - and _, got {name!r}; choose --name")
+        raise BadInput(
+            "name", expected="letters, digits, - and _", got=f"{name!r}", hint="choose --name"
+        )
     return name
 
 
@@ -137,8 +141,9 @@ def _point(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if len(points) != 1:
         number = f"{len(points)} points have" if points else "no point has"
         raise BadInput(
-            f"point: expected values of one point of {sweep}, got {Point(dict(wanted), []).label},"
-            f" which {number}"
+            "point",
+            expected=f"values of one point of {sweep}",
+            got=f"{Point(dict(wanted), []).label}, which {number}",
         )
     return points[0].values
 
@@ -148,7 +153,7 @@ def _result(run: Path, table: pa.Table) -> TrialResult:
     first = table.filter(pc.equal(table["shard"], 0))
     counts: Columns = {n: first[n].to_numpy(zero_copy_only=False) for n in SCHEMA.names}
     if not len(counts["time"]):
-        raise BadInput(f"{run}: expected a run with updates, got none")
+        raise BadInput(run, expected="a run with updates", got="none")
     settings = _read(run / SETTINGS, _Settings) or _Settings()
     summary = _read(run / SUMMARY, Summary)
     workers = len(set(counts["worker"].tolist()))
@@ -236,4 +241,4 @@ def _read(path: Path, kind: type[Kind]) -> Kind | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise BadInput(f"{path}: expected a run's {path.name}, got: {error}") from None
+        raise BadInput(path, expected=f"a run's {path.name}, got: {error}") from None

@@ -35,7 +35,7 @@ class LossyDiLoCo(DiLoCo, frozen=True, tag="lossy_diloco", kw_only=True):
         super().__post_init__()
         check_options(self, drop=share)
         if self.b:
-            raise BadInput(f"strategy {self.name}: b: expected 0 with drop, got {self.b}")
+            raise BadInput(f"strategy {self.name}: b", expected="0 with drop", got=self.b)
 
     def for_workers(self, workers: int) -> Self:
         return structs.replace(self, workers=workers)

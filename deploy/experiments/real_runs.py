@@ -104,7 +104,7 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
     """
     workers = trial.cluster.workers
     if trial.cluster.shards != 1:
-        raise BadInput(f"a real run: expected 1 shard to replay, got {trial.cluster.shards}")
+        raise BadInput("a real run", expected="1 shard to replay", got=trial.cluster.shards)
     check_steady(trial.cluster)
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     specs = job.specs(workload.table)
@@ -129,11 +129,11 @@ def run_real(trial: Trial, workload: Workload) -> RealRun:
 def check_steady(cluster: ClusterModel) -> None:
     """Raise BadInput for a cluster that only the simulator has."""
     if cluster.delays:
-        raise BadInput(f"a real run: expected no delays, got {cluster.delays}")
+        raise BadInput("a real run", expected="no delays", got=cluster.delays)
     if not cluster.steady:
-        raise BadInput("a real run: expected a cluster without joins and kills, got some")
+        raise BadInput("a real run", expected="a cluster without joins and kills", got="some")
     if cluster.partitions:
-        raise BadInput("a real run: expected a cluster without partitions, got some")
+        raise BadInput("a real run", expected="a cluster without partitions", got="some")
 
 
 def _client(job: SimulatedJob, cluster: Cluster, number: int) -> Client:
@@ -250,7 +250,7 @@ class _Replay(TrainingSimulation):
         times, place = records["time"].tolist(), 0
         passes = records["pass_pushes"].tolist()
         if passes and min(passes) < 1:
-            raise BadInput(f"replay: pass_pushes: expected 1 or more, got {min(passes)}")
+            raise BadInput("replay: pass_pushes", expected="1 or more", got=min(passes))
         while place < len(numbers):
             self._answer_pulls(reads)
             end = place + passes[place]
@@ -265,8 +265,12 @@ class _Replay(TrainingSimulation):
         share, rest = divmod(strategy.fetch_period, strategy.push_period)
         if rest and not strategy.exchanges:
             raise BadInput(
-                f"replay: expected a push for every pull, got {strategy.name} with a push every"
-                f" {strategy.push_period} steps and a pull every {strategy.fetch_period}"
+                "replay",
+                expected="a push for every pull",
+                got=(
+                    f"{strategy.name} with a push every {strategy.push_period} steps "
+                    f"and a pull every {strategy.fetch_period}"
+                ),
             )
         every = 1 if strategy.exchanges else share
         first = [0] if strategy.exchanges else []  # the pull that no push follows

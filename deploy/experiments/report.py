@@ -67,8 +67,9 @@ def write_report(path: Path, out: Path) -> int:
         parts += _sweep(folder, read_sweep(folder.sweep, consent=True))
     elif not outcomes and not real:
         raise BadInput(
-            f"{path}: expected the folder of a sweep, of shapes or of imported runs, got"
-            f" {'another' if path.is_dir() else 'no folder there'}"
+            path,
+            expected="the folder of a sweep, of shapes or of imported runs",
+            got="another" if path.is_dir() else "no folder there",
         )
     if real:
         parts += _real(folder, real)

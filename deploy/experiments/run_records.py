@@ -20,13 +20,13 @@ def read_record(path: Path, columns: Sequence[str]) -> pa.Table:
     if place.is_dir() and parts_of(place):
         return pa.Table.from_batches(read_updates(place, columns))
     if not place.is_file():
-        raise BadInput(f"{path}: expected a run folder or its {UPDATES}, got neither")
+        raise BadInput(path, expected=f"a run folder or its {UPDATES}", got="neither")
     try:
         known = pq.read_schema(place).names
         missing = [name for name in columns if name not in known]
         if missing:
-            raise BadInput(f"{place}: expected a column {missing[0]}, got {', '.join(known)}")
+            raise BadInput(place, expected=f"a column {missing[0]}", got=", ".join(known))
         return pq.read_table(place, columns=list(columns))
     except (OSError, pa.ArrowException, *UNDECODABLE) as error:
         reason = str(error).partition("\n")[0]
-        raise BadInput(f"{place}: expected a record of updates, got: {reason}") from None
+        raise BadInput(place, expected=f"a record of updates, got: {reason}") from None

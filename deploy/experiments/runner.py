@@ -89,8 +89,10 @@ class Folder:
         self.make()
         if self.sweep.exists() and self.sweep.read_text() != sweep.text:
             raise BadInput(
-                f"{self.path}: expected the folder of this sweep, got one with another sweep.toml;"
-                " choose another folder with --out"
+                self.path,
+                expected="the folder of this sweep",
+                got="one with another sweep.toml",
+                hint="choose another folder with --out",
             )
         self.sweep.write_text(sweep.text)
 

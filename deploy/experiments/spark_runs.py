@@ -110,10 +110,10 @@ def run_with_spark(
     check_steady(trial.cluster)
     workers = trial.cluster.workers
     if trial.cluster.links:
-        raise BadInput("a run through Spark: expected one link for all workers, got several")
+        raise BadInput("a run through Spark", expected="one link for all workers", got="several")
     job = structs.replace(trial.job(), steps=max(1, trial.gradients // workers))
     if isinstance(job.rule, Proximal):
-        raise BadInput("a run through Spark: expected a rule of the shards, got proximal")
+        raise BadInput("a run through Spark", expected="a rule of the shards", got="proximal")
     table = workload.table
     start = {name: view.copy() for name, view in table.views(workload.start(job.seed)).items()}
     tables = ps.Tables(weights=ps.Dense.like(start, rule=job.rule, rate=trial.rate))

@@ -47,7 +47,7 @@ def tune_sweep(
             tried = _Tried(Folder(path / TUNING), sweep.limits, jobs)
             (found,), count = choose_rates([level], tried.run)
             if not math.isfinite(found.error):
-                raise BadInput(f"{label}: expected a rate to choose, got {tried.failure}")
+                raise BadInput(label, expected="a rate to choose", got=tried.failure)
             rates[key] = ChosenRates(label, *found, count, round(tried.cpu_s, 3))
             note(f"{label}: rates: best {found.best:g}, greedy {found.greedy:g}, {count} trials")
             try:

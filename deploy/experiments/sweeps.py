@@ -132,7 +132,7 @@ def read_sweep(path: Path, *, consent: bool = False) -> Sweep:
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{path}: expected TOML: {error}") from None
+        raise BadInput(path, expected=f"TOML: {error}") from None
     try:
         return _sweep(given, text, consent, rates)
     except BadInput as error:
@@ -152,7 +152,7 @@ def read_rates(path: Path) -> Rates:
 def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Sweep:
     name = given.get("name")
     if not isinstance(name, str) or not name or not all(c.isalnum() or c in "-_" for c in name):
-        raise BadInput(f"name: expected letters, digits, - and _, got {name!r}")
+        raise BadInput("name", expected="letters, digits, - and _", got=f"{name!r}")
     seeds = _seeds(given.get("seeds", [0, 2]))
     combinations, left_out = read_combinations(given)
     count = len(combinations) * len(seeds)
@@ -165,8 +165,9 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
         for trial in point.trials if _chosen_rate(combination) is None else ():
             if trial.id in known:
                 raise BadInput(
-                    f"trial {trial.id}: expected one trial for each id, got two: {point.label},"
-                    f" seed {trial.seed}, and {known[trial.id]}"
+                    f"trial {trial.id}",
+                    expected="one trial for each id",
+                    got=f"two: {point.label}, seed {trial.seed}, and {known[trial.id]}",
                 )
             known[trial.id] = f"{point.label}, seed {trial.seed}"
     expect = _converted("expect", given.get("expect", []), list[Expectation])
@@ -174,7 +175,7 @@ def _sweep(given: dict[str, Any], text: str, consent: bool, rates: Rates) -> Swe
         try:
             rule.check([point.values for point in found])
         except BadInput as error:
-            raise BadInput(f"expect[{number}]: {error}") from None
+            raise error.within(f"expect[{number}]") from None
     limits = _converted("limits", given.get("limits", {}), TrialLimits)
     return Sweep(name, found, text, expect, limits, left_out)
 
@@ -202,7 +203,7 @@ def _seeds(given: object) -> range:
     match given:
         case [int(first), int(last)] if 0 <= first <= last:
             return range(first, last + 1)
-    raise BadInput(f"seeds: expected [first, last], such as [0, 9], got {given!r}")
+    raise BadInput("seeds", expected="[first, last], such as [0, 9]", got=f"{given!r}")
 
 
 def _point(combination: Combination, seeds: range, rates: Rates) -> Point:
@@ -213,8 +214,9 @@ def _point(combination: Combination, seeds: range, rates: Rates) -> Point:
     reserved = sorted(set(seeds) & set(TUNING_SEEDS))
     if reserved:
         raise BadInput(
-            f"seeds: expected none of {TUNING_SEEDS[0]} to {TUNING_SEEDS[-1]}, which choose rates,"
-            f" got {reserved[0]}"
+            "seeds",
+            expected=f"none of {TUNING_SEEDS[0]} to {TUNING_SEEDS[-1]}, which choose rates",
+            got=reserved[0],
         )
     rate, factor = chosen
     trials = _trials({**settings, "rate": 0.0}, seeds)
@@ -234,8 +236,12 @@ def _chosen_rate(combination: Combination) -> tuple[str, float] | None:
     factor = None if found is None else _number(found[3] or "1", combination.values)
     if found is None or factor is None or not factor > 0:
         raise BadInput(
-            "rate: expected a number, or best or greedy with * or / and a number or a name of the"
-            f" sweep, such as greedy / n, got {given!r}"
+            "rate",
+            expected=(
+                "a number, or best or greedy with * or / and a number or a name "
+                "of the sweep, such as greedy / n"
+            ),
+            got=f"{given!r}",
         )
     return found[1], 1 / factor if found[2] == "/" else factor
 

@@ -95,19 +95,19 @@ class TimingSimulation:
     def __init__(self, job: SimulatedJob, *, payload_bytes: int = 0, cancel: bool = False) -> None:
         cluster, strategy = job.cluster, job.strategy
         if cluster.shards > 1:
-            raise BadInput("timing: expected 1 shard, as all would see the same order of updates")
+            raise BadInput("timing", expected="1 shard, as all would see the same order of updates")
         if cluster.delays:
-            raise BadInput(f"timing: expected a cluster without delays, got {cluster.delays}")
+            raise BadInput("timing", expected="a cluster without delays", got=cluster.delays)
         if not cluster.steady:
-            raise BadInput("timing: expected a cluster without joins and kills, got some")
+            raise BadInput("timing", expected="a cluster without joins and kills", got="some")
         if job.stale is not None:
-            raise BadInput("timing: on_stale: expected wait, got scale or drop")
+            raise BadInput("timing: on_stale", expected="wait", got="scale or drop")
         if strategy.warm_up:
-            raise BadInput("timing: expected a strategy without a warm start")
+            raise BadInput("timing", expected="a strategy without a warm start")
         if cancel and (
             cluster.link or cluster.links or strategy.windowed or strategy.fetch_period > 1
         ):
-            raise BadInput("timing: cancel: expected no link, and a pull before every step")
+            raise BadInput("timing: cancel", expected="no link, and a pull before every step")
         strategy.check(job.real_bound, prefetch=False)
         self.version = 0
         self._gate = Gate(job.real_bound)

@@ -27,7 +27,7 @@ def write_table(path: Path, out: Path) -> int:
     """
     rows = list(_rows(path))
     if not rows:
-        raise BadInput(f"{path}: expected an experiment with trials, got none")
+        raise BadInput(path, expected="an experiment with trials", got="none")
     with out.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)

@@ -79,8 +79,9 @@ def workload_of(name: str, batch: int = 4, tested: int = 10_000) -> Workload:
         case "deep" if option in _DEPTHS:
             return Mlp(batch, (64,) * int(option), tested)
     raise BadInput(
-        f"workload: expected one of {', '.join(WORKLOADS)}, deep as deep:{', '.join(_DEPTHS)},"
-        f" got {name!r}"
+        "workload",
+        expected=f"one of {', '.join(WORKLOADS)}, deep as deep:{', '.join(_DEPTHS)}",
+        got=f"{name!r}",
     )
 
 

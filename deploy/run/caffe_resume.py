@@ -34,7 +34,7 @@ def adopt(
     arrays = slots_of(found, model.table, read.rule, str(state)) | {WEIGHTS: arena}
     name = str(found.iteration)
     if name in SnapshotCatalog(place):
-        raise BadInput(f"{place}: expected a place without a snapshot {name}, got one with it")
+        raise BadInput(place, expected=f"a place without a snapshot {name}", got="one with it")
     layout = Layout((model.table,))
     save_snapshot(
         open_store(place).below(name),

@@ -86,7 +86,7 @@ def inspect(data: Path, options: ReadOptions, sheet: Path | None = None) -> Insp
         if sheet is not None:
             _sample(samples, images, found)
     if not rows:
-        raise BadInput(f"{data}: expected rows, got none")
+        raise BadInput(data, expected="rows", got="none")
     mean, square = sums / (rows * prod(shape))
     if sheet is not None:
         _write_sheet(sheet, samples)
@@ -109,9 +109,9 @@ def convert(data: Path, out: Path, kind: str, options: ReadOptions) -> int:
     Returns the number of rows. What was written is removed if it fails.
     """
     if kind not in WRITERS:
-        raise BadInput(f"--to: expected one of {', '.join(WRITERS)}, got {kind}")
+        raise BadInput("--to", expected=f"one of {', '.join(WRITERS)}", got=kind)
     if out.exists():
-        raise BadInput(f"{out}: expected a place for new files, got one that exists")
+        raise BadInput(out, expected="a place for new files", got="one that exists")
     source = open_with(data, options)
     try:
         return WRITERS[kind](source, out, options)
@@ -132,8 +132,9 @@ def mean_of(data: Path, out: Path | None, options: ReadOptions) -> list[float]:
     """
     if out is not None and out.suffix != MEAN_SUFFIX:
         raise BadInput(
-            f"--out {out}: expected a {MEAN_SUFFIX} file, Caffe's format of a mean image; got"
-            f" {out.suffix or 'no suffix'}"
+            f"--out {out}",
+            expected=f"a {MEAN_SUFFIX} file, Caffe's format of a mean image",
+            got=out.suffix or "no suffix",
         )
     source = open_with(data, options)
     total, rows = np.zeros(()), 0
@@ -141,7 +142,7 @@ def mean_of(data: Path, out: Path | None, options: ReadOptions) -> list[float]:
         total = total + images.sum(axis=0, dtype=np.float64)
         rows += len(images)
     if not rows:
-        raise BadInput(f"{data}: expected rows, got none")
+        raise BadInput(data, expected="rows", got="none")
     image = total / rows
     if out is not None:
         write_blob(out, image.astype(np.float32))
@@ -185,13 +186,13 @@ def _to_idx(source: ImageSource, out: Path, options: ReadOptions) -> int:
     channels = source.shape[0]
     prefix = "train" if options.split == "train" else "t10k"
     if channels != 1 or source.schema.field("data").type != pa.binary():
-        raise BadInput(f"{out}: IDX: expected grey images of bytes, got {channels} channels")
+        raise BadInput(f"{out}: IDX", expected="grey images of bytes", got=f"{channels} channels")
     out.mkdir(parents=True)
     found = list(arrays(source, options))
     height, width = found[0][0].shape[2:]
     labels = np.concatenate([part for _, part in found])
     if labels.min() < 0 or labels.max() > _BYTES:
-        raise BadInput(f"{out}: IDX: expected labels in [0, 255], got up to {labels.max()}")
+        raise BadInput(f"{out}: IDX", expected="labels in [0, 255]", got=f"up to {labels.max()}")
     with (out / f"{prefix}-images-idx3-ubyte").open("wb") as file:
         file.write(pack(">4I", 2051, len(labels), height, width))
         for images, _ in found:
@@ -204,7 +205,7 @@ def _to_idx(source: ImageSource, out: Path, options: ReadOptions) -> int:
 
 def _to_folder(source: ImageSource, out: Path, options: ReadOptions) -> int:
     if source.shape[0] not in {1, 3} or source.schema.field("data").type != pa.binary():
-        raise BadInput(f"{out}: folder: expected images of bytes with 1 or 3 channels")
+        raise BadInput(f"{out}: folder", expected="images of bytes with 1 or 3 channels")
     out.mkdir(parents=True)
     rows = 0
     for rows, (image, label) in enumerate(_rows(source, options), 1):

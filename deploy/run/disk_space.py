@@ -27,8 +27,12 @@ def check_room(needs: Mapping[Path, int]) -> None:
         free = free_bytes(folders[device])
         if free is not None and free < total:
             raise BadInput(
-                f"{folders[device]}: expected room for at least {megabytes(total)}, for the weights"
-                f" in two formats and one snapshot; got {megabytes(free)} free on that disk"
+                folders[device],
+                expected=(
+                    f"room for at least {megabytes(total)}, for the weights in two "
+                    "formats and one snapshot"
+                ),
+                got=f"{megabytes(free)} free on that disk",
             )
 
 

@@ -95,7 +95,7 @@ class RunFolder:
         if not above.is_dir():
             got = "a file" if above == path else f"one below the file {above}"
             raise BadInput(
-                f"run folder {path}: expected a new folder, got {got}; choose another --out"
+                f"run folder {path}", expected="a new folder", got=got, hint="choose another --out"
             )
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
@@ -105,11 +105,13 @@ class RunFolder:
             raise place_error(f"run folder {path}", error) from None
         if content == A_RUN:
             raise BadInput(
-                f"run folder {path}: expected a new folder, got one that holds {A_RUN};"
-                f" choose another --out, or continue that run with --resume {path}"
+                f"run folder {path}",
+                expected="a new folder",
+                got=f"one that holds {A_RUN}",
+                hint=f"choose another --out, or continue that run with --resume {path}",
             )
         if content is not None:
-            raise BadInput(f"run folder {path}: expected a new folder, got one with {content}")
+            raise BadInput(f"run folder {path}", expected="a new folder", got=f"one with {content}")
         return cls._open(path, settings, made)
 
     @classmethod
@@ -123,7 +125,7 @@ class RunFolder:
             former = (path / SETTINGS).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise BadInput(
-                f"run folder {path}: expected one with {SETTINGS}, got none to resume"
+                f"run folder {path}", expected=f"one with {SETTINGS}", got="none to resume"
             ) from None
         except OSError as error:
             raise GiveUp(f"run folder {path}: {error.strerror}") from None
@@ -252,7 +254,7 @@ def check_unused(path: Path) -> None:
 
 def _in_use(path: Path) -> BadInput:
     return BadInput(
-        f"run folder {path}: expected one without a running writer, got one in use by a run"
+        f"run folder {path}", expected="one without a running writer", got="one in use by a run"
     )
 
 

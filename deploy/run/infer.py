@@ -60,7 +60,7 @@ def run_test(
     read = read_solver(solver)
     if not read.tests:
         raise BadInput(
-            f"{solver}: expected a test_iter, which says that it has a test net; got none"
+            solver, expected="a test_iter, which says that it has a test net", got="none"
         )
     figures: dict[str, float] = {}
     for number, test in enumerate(read.tests):
@@ -121,9 +121,9 @@ def run_features(
     """
     wanted = parse_device(device)
     if not blobs:
-        raise BadInput("--blobs: expected names of blobs, got none")
+        raise BadInput("--blobs", expected="names of blobs", got="none")
     if batch_size < 1:
-        raise BadInput(f"--batch-size: expected at least 1, got {batch_size}")
+        raise BadInput("--batch-size", expected="at least 1", got=batch_size)
     folder = _new_folder(output, on)
     read = with_files(Description(read_text(net), Phase.TEST, file=str(net)))
     source, shaped = fitted(read, _seen(data, on), split, skip_images)
@@ -155,7 +155,7 @@ def run_features(
             computed = features(model, there, source.batches(), blobs, batch_size, skip_images)
             rows = _WRITERS[form](path, computed)
         if not rows:
-            raise BadInput("features: expected rows, got none")
+            raise BadInput("features", expected="rows", got="none")
     except BaseException as error:
         shutil.rmtree(folder)
         if isinstance(error, OSError):  # an error of pyarrow does not name the file
@@ -175,7 +175,7 @@ def fitted(
     place = named.source if data is None else data
     if place is None:
         raise BadInput(
-            f"--data: expected data, as no data layer of {net.file} names a source; got none"
+            "--data", expected=f"data, as no data layer of {net.file} names a source", got="none"
         )
     source = open_net_data(named, data, _split(split, place), skip_images=skip_images)
     return source, replace(net, data_shape=source.shape, row_shapes=row_shapes(source))
@@ -185,11 +185,11 @@ def _new_folder(output: str, on: OnSpark | None) -> Path | None:
     """The local folder to make; None for a URI, which Spark writes to."""
     if "://" in output:
         if on is None:
-            raise BadInput(f"--output {output}: expected a folder, as there is no --spark")
+            raise BadInput(f"--output {output}", expected="a folder, as there is no --spark")
         return None
     folder = path_checks.path("--output", output).absolute()
     if folder.exists():
-        raise BadInput(f"--output {output}: expected a folder to create, got one that exists")
+        raise BadInput(f"--output {output}", expected="a folder to create", got="one that exists")
     return folder
 
 
@@ -240,4 +240,4 @@ def _split(name: str | None, data: Path) -> Split:
         case None:
             return part_to_test(data)
         case _:
-            raise BadInput(f"--split: expected train or test, got {name}")
+            raise BadInput("--split", expected="train or test", got=name)

@@ -19,11 +19,15 @@ def check_own(settings: TrainSettings, *, stores: bool = True) -> None:
     place, logs = settings.snapshots, settings.logs
     remote = place is not None and "://" in place and not place.startswith("file://")
     if place is not None and "://" not in place and Path(place).is_file():
-        raise BadInput(f"--snapshots {place}: expected a folder, got a file")
+        raise BadInput(f"--snapshots {place}", expected="a folder", got="a file")
     if place is not None and (stores or not remote) and SnapshotCatalog(place).entries():
         raise BadInput(
-            f"--snapshots {without_secrets(place)}: expected a place of this run's own, got one"
-            " with snapshots; choose another place"
+            f"--snapshots {without_secrets(place)}",
+            expected="a place of this run's own",
+            got="one with snapshots",
+            hint="choose another place",
         )
     if logs is not None and logs.is_dir() and any(logs.iterdir()):
-        raise BadInput(f"--logs {logs}: expected a folder of this run's own, got one with files")
+        raise BadInput(
+            f"--logs {logs}", expected="a folder of this run's own", got="one with files"
+        )

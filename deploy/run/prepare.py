@@ -66,8 +66,10 @@ def prepare(
     is_over = found is not None and _is_over(inputs, found)
     if found is not None and is_over and not in_place:
         raise BadInput(
-            f"--resume {found.place}: expected a snapshot with steps left to take, got one that has"
-            f" taken all {inputs.job.plan.steps}; give a larger --max-iter"
+            f"--resume {found.place}",
+            expected="a snapshot with steps left to take",
+            got=f"one that has taken all {inputs.job.plan.steps}",
+            hint="give a larger --max-iter",
         )
     return Prepared(inputs, found, in_place, is_over)
 
@@ -82,15 +84,22 @@ class Inputs:
         self.data = data_of(solver.train)
         if settings.data is None and self.data.source is None:
             raise BadInput(
-                f"--data: expected data, as no data layer of {solver.train.file} names a source to"
-                " train on; got none"
+                "--data",
+                expected=(
+                    f"data, as no data layer of {solver.train.file} names a source to train on"
+                ),
+                got="none",
             )
         source = self._train(None)
         if source.rows < settings.workers:
             raise BadInput(
-                f"--workers: expected at most {source.rows}, as {self.place} has"
-                f" {counted(source.rows, 'row')}"
-                f" to train on and each worker needs one, got {settings.workers}"
+                "--workers",
+                expected=(
+                    f"at most {source.rows}, as {self.place} has "
+                    f"{counted(source.rows, 'row')} to train on and each worker "
+                    "needs one"
+                ),
+                got=settings.workers,
             )
         self.solver = solver.with_data_shape(source.shape, row_shapes(source))
         job = caffe_job(
@@ -176,8 +185,10 @@ class Inputs:
             return []
         if lacking:
             raise BadInput(
-                f"{self.settings.solver}: expected test nets that all name a source, got number"
-                f" {lacking[0] + 1} of {len(tests)} without; give --test-data"
+                self.settings.solver,
+                expected="test nets that all name a source",
+                got=f"number {lacking[0] + 1} of {len(tests)} without",
+                hint="give --test-data",
             )
         return [
             self._open(each, None, part_to_test(each.source or ""), self.classes) for each in named
@@ -208,7 +219,7 @@ class Inputs:
             test = Evaluator(tests, self.model, self.settings.skip_images)
             test.check(start)
         except BadInput as error:
-            raise BadInput(f"test on {given or 'what the test nets name'}: {error}") from None
+            raise error.within(f"test on {given or 'what the test nets name'}") from None
         return test
 
     def _files(self) -> Sequence[str | Path]:
@@ -239,8 +250,9 @@ def _logs_left(run: Path, settings: TrainSettings) -> Path:
     logs, left = settings.logs or run / LOGS, TrainSettings.load(run / SETTINGS).logs or run / LOGS
     if logs != left and any(is_job(job) for job in left.glob("*")):
         raise BadInput(
-            f"--logs {logs}: expected the folder where the run has left its logs, {left}; or move"
-            f" what that holds to {logs}"
+            f"--logs {logs}",
+            expected=f"the folder where the run has left its logs, {left}",
+            hint=f"or move what that holds to {logs}",
         )
     return logs
 
@@ -250,7 +262,7 @@ def _is_over(inputs: Inputs, found: LoadedSnapshot) -> bool:
     wanted, taken = inputs.job.plan.steps, _steps_taken(inputs, found)
     if taken > wanted:
         raise BadInput(
-            f"--max-iter: expected at least {taken}, which the run has already taken, got {wanted}"
+            "--max-iter", expected=f"at least {taken}, which the run has already taken", got=wanted
         )
     return found.manifest.steps == wanted * inputs.settings.workers
 

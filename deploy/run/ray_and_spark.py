@@ -78,7 +78,7 @@ def _of_option(name: str, check: Callable[[], None]) -> None:
     try:
         check()
     except BadInput as error:
-        raise BadInput(f"{name}: {error}") from None
+        raise error.within(name) from None
 
 
 def _check_room(inputs: Inputs, snapshots: str) -> None:

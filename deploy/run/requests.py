@@ -120,11 +120,12 @@ def change_of(what: str, settings: Mapping[str, Any]) -> SettingsChange:
     for name in settings:
         if name not in LIVE:
             raise BadInput(
-                f"{what}: expected {' or '.join(LIVE)}, which may change while a job trains, got"
-                f" {name[:80]}"
+                what,
+                expected=f"{' or '.join(LIVE)}, which may change while a job trains",
+                got=name[:80],
             )
     if not settings:
-        raise BadInput(f"{what}: expected {' or '.join(LIVE)}, got none")
+        raise BadInput(what, expected=" or ".join(LIVE), got="none")
     sets_bound, factor = "staleness" in settings, settings.get("rate_factor")
     return SettingsChange(
         sets_bound,
@@ -154,10 +155,12 @@ def request_settings(origin: SnapshotRef, settings: Mapping[str, Any], wait_s: f
 
 def _ask(origin: SnapshotRef, what: str, asked: _ToReshard | _ToChange, wait_s: float) -> None:
     if origin.run is None:
-        raise BadInput(f"{what} {origin.place}: expected the run folder of a run under way")
+        raise BadInput(f"{what} {origin.place}", expected="the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
-        raise BadInput(f"{what} {origin.run}: expected a run under way on this machine, got none")
+        raise BadInput(
+            f"{what} {origin.run}", expected="a run under way on this machine", got="none"
+        )
     request = origin.run / f"{_prefix(writer)}{secrets.token_hex(8)}{_REQUEST}"
     write_whole(request, msgspec.json.encode(asked))
     try:

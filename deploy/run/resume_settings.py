@@ -44,7 +44,7 @@ def _names(unset: Sequence[str], given: Mapping[str, Any]) -> list[str]:
     names = [name.replace("-", "_") for name in unset]
     for text, name in zip(unset, names, strict=True):
         if name not in _DEFAULTS:
-            raise BadInput(f"--unset {text}: expected an option that has a default, as ray")
+            raise BadInput(f"--unset {text}", expected="an option that has a default, as ray")
         if name in given:
-            raise BadInput(f"{option_name(name)}: expected it or --unset {text}, got both")
+            raise BadInput(option_name(name), expected=f"it or --unset {text}", got="both")
     return names

@@ -44,7 +44,7 @@ def _place(what: str, value: object) -> str:
     if not separator:
         return str(path_checks.path(what, text).absolute())
     if not rest.strip("/"):
-        raise BadInput(f"{what}: expected a place after {scheme}://, got none")
+        raise BadInput(what, expected=f"a place after {scheme}://", got="none")
     return text
 
 
@@ -115,7 +115,7 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
         try:
             return checked_json.decode(content, TrainSettings, dec_hook=_decode)
         except BadInput as error:
-            raise BadInput(f"settings {path}: {error}") from None
+            raise error.within(f"settings {path}") from None
         except UNDECODABLE:
             raise BadInput(f"settings {path}: {_fault(content)}") from None
 
@@ -135,12 +135,10 @@ def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     options = declared(TrainSettings)
     for name in plain.keys() - options.keys():
         wrong = option_name(name)[:80]
-        raise BadInput(
-            f"{wrong}: expected an option that `downpour train --help` lists, got {wrong}"
-        )
+        raise BadInput(wrong, expected="an option that `downpour train --help` lists", got=wrong)
     for name, each in options.items():
         if each.required and name not in plain:
-            raise BadInput(f"{option_name(name)}: expected a value, got none")
+            raise BadInput(option_name(name), expected="a value", got="none")
     return plain
 
 

@@ -59,7 +59,7 @@ def origin_of(text: str) -> SnapshotRef:
         known = run is not None and (run / SETTINGS).is_file()
         return SnapshotRef(str(path.parent), path.name, run if known else None)
     if not path.is_dir() or not any(entry.name.isdecimal() for entry in path.iterdir()):
-        raise BadInput(f"{text}: expected a run folder or a place with snapshots, got none there")
+        raise BadInput(text, expected="a run folder or a place with snapshots", got="none there")
     return SnapshotRef(str(path), name or None)
 
 

@@ -92,14 +92,15 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
     if solver is None and origin.run is not None:
         solver = TrainSettings.load(origin.run / "settings.json").solver
     if solver is None:
-        raise BadInput(f"{target}: expected --solver with the network of the .caffemodel, got none")
+        raise BadInput(target, expected="--solver with the network of the .caffemodel", got="none")
     net = CaffeModel(read_solver(solver).train).net
     held, wanted = _shapes(table), _shapes(net.table)
     for name in sorted(held.keys() | wanted.keys()):
         if held.get(name) != wanted.get(name):
             raise BadInput(
-                f"{solver}: expected the network of {found.place} with {name}"
-                f" {held.get(name, 'missing')}; got {wanted.get(name, 'none')}"
+                solver,
+                expected=(f"the network of {found.place} with {name} {held.get(name, 'missing')}"),
+                got=wanted.get(name, "none"),
             )
     write_weights(target, net, moved(weights, table, net))
     return found
@@ -110,8 +111,9 @@ def compared(first: SnapshotRef, second: SnapshotRef) -> Difference:
     one, other = read(first), read(second)
     if _tensors(one.manifest) != _tensors(other.manifest):
         raise BadInput(
-            f"diff: {one.place} and {other.place}: expected the same tensors in both, got different"
-            " ones"
+            f"diff: {one.place} and {other.place}",
+            expected="the same tensors in both",
+            got="different ones",
         )
     states = _whole(one.manifest, one.states), _whole(other.manifest, other.states)
     changes = [
@@ -137,10 +139,10 @@ def taken(origin: SnapshotRef, wait_s: float) -> str:
     seconds.
     """
     if origin.run is None:
-        raise BadInput(f"take {origin.place}: expected the run folder of a run under way")
+        raise BadInput(f"take {origin.place}", expected="the run folder of a run under way")
     writer = writer_of(origin.run)
     if writer is None:
-        raise BadInput(f"take {origin.run}: expected a run under way on this machine, got none")
+        raise BadInput(f"take {origin.run}", expected="a run under way on this machine", got="none")
     catalog = origin.open()
     asked_at = time.time()
     os.kill(writer, signal.SIGUSR1)
@@ -182,7 +184,7 @@ def _only_table(target: Path, manifest: Manifest) -> DenseTable:
     """The table of a snapshot that has one; raises BadInput, because files hold one network."""
     if len(manifest.layout.tables) > 1:
         names = ", ".join(manifest.layout.names)
-        raise BadInput(f"{target}: expected a snapshot of one table, got {names}")
+        raise BadInput(target, expected="a snapshot of one table", got=names)
     return manifest.layout.tables[0]
 
 

@@ -369,7 +369,7 @@ def read_updates(
     Raises BadInput for an invalid part, or without a folder.
     """
     if not path.is_dir():
-        raise BadInput(f"{path}: expected a folder of updates, got none")
+        raise BadInput(path, expected="a folder of updates", got="none")
     for part in parts_of(path):
         yield from _read_part(part, columns, shard)
 
@@ -405,10 +405,10 @@ def _read_part(
                 yield batch.select(wanted)
             if left:  # pyarrow skips an invalid page silently
                 rows = file.metadata.num_rows
-                raise BadInput(f"{path}: expected {rows} rows, got {rows - left}")
+                raise BadInput(path, expected=f"{rows} rows", got=rows - left)
     except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
         text = quoted(str(error).partition("\n")[0], 200)
-        raise BadInput(f"{path}: expected a record of updates: {text}") from None
+        raise BadInput(path, expected=f"a record of updates: {text}") from None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or quoted(str(error), 200)}") from None
 
@@ -418,17 +418,17 @@ def _check_footer(path: Path, file: pq.ParquetFile) -> None:
     schema = file.schema_arrow
     lacking = sorted(set(SCHEMA.names) - set(schema.names))
     if lacking:
-        raise BadInput(f"{path}: expected the columns of updates, got a file without {lacking}")
+        raise BadInput(path, expected="the columns of updates", got=f"a file without {lacking}")
     for field in SCHEMA:
         if schema.field(field.name).type != field.type:
             got = quoted(str(schema.field(field.name).type))
-            raise BadInput(f"{path}: column {field.name}: expected {field.type}, got {got}")
+            raise BadInput(f"{path}: column {field.name}", expected=field.type, got=got)
     count = (file.metadata.metadata or {}).get(_ROWS.encode())
     groups = sum(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))
     expected = "" if count is None else count.decode(errors="replace")
     for rows in (file.metadata.num_rows, groups):
         if count is not None and expected != str(rows):
-            raise BadInput(f"{path}: expected {quoted(expected)} rows, got {rows}")
+            raise BadInput(path, expected=f"{quoted(expected)} rows", got=rows)
 
 
 def _column(name: str, values: np.ndarray[Any, Any]) -> Any:

@@ -45,7 +45,7 @@ def run_attempt(folder: Path) -> int:
     """
     folder = folder.absolute()
     if not (folder / job_folder.SETTINGS).is_file():
-        raise BadInput(f"{folder}: expected the folder of a job, got none")
+        raise BadInput(folder, expected="the folder of a job", got="none")
     lock = lock_folder(folder)
     identity = _identity(folder)
     job_folder.save(folder / job_folder.ATTEMPT, identity)
@@ -86,7 +86,7 @@ def _identity(folder: Path) -> AttemptIdentity:
     starts = [order for order in orders if order.kind == "start"]
     nonce = os.environ.get(job_folder.ATTEMPT_VARIABLE)
     if nonce is not None and (not starts or starts[-1].data["nonce"] != nonce):
-        raise BadInput(f"{folder}: expected the nonce of the newest attempt, got an earlier one")
+        raise BadInput(folder, expected="the nonce of the newest attempt", got="an earlier one")
     earlier = job_folder.load(folder / job_folder.ATTEMPT, AttemptIdentity)
     number = starts[-1].attempt if nonce else (earlier.attempt if earlier else 0) + 1
     return AttemptIdentity(

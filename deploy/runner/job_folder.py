@@ -115,7 +115,7 @@ def load(path: Path, kind: type[T]) -> T | None:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     except UNDECODABLE:
-        raise BadInput(f"{path}: expected what the service wrote there, got another file") from None
+        raise BadInput(path, expected="what the service wrote there", got="another file") from None
 
 
 def load_settings(folder: Path) -> TrainSettings:

@@ -83,15 +83,17 @@ def exposure_of(host: str, *, tls: bool, proxy: str | None, require_tokens: bool
         parts = urlsplit(proxy)
         if parts.scheme != "https" or not parts.netloc or parts.path.strip("/"):
             raise BadInput(
-                f"--behind-proxy: expected a URL such as https://trainer.example, got {proxy}"
+                "--behind-proxy", expected="a URL such as https://trainer.example", got=proxy
             )
         return Exposure(tokens=True, https=True, origin=parts.netloc, loopback=False)
     if on_this_host(host):
         return Exposure(tokens=require_tokens, https=tls)
     if not tls:
         raise BadInput(
-            f"--host: expected a loopback address, got {host}; another one needs --tls-cert and"
-            " --tls-key, or --behind-proxy"
+            "--host",
+            expected="a loopback address",
+            got=host,
+            hint="another one needs --tls-cert and --tls-key, or --behind-proxy",
         )
     return Exposure(tokens=True, https=True, loopback=False)
 

@@ -86,9 +86,9 @@ class AccessStore:
         One token at a time has a name, so that a name in the audit means one user.
         """
         if role is TokenRole.ADMINISTRATOR and projects is not None:
-            raise BadInput("--project: expected none for an administrator, got one")
+            raise BadInput("--project", expected="none for an administrator", got="one")
         if not 0 < expires_s <= LONGEST_TOKEN_S:
-            raise BadInput(f"--expires: expected at most 366d, got {expires_s / 86400:g}d")
+            raise BadInput("--expires", expected="at most 366d", got=f"{expires_s / 86400:g}d")
         number, text = tokens.new_token()
         now, table = self._clock(), database_tables.token
         row = TokenRow(
@@ -100,8 +100,10 @@ class AccessStore:
         with database_tables.alone(self._engine, table) as connection:
             if connection.execute(named).scalar():
                 raise BadInput(
-                    f"--name: expected a name that no live token has, got {name};"
-                    f" revoke the other one with: downpour service token revoke {name}"
+                    "--name",
+                    expected="a name that no live token has",
+                    got=name,
+                    hint=f"revoke the other one with: downpour service token revoke {name}",
                 )
             connection.execute(sa.insert(table).values(values))
         return row, text
@@ -120,7 +122,7 @@ class AccessStore:
             row for row in self.tokens() if token in {row.id, row.name} and row.revoked is None
         ]
         if not found:
-            raise BadInput(f"token: expected the id or name of one, got {token[:80]}")
+            raise BadInput("token", expected="the id or name of one", got=token[:80])
         row, table, session = found[0], database_tables.token, database_tables.session
         with self._engine.begin() as connection:
             revoked = sa.update(table).values(revoked=self._clock()).where(table.c.id == row.id)

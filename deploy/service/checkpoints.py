@@ -63,5 +63,7 @@ def _catalog(settings: TrainSettings, name: str) -> SnapshotCatalog:
     """The catalog that has this checkpoint; raises BadInput without it."""
     catalog = SnapshotCatalog(catalog_of(settings, settings.out))
     if not name.isdecimal() or name not in catalog:
-        raise BadInput(f"checkpoint: expected one of the job, got {name[:80]}; see its checkpoints")
+        raise BadInput(
+            "checkpoint", expected="one of the job", got=name[:80], hint="see its checkpoints"
+        )
     return catalog

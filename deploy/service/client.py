@@ -40,11 +40,11 @@ class ServiceClient:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise BadInput(f"--server: expected a URL such as http://127.0.0.1:8600, got {url}")
+            raise BadInput("--server", expected="a URL such as http://127.0.0.1:8600", got=url)
         self._url = url.rstrip("/")
         host = urlsplit(url).hostname or ""
         if token is not None and url.startswith("http://") and not on_this_host(host):
-            raise BadInput(f"--server: expected https:// where a token is sent, got {url}")
+            raise BadInput("--server", expected="https:// where a token is sent", got=url)
         self._http = httpx.Client(
             base_url=f"{self._url}/api/v1",
             headers={"Authorization": f"Bearer {token}"} if token is not None else {},
@@ -205,7 +205,9 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError is one
         why = error.strerror or str(error)
-        raise BadInput(f"--ca-file {ca_file}: expected certificates in PEM, got: {why}") from None
+        raise BadInput(
+            f"--ca-file {ca_file}", expected=f"certificates in PEM, got: {why}"
+        ) from None
 
 
 def _why(error: httpx.TransportError) -> str:

@@ -58,7 +58,7 @@ def _with_named(solver: Path) -> dict[str, Path]:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: expected a file to send, got: {error}") from None
+            raise BadInput(path, expected=f"a file to send, got: {error}") from None
         found[path.relative_to(solver.parent).as_posix()] = path
         for name in _NAMED.findall(text):
             named = solver.parent / name
@@ -79,7 +79,7 @@ def _send(
 ) -> str:
     """Send files by name, from where an earlier attempt ended; returns what names the upload."""
     if not files:
-        raise BadInput("upload: expected files, got an empty folder")
+        raise BadInput("upload", expected="files", got="an empty folder")
     try:
         manifest = [
             {"path": name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}

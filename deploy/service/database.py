@@ -41,8 +41,12 @@ def database_of(folder: Path, option: str | None = None) -> DatabasePlace:
         place = _parsed("--database", option, folder)
         if isinstance(place, sa.URL) and postgres.has_password(place):
             raise BadInput(
-                "--database: expected a URL without a password, which others could see in the list"
-                f" of processes, got one with; set the variable {VARIABLE}, or use ~/.pgpass"
+                "--database",
+                expected=(
+                    "a URL without a password, which others could see in the list of processes"
+                ),
+                got="one with",
+                hint=f"set the variable {VARIABLE}, or use ~/.pgpass",
             )
         given = os.environ.get(VARIABLE)
         same = given is not None and _same(place, _parsed(VARIABLE, given, folder))
@@ -81,8 +85,12 @@ def opened(
     if found not in {None, own}:
         engine.dispose()
         raise BadInput(
-            f"{named(place)}: expected the database of {folder}, got that of another home; name"
-            " another database, or, if this home is to have it: downpour service reindex"
+            named(place),
+            expected=f"the database of {folder}",
+            got="that of another home",
+            hint=(
+                "name another database, or, if this home is to have it: downpour service reindex"
+            ),
         )
     return engine
 
@@ -104,9 +112,9 @@ def named(place: DatabasePlace) -> str:
 def copy_to(place: DatabasePlace, target: Path) -> None:
     """Write a copy of a database to a new file of SQLite, while a service may use it."""
     if isinstance(place, Path) and not place.is_file():
-        raise BadInput(f"{place}: expected the database of a service, got none")
+        raise BadInput(place, expected="the database of a service", got="none")
     if target.exists():
-        raise BadInput(f"{target}: expected a new file, got one that exists")
+        raise BadInput(target, expected="a new file", got="one that exists")
     try:
         target.touch(mode=0o600)
         if isinstance(place, Path):
@@ -127,14 +135,16 @@ def copy_to(place: DatabasePlace, target: Path) -> None:
 def restore_from(source: Path, place: DatabasePlace) -> None:
     """Fill a database that holds nothing yet from a copy; raises BadInput for another one."""
     if not database_tables.is_database(source):
-        raise BadInput(f"{source}: expected a copy of the service's database, got none")
+        raise BadInput(source, expected="a copy of the service's database", got="none")
     engine = open_database(place)
     with engine.connect() as connection:
         for table in (database_tables.job, database_tables.token, database_tables.audit):
             if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
                 raise BadInput(
-                    f"{named(place)}: expected a database without rows, got one with some;"
-                    " create an empty one for the copy"
+                    named(place),
+                    expected="a database without rows",
+                    got="one with some",
+                    hint="create an empty one for the copy",
                 )
     _transfer(open_database(source, filled=True), engine)
 

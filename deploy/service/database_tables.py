@@ -206,8 +206,10 @@ def open_database(
         name, mend = postgres.shown(place), "check that it runs, and DOWNPOUR_DATABASE or ~/.pgpass"
         engine = postgres.engine_of(place, busy_s, **_JSON)
     lost = BadInput(
-        f"{name}: expected the database of the jobs in the home, got none;"
-        " rebuild it with: downpour service reindex"
+        name,
+        expected="the database of the jobs in the home",
+        got="none",
+        hint="rebuild it with: downpour service reindex",
     )
     if filled and isinstance(place, Path) and not place.is_file():
         raise lost
@@ -219,7 +221,7 @@ def open_database(
             _upgrade(engine, name)
     except sa.exc.DBAPIError as error:
         raise BadInput(
-            f"{name}: expected the database of the service, got: {first_line(error)}; {mend}"
+            name, expected=f"the database of the service, got: {first_line(error)}", hint=mend
         ) from None
     if isinstance(place, Path):
         place.chmod(0o600)
@@ -337,6 +339,8 @@ def _upgrade(engine: sa.Engine, name: str) -> None:
             command.upgrade(config, REVISION)
     except CommandError:
         raise BadInput(
-            f"{name}: expected a database of this version or an earlier one, got a newer one;"
-            " start the version of downpour that wrote it"
+            name,
+            expected="a database of this version or an earlier one",
+            got="a newer one",
+            hint="start the version of downpour that wrote it",
         ) from None

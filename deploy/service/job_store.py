@@ -45,11 +45,15 @@ _HIDDEN = {_END, "nonce", "not_before", "state_seq", "fruitless", "cancelled", "
 
 
 class StateChanged(GiveUp):
-    """The job is in another state than the caller has seen; `state` is the present one."""
+    """The job is in another state than the caller has seen; `state` is the present one.
 
-    def __init__(self, text: str, state: JobState) -> None:
+    `expected` names the states in which the request applies, None where others are no remedy.
+    """
+
+    def __init__(self, text: str, state: JobState, expected: str | None = None) -> None:
         super().__init__(text)
         self.state = state
+        self.expected = expected
 
 
 _LISTED = [column for column in database_tables.job.c if column.name != "settings"]

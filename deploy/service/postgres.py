@@ -36,13 +36,15 @@ def parse_url(what: str, text: str) -> sa.URL:
         scheme = url.drivername
     except (sa.exc.ArgumentError, ValueError):
         raise BadInput(
-            f"{what}: expected a URL such as {_EXAMPLE}, got one that cannot be read;"
-            " characters such as @ : / in a password are written as %40 %3A %2F"
+            what,
+            expected=f"a URL such as {_EXAMPLE}",
+            got="one that cannot be read",
+            hint="characters such as @ : / in a password are written as %40 %3A %2F",
         ) from None
     if scheme not in _SCHEMES:
-        raise BadInput(f"{what}: expected a URL such as {_EXAMPLE}, got {scheme[:40]}://")
+        raise BadInput(what, expected=f"a URL such as {_EXAMPLE}", got=f"{scheme[:40]}://")
     if not url.database:
-        raise BadInput(f"{what}: expected the name of a database, as in {_EXAMPLE}; got none")
+        raise BadInput(what, expected=f"the name of a database, as in {_EXAMPLE}", got="none")
     return url.set(drivername="postgresql+psycopg")
 
 
@@ -91,7 +93,9 @@ def held(engine: sa.Engine, url: sa.URL) -> Iterator[None]:
         key = int.from_bytes(digest[:8], "big", signed=True)
         if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
             raise BadInput(
-                f"{shown(url)}: expected no other service with this database, got one; stop it, or"
-                " name another database"
+                shown(url),
+                expected="no other service with this database",
+                got="one",
+                hint="stop it, or name another database",
             )
         yield

@@ -1,7 +1,6 @@
 """Errors as RFC 9457 problem details: what is wrong, what was expected, what to do."""
 
 import errno
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,8 +31,6 @@ PROBLEMS: dict[str, Any] = {
     },
 }
 """Every error, as the OpenAPI document describes it."""
-_APPLIES = re.compile(r": expected (?:a job in )?([^;]+);")
-_EXPECTED = re.compile(r"(?:--)?([\w-]+).*?: expected (.+?)[,;]? (?:and )?got (.*?)(?:; (.*))?$")
 
 
 class Problem(Exception):
@@ -80,19 +77,18 @@ def not_found(what: str, name: str, hint: str | None = None) -> Problem:
 
 
 def of_error(error: DownpourError | OSError) -> Problem:
-    """The problem that an error of this project is, with its field if the text names one."""
+    """The problem that an error of this project is, with the fields that the error has."""
     text = reason_of(error)
     if isinstance(error, StateChanged):
-        applies = _APPLIES.search(text)
         return Problem(
-            409, "wrong_state", text, field="state", expected=applies[1] if applies else None,
+            409, "wrong_state", text, field="state", expected=error.expected,
             got=str(error.state), hint="the job may have changed meanwhile: look at its state",
         )  # fmt: skip
     if isinstance(error, BadInput):
-        found = _EXPECTED.match(text)
-        field, expected, got, hint = found.groups() if found else (None,) * 4
-        name = field.replace("-", "_") if field else None
-        return Problem(422, "bad_input", text, field=name, expected=expected, got=got, hint=hint)
+        return Problem(
+            422, "bad_input", text, field=_field(error.what) if error.expected else None,
+            expected=error.expected, got=error.got, hint=error.hint,
+        )  # fmt: skip
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return Problem(
             422, "bad_input", text, field="path", expected="names of at most 255 bytes",
@@ -100,6 +96,11 @@ def of_error(error: DownpourError | OSError) -> Problem:
         )  # fmt: skip
     hint = "make the disk writable, or free space on it, then repeat the request"
     return Problem(503, "unavailable", text, hint=hint)
+
+
+def _field(what: str) -> str:
+    """The name of a field of a request in what an error is about, which may be an option's."""
+    return what.split(maxsplit=1)[0].rstrip(":").removeprefix("--").replace("-", "_")
 
 
 def reason_of(error: Exception) -> str:

@@ -56,13 +56,15 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
             field = name.replace("-", "_")
             if field not in ServiceLimits.__struct_fields__:
                 names = ", ".join(ServiceLimits.__struct_fields__).replace("_", "-")
-                raise BadInput(f"--limit: expected one of {names}; got {word[:80]}")
+                raise BadInput("--limit", expected=f"one of {names}", got=word[:80])
             try:
                 changed = msgspec.convert({field: value}, ServiceLimits, strict=False)
             except msgspec.ValidationError:
                 kind = "whole number" if field in _WHOLE else "number"
                 raise BadInput(
-                    f"--limit {name}: expected a {kind} from 0 to {_MAX:,}, got {value[:80]!r}"
+                    f"--limit {name}",
+                    expected=f"a {kind} from 0 to {_MAX:,}",
+                    got=f"{value[:80]!r}",
                 ) from None
             found = msgspec.structs.replace(found, **{field: getattr(changed, field)})
         return found

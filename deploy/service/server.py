@@ -43,12 +43,15 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
         if self.certificate is None and self.key is None:
             return
         if self.certificate is None or self.key is None:
-            raise BadInput("--tls-cert: expected both --tls-cert and --tls-key, got one of them")
+            raise BadInput(
+                "--tls-cert", expected="both --tls-cert and --tls-key", got="one of them"
+            )
         try:
             if self.key.stat().st_mode & 0o007:
                 raise BadInput(
-                    f"--tls-key {self.key}: expected a file that other users cannot read;"
-                    f" chmod 600 {self.key}"
+                    f"--tls-key {self.key}",
+                    expected="a file that other users cannot read",
+                    hint=f"chmod 600 {self.key}",
                 )
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.key, password="")
@@ -67,7 +70,7 @@ def serve(
     listen.check()
     for root in options.roots:
         if not root.is_dir():
-            raise BadInput(f"--root: expected a folder that exists, got {root}")
+            raise BadInput("--root", expected="a folder that exists", got=root)
     host, port = listen.host, listen.port
     with ExitStack() as held:
         held.enter_context(_locked(options.home))
@@ -78,9 +81,12 @@ def serve(
         held.enter_context(_alone(engine, place))
         if options.exposure.tokens and not AccessStore(engine).any_token():
             raise BadInput(
-                f"{database.named(place)}: expected a token, as this address asks for them, got"
-                " none; create one with: downpour service token create --name YOU"
-                " --role administrator"
+                database.named(place),
+                expected="a token, as this address asks for them",
+                got="none",
+                hint=(
+                    "create one with: downpour service token create --name YOU --role administrator"
+                ),
             )
         database.remember(options.home, place)
         service = Service(options, engine)
@@ -159,8 +165,10 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = lock_folder(folder)
     except BadInput:
         raise BadInput(
-            f"{folder}: expected no other service with this home, got one; stop it, or set"
-            f" another {HOME_VARIABLE}"
+            folder,
+            expected="no other service with this home",
+            got="one",
+            hint=f"stop it, or set another {HOME_VARIABLE}",
         ) from None
     try:
         yield

@@ -128,7 +128,7 @@ class Submissions:
         for name in _PLACES:
             _check_absolute(option_name(name), plain.get(name))
         if "solver" not in plain:
-            raise BadInput("--solver: expected a Caffe solver, got none")
+            raise BadInput("--solver", expected="a Caffe solver", got="none")
         plain.setdefault("out", str(self._store.folder(job) / job_folder.RUN))
         settings = TrainSettings.of_plain(plain)
         _check_secrets(settings)
@@ -187,7 +187,7 @@ class Submissions:
             if name not in CHANGEABLE:
                 expected = ", ".join(option_name(each) for each in sorted(CHANGEABLE))
                 wrong = option_name(name[:80])
-                raise BadInput(f"{wrong}: expected one of {expected}; got {wrong}")
+                raise BadInput(wrong, expected=f"one of {expected}", got=wrong)
         settings = TrainSettings.of_plain(row.settings | dict(changes))
         _check_secrets(settings)
         _check_steps(settings)
@@ -202,11 +202,11 @@ class Submissions:
         _check_absolute("run", str(run))
         self._within("run", run, sender)
         if not (run / SETTINGS).is_file():
-            raise BadInput(f"run: expected a run folder, got {run}")
+            raise BadInput("run", expected="a run folder", got=run)
         if writer_of(run) is not None:
-            raise BadInput(f"run: expected a run that has ended, got {run}, which is under way")
+            raise BadInput("run", expected="a run that has ended", got=f"{run}, which is under way")
         if (known := self._store.with_run(run)) is not None:
-            raise BadInput(f"run: expected a run without a job, got that of job {known}")
+            raise BadInput("run", expected="a run without a job", got=f"that of job {known}")
         settings = TrainSettings.load(run / SETTINGS).replace(out=run)
         _check_secrets(settings)
         found = checkpoints(settings)
@@ -271,8 +271,10 @@ class Submissions:
             origin = origin_of(text)
         except BadInput:
             raise BadInput(
-                f"--resume: expected a run folder or a place with snapshots, got {text};"
-                " `downpour snapshots ls RUN` shows those of a run"
+                "--resume",
+                expected="a run folder or a place with snapshots",
+                got=text,
+                hint="`downpour snapshots ls RUN` shows those of a run",
             ) from None
         shelf = _local("--resume", origin.catalog)
         if shelf is None:
@@ -285,8 +287,10 @@ class Submissions:
         if manifest.steps >= wanted * settings.workers:
             taken = -(-manifest.steps // settings.workers)
             raise BadInput(
-                f"--max-iter: expected more than {taken}, the steps that the snapshot has taken,"
-                f" got {wanted}; give a larger one, or begin with an earlier snapshot"
+                "--max-iter",
+                expected=f"more than {taken}, the steps that the snapshot has taken",
+                got=wanted,
+                hint="give a larger one, or begin with an earlier snapshot",
             )
 
     def _check_out(self, out: Path) -> None:
@@ -294,28 +298,37 @@ class Submissions:
         advice = f"choose another --out, or continue that run with --resume {out}"
         if (job := self._store.writer_to(out)) is not None:
             raise BadInput(
-                f"--out: expected a folder of its own, got {out}, that of job {job};"
-                " choose another --out"
+                "--out",
+                expected="a folder of its own",
+                got=f"{out}, that of job {job}",
+                hint="choose another --out",
             )
         try:
             content = content_of(out)
         except FileNotFoundError:
             content = None
         except OSError as error:
-            raise BadInput(f"--out: expected a new folder, got {out}: {error.strerror}") from None
+            raise BadInput(
+                "--out", expected="a new folder", got=f"{out}: {error.strerror}"
+            ) from None
         if content == A_RUN:
             raise BadInput(
-                f"--out: expected a new folder, got {out}, which holds {A_RUN}; {advice}"
+                "--out", expected="a new folder", got=f"{out}, which holds {A_RUN}", hint=advice
             )
         if content is not None:
             raise BadInput(
-                f"--out: expected a new folder, got {out} with {content}; choose another --out"
+                "--out",
+                expected="a new folder",
+                got=f"{out} with {content}",
+                hint="choose another --out",
             )
         above = next(path for path in (out, *out.parents) if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             raise BadInput(
-                f"--out: expected a folder that the service can make, got {out}, where {above}"
-                " cannot be written; choose another --out"
+                "--out",
+                expected="a folder that the service can make",
+                got=f"{out}, where {above} cannot be written",
+                hint="choose another --out",
             )
 
     def _within(self, what: str, path: Path, sender: Principal, job: str = "") -> None:
@@ -326,7 +339,7 @@ class Submissions:
         try:
             target = path_checks.path(what, path).resolve()
         except (OSError, RuntimeError):  # symbolic links in a circle
-            raise BadInput(f"{what}: expected a path that leads somewhere, got {path}") from None
+            raise BadInput(what, expected="a path that leads somewhere", got=path) from None
         jobs = self._store.folder("").resolve()
         if target.is_relative_to(jobs):
             if self._may_use(target.relative_to(jobs).parts[:1], sender, job):
@@ -338,7 +351,7 @@ class Submissions:
         ):
             return
         roots = ", ".join(map(str, self._roots)) or "a --root of the service"
-        raise BadInput(f"{what}: expected a path below {roots}, got {path}")
+        raise BadInput(what, expected=f"a path below {roots}", got=path)
 
     def _may_use(self, folder: tuple[str, ...], sender: Principal, job: str) -> bool:
         """Whether the sender may name a path in this folder of a job, for reading or for `job`."""
@@ -353,22 +366,28 @@ class Submissions:
         """Raise BadInput for a job that the slots or its project have no place for."""
         if settings.workers > self._slots:
             raise BadInput(
-                f"--workers: expected at most {self._slots}, the slots of the service,"
-                f" got {settings.workers}; start it with a larger downpour serve --slots"
+                "--workers",
+                expected=f"at most {self._slots}, the slots of the service",
+                got=settings.workers,
+                hint="start it with a larger downpour serve --slots",
             )
         limits = self._limits().get(project)
         if limits is None:
             return
         if settings.workers > left(limits.workers, 0):
             raise BadInput(
-                f"--workers: expected at most {limits.workers}, the limit of project {project},"
-                f" got {settings.workers}; ask an administrator for more"
+                "--workers",
+                expected=f"at most {limits.workers}, the limit of project {project}",
+                got=settings.workers,
+                hint="ask an administrator for more",
             )
         queued = self._store.usage(project).queued
         if left(limits.queued, queued) < 1:
             raise BadInput(
-                f"project: expected at most {limits.queued} queued jobs in {project},"
-                f" got {queued} and this one; submit again once one has started"
+                "project",
+                expected=f"at most {limits.queued} queued jobs in {project}",
+                got=f"{queued} and this one",
+                hint="submit again once one has started",
             )
 
 
@@ -376,8 +395,10 @@ def _check_absolute(what: str, value: object) -> None:
     """Raise BadInput for a path that would be below the service's own working directory."""
     if isinstance(value, str) and not value.startswith("/") and ":/" not in value:
         raise BadInput(
-            f"{what}: expected an absolute path, got {argument_checks.shown(value)};"
-            " begin it with /, for the service has another working directory"
+            what,
+            expected="an absolute path",
+            got=argument_checks.shown(value),
+            hint="begin it with /, for the service has another working directory",
         )
 
 
@@ -389,9 +410,9 @@ def _check_input(what: str, path: Path, *, folder_too: bool) -> None:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "it is missing" if missing else error.strerror
-        raise BadInput(f"{what}: expected {wanted}, got {path}; {why}") from None
+        raise BadInput(what, expected=wanted, got=path, hint=why) from None
     if path.is_dir() and not folder_too:
-        raise BadInput(f"{what}: expected {wanted}, got {path}; it is a folder")
+        raise BadInput(what, expected=wanted, got=path, hint="it is a folder")
 
 
 def _local(what: str, place: str) -> Path | None:
@@ -401,7 +422,7 @@ def _local(what: str, place: str) -> Path | None:
     scheme, separator, _ = place.partition("://")
     if separator and scheme not in _OBJECT_STORES:
         known = ", ".join(sorted(_OBJECT_STORES))
-        raise BadInput(f"{what}: expected a path, file or one of {known}; got {scheme[:40]}://")
+        raise BadInput(what, expected=f"a path, file or one of {known}", got=f"{scheme[:40]}://")
     return None if separator else Path(place)
 
 
@@ -419,9 +440,10 @@ def _snapshot_of(row: JobRow, wanted: str) -> str:
         return number
     if wanted not in names:
         raise BadInput(
-            f"snapshot: expected a checkpoint of job {row.id}, which has"
-            f" {', '.join(names) or 'none'}; got"
-            f" {wanted[:80]}; leave it out to start from the beginning"
+            "snapshot",
+            expected=(f"a checkpoint of job {row.id}, which has {', '.join(names) or 'none'}"),
+            got=wanted[:80],
+            hint="leave it out to start from the beginning",
         )
     return wanted
 
@@ -441,10 +463,10 @@ def _manifest_of(origin: SnapshotRef, text: str) -> Manifest | None:
     kept = ", ".join(found) or "none"
     if origin.name is not None:
         raise BadInput(
-            f"--resume: expected a snapshot of {origin.place}, which has {kept}, got {origin.name}"
+            "--resume", expected=f"a snapshot of {origin.place}, which has {kept}", got=origin.name
         )
     if not found and not (origin.run is not None and any((origin.run / LOGS).glob("*"))):
-        raise BadInput(f"--resume: expected a run with a snapshot, got {text}, which has none")
+        raise BadInput("--resume", expected="a run with a snapshot", got=f"{text}, which has none")
     return list(found.values())[-1] if found else None
 
 
@@ -452,8 +474,10 @@ def _check_steps(settings: TrainSettings) -> None:
     """Raise BadInput for a job that nothing gives a number of steps."""
     if settings.max_iter is None and _max_iter_of(settings.solver) == 0:
         raise BadInput(
-            "--max-iter: expected at least 1, got none, and 0 or none in the solver; give one, or"
-            " write max_iter there"
+            "--max-iter",
+            expected="at least 1",
+            got="none, and 0 or none in the solver",
+            hint="give one, or write max_iter there",
         )
 
 
@@ -483,14 +507,18 @@ def _check_secrets(settings: TrainSettings) -> None:
             raise argument_checks.wrong(f"--{name}", "an address", place) from None
         if public != place.rstrip("/") or ";" in place:
             raise BadInput(
-                f"--{name}: expected an address without a key in it, got one with;"
-                " give the service the key in its environment"
+                f"--{name}",
+                expected="an address without a key in it",
+                got="one with",
+                hint="give the service the key in its environment",
             )
 
 
 def _name(text: str) -> str:
     if not 0 < len(text) <= MAX_NAME or not is_plain(text):
-        raise BadInput(f"name: expected 1 to {MAX_NAME} printable characters, got {text[:80]!r}")
+        raise BadInput(
+            "name", expected=f"1 to {MAX_NAME} printable characters", got=f"{text[:80]!r}"
+        )
     return text
 
 
@@ -501,17 +529,17 @@ def checked_project(text: str) -> str:
 
 def _named(what: str, text: str) -> str:
     if not _LABEL.fullmatch(text):
-        raise BadInput(f"{what}: expected letters, digits and ._/-, 63 at most, got {text[:80]!r}")
+        raise BadInput(what, expected="letters, digits and ._/-, 63 at most", got=f"{text[:80]!r}")
     return text
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > _MAX_LABELS:
-        raise BadInput(f"labels: expected at most {_MAX_LABELS}, got {len(labels)}")
+        raise BadInput("labels", expected=f"at most {_MAX_LABELS}", got=len(labels))
     for name, value in labels.items():
         _named("labels", name)
         if len(value) > 200:
-            raise BadInput(f"labels: expected values of at most 200 characters, got {len(value)}")
+            raise BadInput("labels", expected="values of at most 200 characters", got=len(value))
         if not is_plain(value):
-            raise BadInput(f"labels: expected values of printable characters, got {value!r}")
+            raise BadInput("labels", expected="values of printable characters", got=f"{value!r}")
     return dict(labels)

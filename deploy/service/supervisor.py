@@ -192,7 +192,7 @@ class Supervisor:
         if not applies:
             states = ", ".join(states_for(verb))
             text = f"{verb}: expected a job in {states}; {row.id} is {row.state}"
-            raise StateChanged(text, row.state)
+            raise StateChanged(text, row.state, expected=states)
 
     # What follows from evidence.
 
@@ -583,7 +583,8 @@ def delete_folder(store: JobStore, row: JobRow) -> None:
     """Delete a job in a terminal state with its folder. A run folder elsewhere stays."""
     if row.state not in TERMINAL:
         states = ", ".join(state for state in JobState if state in TERMINAL)
-        raise StateChanged(f"delete: expected {states}; {row.id} is {row.state}", row.state)
+        text = f"delete: expected {states}; {row.id} is {row.state}"
+        raise StateChanged(text, row.state, expected=states)
     if needed := needed_by(store, row):
         text = f"delete: expected no job that begins with a checkpoint of {row.id}, got {needed[0]}"
         raise StateChanged(text, row.state)

@@ -130,7 +130,7 @@ class JobTraces:
 def traces_to(url: str) -> Callable[[JobStore], JobTraces]:
     """What sends the traces of a store to a collector, by OTLP over HTTP; raises BadInput."""
     if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--traces-to: expected a URL such as http://127.0.0.1:4318, got {url[:80]}")
+        raise BadInput("--traces-to", expected="a URL such as http://127.0.0.1:4318", got=url[:80])
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:

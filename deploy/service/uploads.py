@@ -168,7 +168,7 @@ class Uploads:
             if offset != received:
                 raise WrongOffset(received, offset)
             if received + len(chunk) > file.bytes:
-                raise BadInput(f"{path}: expected {file.bytes} bytes, got more")
+                raise BadInput(path, expected=f"{file.bytes} bytes", got="more")
             if chunk:
                 self._check_room(len(chunk))
                 _append(_part(target), chunk)
@@ -187,15 +187,15 @@ class Uploads:
         try:
             status = self.status(upload)
         except KeyError:
-            raise BadInput(f"{text[:200]}: expected an upload, got none with this id") from None
+            raise BadInput(text[:200], expected="an upload", got="none with this id") from None
         if not status.complete:
             missing = next(file.path for file in status.files if not file.complete)
-            raise BadInput(f"{text[:200]}: expected a complete upload, got one without {missing}")
+            raise BadInput(text[:200], expected="a complete upload", got=f"one without {missing}")
         if path:
             check_path(path)
         target = self.folder / upload / _FILES / path
         if not target.exists():
-            raise BadInput(f"{text[:200]}: expected a file of the upload, got none")
+            raise BadInput(text[:200], expected="a file of the upload", got="none")
         return str(target)
 
     def _check_quota(self, project: str, size: int, *, complete: bool) -> None:
@@ -205,17 +205,24 @@ class Uploads:
         used = self.usage(project)
         if not complete and left(limits.uploads, used.uploads) < 1:
             raise BadInput(
-                f"uploads: expected at most {limits.uploads} in progress in project {project},"
-                f" got {used.uploads} and this one; finish one of them first"
+                "uploads",
+                expected=f"at most {limits.uploads} in progress in project {project}",
+                got=f"{used.uploads} and this one",
+                hint="finish one of them first",
             )
         if left(limits.upload_bytes, used.upload_bytes) < size:
             assert limits.upload_bytes is not None
             assert used.upload_bytes is not None
             raise BadInput(
-                f"upload_bytes: expected at most {megabytes(limits.upload_bytes)} of uploads in"
-                f" project {project}, got {megabytes(used.upload_bytes)} and"
-                f" {megabytes(size)} more; let an administrator delete old ones, with"
-                " downpour service gc, or set a larger limit"
+                "upload_bytes",
+                expected=(
+                    f"at most {megabytes(limits.upload_bytes)} of uploads in project {project}"
+                ),
+                got=f"{megabytes(used.upload_bytes)} and {megabytes(size)} more",
+                hint=(
+                    "let an administrator delete old ones, with downpour service "
+                    "gc, or set a larger limit"
+                ),
             )
 
     def _note_complete(self, upload: str) -> None:
@@ -249,7 +256,7 @@ class Uploads:
         if sha256_of(part) != file.sha256:
             part.unlink()
             raise BadInput(
-                f"{file.path}: expected SHA-256 {file.sha256}, got another; send it again"
+                file.path, expected=f"SHA-256 {file.sha256}", got="another", hint="send it again"
             )
         part.replace(target)
 
@@ -269,22 +276,24 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
 def check_manifest(files: Sequence[UploadedFile], max_bytes: int) -> None:
     """Raise BadInput for paths, digests or sizes that are not allowed."""
     if not 0 < len(files) <= MAX_FILES:
-        raise BadInput(f"files: expected 1 to {MAX_FILES}, got {len(files)}")
+        raise BadInput("files", expected=f"1 to {MAX_FILES}", got=len(files))
     total = 0
     folders: set[str] = set()
     for file in files:
         check_path(file.path)
         if not _DIGEST.fullmatch(file.sha256):
-            raise BadInput(f"sha256: expected 64 hexadecimal digits, got {file.sha256[:80]!r}")
+            raise BadInput("sha256", expected="64 hexadecimal digits", got=f"{file.sha256[:80]!r}")
         if file.bytes < 0:
-            raise BadInput(f"bytes: expected at least 0, got {file.bytes}")
+            raise BadInput("bytes", expected="at least 0", got=file.bytes)
         total += file.bytes
         folders |= {str(parent) for parent in PurePosixPath(file.path).parents}
     names = [file.path for file in files]
     if len(set(names)) < len(names) or folders & set(names):
-        raise BadInput("files: expected different paths, got one twice, or a file that is a folder")
+        raise BadInput(
+            "files", expected="different paths", got="one twice, or a file that is a folder"
+        )
     if total > max_bytes:
-        raise BadInput(f"files: expected at most {megabytes(max_bytes)}, got {megabytes(total)}")
+        raise BadInput("files", expected=f"at most {megabytes(max_bytes)}", got=megabytes(total))
 
 
 def check_path(path: str) -> None:
@@ -293,10 +302,10 @@ def check_path(path: str) -> None:
     plain = all(_WORD.fullmatch(part) and not part.startswith(".") for part in parts)
     if plain and max(len(os.fsencode(part)) for part in parts) > _MAX_NAME_BYTES:
         raise BadInput(
-            f"path: expected names of at most {_MAX_NAME_BYTES} bytes, got {path[:200]!r}"
+            "path", expected=f"names of at most {_MAX_NAME_BYTES} bytes", got=f"{path[:200]!r}"
         )
     if not plain or len(parts) > 8 or path.endswith(".part"):
-        raise BadInput(f"path: expected names separated by /, got {path[:200]!r}")
+        raise BadInput("path", expected="names separated by /", got=f"{path[:200]!r}")
 
 
 def _part(target: Path) -> Path:

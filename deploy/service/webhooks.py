@@ -53,11 +53,13 @@ class Hosts(msgspec.Struct, frozen=True):
         parts = urlsplit(url)
         host = parts.hostname or ""
         if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
-            raise BadInput(f"url: expected http:// or https:// and a host, got {url[:200]}")
+            raise BadInput("url", expected="http:// or https:// and a host", got=url[:200])
         if not self._names(host, "") and not self._names(host, _PRIVATE):
             raise BadInput(
-                f"url: expected a host that the service allows, got {host};"
-                " start it with: downpour serve --webhook-host HOST"
+                "url",
+                expected="a host that the service allows",
+                got=host,
+                hint="start it with: downpour serve --webhook-host HOST",
             )
 
     def address(self, url: str) -> str:

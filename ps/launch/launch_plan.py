@@ -97,7 +97,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         most = _LAST_PORT + 1 - len(self.specs)
         if not 0 <= argument_checks.whole("port", self.port) <= most:
             count = len(self.specs)
-            raise BadInput(f"port: expected 0 to {most} for {count} shards, got {self.port}")
+            raise BadInput("port", expected=f"0 to {most} for {count} shards", got=self.port)
         if self.secure is not None:
             argument_checks.flag("secure", self.secure)
         argument_checks.flag("logs_apart", self.logs_apart)
@@ -153,14 +153,14 @@ def check_replicable(port: int, transport: Transport, device: ShardDevice) -> No
         ("shard device", device is ShardDevice.CPU, "cpu", device),
     ):
         if not fits:
-            raise BadInput(f"durability replicated: {what}: expected {expected}, got {got}")
+            raise BadInput(f"durability replicated: {what}", expected=expected, got=got)
 
 
 def check_rollback(rollback_s: float, durability: Durability, what: str = "rollback_s") -> None:
     """Raise BadInput if `rollback_s` is invalid, or positive with a durability but `memory`."""
     rollback_s = argument_checks.seconds(what, rollback_s, zero=True)
     if rollback_s and durability is not Durability.MEMORY:
-        raise BadInput(f"{what} {rollback_s:g}: expected durability memory, got {durability}")
+        raise BadInput(f"{what} {rollback_s:g}", expected="durability memory", got=durability)
 
 
 def check_logs_kept(logs: str | Path | None, durability: Durability, what: str = "logs") -> None:
@@ -170,8 +170,9 @@ def check_logs_kept(logs: str | Path | None, durability: Durability, what: str =
     """
     if logs is not None and not durability.keeps_log:
         raise BadInput(
-            f"{what}: expected a folder for logs only with durability process or logged, got"
-            f" durability {durability}"
+            what,
+            expected="a folder for logs only with durability process or logged",
+            got=f"durability {durability}",
         )
 
 
@@ -185,8 +186,12 @@ def check_silence(silence_s: float, lease_s: float, what: str = "silence_s") -> 
     silence_s = argument_checks.seconds(what, silence_s)
     if not least <= silence_s < lease_s:
         raise BadInput(
-            f"{what}: expected at least {least:g} s, in which a copy sends {_BEATS} beats,"
-            f" and less than the lease of a worker, {lease_s:g} s, got {silence_s:g}"
+            what,
+            expected=(
+                f"at least {least:g} s, in which a copy sends {_BEATS} beats, "
+                f"and less than the lease of a worker, {lease_s:g} s"
+            ),
+            got=f"{silence_s:g}",
         )
 
 
@@ -199,8 +204,9 @@ def place_of(device: ShardDevice) -> Backend:
     """The backend for a shard's arrays on this machine; raises BadInput if no GPU answers."""
     if device is ShardDevice.GPU and gpu() is None:
         raise BadInput(
-            "shard device gpu: expected a GPU that answers, got none here, or no CuPy (the extra"
-            " `gpu`)"
+            "shard device gpu",
+            expected="a GPU that answers",
+            got="none here, or no CuPy (the extra `gpu`)",
         )
     return GPU if device is ShardDevice.GPU else HOST
 

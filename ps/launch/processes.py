@@ -70,7 +70,9 @@ def process_shards(
     """
     plan = plan_of(specs, options)
     if plan.durability is Durability.REPLICATED:
-        raise BadInput("durability replicated: expected `replicated_shards`, got `process_shards`")
+        raise BadInput(
+            "durability replicated", expected="`replicated_shards`", got="`process_shards`"
+        )
     return start_single(plan)
 
 
@@ -112,7 +114,7 @@ def _check_host(plan: LaunchPlan) -> None:
     try:
         check_listen(plan.host, ())
     except BadInput as error:
-        raise BadInput(f"host: {error}") from None
+        raise error.within("host") from None
 
 
 class _ThisMachine:

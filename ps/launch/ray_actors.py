@@ -239,8 +239,9 @@ def check_connected() -> None:
     """Raise BadInput unless this process is connected to Ray; Ray would start one of its own."""
     if not ray.is_initialized():
         raise BadInput(
-            "shards in Ray: expected a process that is connected to Ray, got one that is not: call"
-            ' ray.init() first, or start them with on="processes"'
+            "shards in Ray",
+            expected="a process that is connected to Ray",
+            got=('one that is not: call ray.init() first, or start them with on="processes"'),
         )
 
 

@@ -49,7 +49,9 @@ def ray_shards(
     """
     plan = plan_of(specs, options)
     if plan.durability is Durability.REPLICATED:
-        raise BadInput("durability replicated: expected `replicated_ray_shards`, got `ray_shards`")
+        raise BadInput(
+            "durability replicated", expected="`replicated_ray_shards`", got="`ray_shards`"
+        )
     return start_single(plan)
 
 
@@ -70,8 +72,9 @@ def start_single(plan: LaunchPlan) -> AbstractContextManager[SingleCopies]:
     shards = len(plan.specs)
     if plan.device is ShardDevice.GPU and (has := ray_actors.gpus()) < shards:
         raise BadInput(
-            f"shard device gpu: expected a Ray with {shards} GPUs, one per shard, got one with"
-            f" {has:g}"
+            "shard device gpu",
+            expected=f"a Ray with {shards} GPUs, one per shard",
+            got=f"one with {has:g}",
         )
     return single_copies(plan, _start_shard, here=False)
 

@@ -213,9 +213,12 @@ def _check_all_or_none(orders: Sequence[ShardLaunch], children: Sequence[Process
         return
     logs = Path(str(folders[0])).parent
     raise BadInput(
-        f"logs {logs}: expected weights of every shard or of none, got those of {_listed(held)} and"
-        f" none of {_listed(empty)}: put back the missing logs, or remove {logs} to start without"
-        " them"
+        f"logs {logs}",
+        expected="weights of every shard or of none",
+        got=(
+            f"those of {_listed(held)} and none of {_listed(empty)}: put "
+            f"back the missing logs, or remove {logs} to start without them"
+        ),
     )
 
 

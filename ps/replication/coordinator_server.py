@@ -138,8 +138,9 @@ class CoordinatorServer(ServerThread):
             context.destroy(linger=0)
             self._record.close()
             raise BadInput(
-                f"coordinator on {bind}: other hosts can reach it: expected keys to admit, or"
-                " `plaintext`; got neither"
+                f"coordinator on {bind}: other hosts can reach it",
+                expected="keys to admit, or `plaintext`",
+                got="neither",
             )
         if self._own is not None:
             self.endpoint = pinned(self.endpoint, self._own.public)

@@ -45,7 +45,7 @@ class CoordinatorStore:
             self._held = _Decided(job)
             self._replace(self._held)
         if self._held.job != job:  # a job's id is a secret, so the error omits it
-            raise BadInput(f"coordinator's record {path}: expected job {job}, got another's")
+            raise BadInput(f"coordinator's record {path}", expected=f"job {job}", got="another's")
 
     def keys(self) -> KeyPair:
         """The coordinator's own key pair, made on the first call. Raises BadInput."""

@@ -190,8 +190,11 @@ def operator_key(cluster: Cluster) -> KeyPair | None:
         return None
     if cluster.access is None or not cluster.access.operator:
         raise BadInput(
-            f"cluster {cluster.name}: expected the operator's key, which its driver and the run"
-            " folder's cluster.json have; got a worker's description"
+            f"cluster {cluster.name}",
+            expected=(
+                "the operator's key, which its driver and the run folder's cluster.json have"
+            ),
+            got="a worker's description",
         )
     return KeyPair.of(cluster.access.operator)
 
@@ -199,7 +202,7 @@ def operator_key(cluster: Cluster) -> KeyPair | None:
 def token_of(cluster: Cluster) -> str:
     """The join token in a cluster's description; raises BadInput if it has none."""
     if cluster.access is None or not cluster.access.token:
-        raise BadInput(f"cluster {cluster.name}: expected a join token in it, got none")
+        raise BadInput(f"cluster {cluster.name}", expected="a join token in it", got="none")
     return cluster.access.token
 
 

@@ -90,7 +90,7 @@ def key_bytes(digits: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != 32:
-        raise BadInput(f"key: expected 64 hexadecimal digits, got {len(digits)} characters")
+        raise BadInput("key", expected="64 hexadecimal digits", got=f"{len(digits)} characters")
     return key
 
 
@@ -120,7 +120,7 @@ def _read_keys(path: Path) -> KeyPair:
     try:
         keys = KeyPair.of(secret)
         if keys.public != public:
-            raise BadInput("key: expected two halves of one pair, got others: it is damaged")
+            raise BadInput("key", expected="two halves of one pair", got="others: it is damaged")
         return keys
     except BadInput as error:
         raise BadInput(f"{_WHAT}: {path}: {str(error).removeprefix('key: ')}") from None

@@ -79,8 +79,9 @@ class ShardSockets:
             self.endpoint = self._bound(bind)
             if admission is None and not plaintext and not is_private(self.endpoint):
                 raise BadInput(
-                    f"shard {spec.shard} on {bind}: other hosts can reach it: expected keys to"
-                    " admit, or `plaintext`; got neither"
+                    f"shard {spec.shard} on {bind}: other hosts can reach it",
+                    expected="keys to admit, or `plaintext`",
+                    got="neither",
                 )
         except zmq.ZMQError as error:
             context.destroy(linger=0)

@@ -31,7 +31,7 @@ class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
 
     def __post_init__(self) -> None:
         if self.kind not in ROUNDED:
-            raise BadInput(f"compression: expected one of {', '.join(NAMES)}, got {self.kind}")
+            raise BadInput("compression", expected=f"one of {', '.join(NAMES)}", got=self.kind)
 
 
 class TopK(msgspec.Struct, frozen=True, tag="topk"):
@@ -50,7 +50,7 @@ class TopK(msgspec.Struct, frozen=True, tag="topk"):
     def __post_init__(self) -> None:
         argument_checks.number("topk: share", self.share, expected="a share above 0, up to 0.5")
         if not 0 < self.share <= MAX_SHARE:
-            raise BadInput(f"topk: expected a share above 0, up to 0.5, got {self.share:g}")
+            raise BadInput("topk", expected="a share above 0, up to 0.5", got=f"{self.share:g}")
         _demand(self)
 
     def share_at(self, seq: int) -> float:
@@ -70,7 +70,9 @@ class Threshold(msgspec.Struct, frozen=True, tag="threshold"):
     def __post_init__(self) -> None:
         argument_checks.number("threshold: tau", self.tau, expected="more than 0, and finite")
         if not 0 < self.tau < _LARGEST:
-            raise BadInput(f"threshold: tau: expected more than 0, and finite, got {self.tau:g}")
+            raise BadInput(
+                "threshold: tau", expected="more than 0, and finite", got=f"{self.tau:g}"
+            )
         _demand(self)
 
 
@@ -128,7 +130,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFiel
             raise argument_checks.wrong("compressed pull", PULLS, self.pull)
         if self.pull is Kind.SPARSE and not 0 < self.pull_share <= MAX_SHARE:
             raise BadInput(
-                f"compressed pull: expected a share above 0, up to 0.5, got {self.pull_share:g}"
+                "compressed pull", expected="a share above 0, up to 0.5", got=f"{self.pull_share:g}"
             )
 
     @property
@@ -198,12 +200,13 @@ def _writing(name: str, options: list[str]) -> Writing | None:
             key = str(error).rpartition("$.")[2].rstrip("`")
             wanted = "a whole number" if key == "warm_up" else "a number"
             raise BadInput(
-                f"compression {word}: {key}: expected {wanted}, got {plain[key]!r}"
+                f"compression {word}: {key}", expected=wanted, got=f"{plain[key]!r}"
             ) from None
     if (name not in NAMES and name != NONE) or options:
         raise BadInput(
-            f"compression: expected {NONE}, {PUSHES}, and perhaps ,zstd;"
-            f" got {','.join([name, *options])!r}"
+            "compression",
+            expected=f"{NONE}, {PUSHES}, and perhaps ,zstd",
+            got=f"{','.join([name, *options])!r}",
         )
     return Rounded(NAMES[name]) if name != NONE else None
 
@@ -225,11 +228,11 @@ def _demand(sparse: Sparse) -> None:
     if isinstance(sparse, TopK):
         argument_checks.whole(f"{name}: warm_up", sparse.warm_up)
     if not 0 <= sparse.momentum < 1:
-        raise BadInput(f"{name}: momentum: expected [0, 1), got {sparse.momentum:g}")
+        raise BadInput(f"{name}: momentum", expected="[0, 1)", got=f"{sparse.momentum:g}")
     if not 0 <= sparse.clip < _LARGEST:
-        raise BadInput(f"{name}: clip: expected 0 or more, got {sparse.clip:g}")
+        raise BadInput(f"{name}: clip", expected="0 or more", got=f"{sparse.clip:g}")
     if isinstance(sparse, TopK) and not 0 <= sparse.warm_up < _MAX_PUSHES:
-        raise BadInput(f"{name}: warm_up: expected 0 to {_MAX_PUSHES - 1}, got {sparse.warm_up}")
+        raise BadInput(f"{name}: warm_up", expected=f"0 to {_MAX_PUSHES - 1}", got=sparse.warm_up)
 
 
 assert set(get_args(Sparse)) == {kind for kind, _ in _SPARSE.values()}

@@ -111,12 +111,13 @@ class ErrorFeedback:
         """
         own = self.state()
         if arrays.keys() != own.keys():
-            raise BadInput(f"residual: expected {', '.join(own)}, got {', '.join(arrays)}")
+            raise BadInput("residual", expected=", ".join(own), got=", ".join(arrays))
         for name, array in arrays.items():
             if array.shape != own[name].shape or array.dtype != np.float32:
                 raise BadInput(
-                    f"residual: {name}: expected float32 of shape {own[name].shape},"
-                    f" got {array.dtype} of shape {array.shape}"
+                    f"residual: {name}",
+                    expected=f"float32 of shape {own[name].shape}",
+                    got=f"{array.dtype} of shape {array.shape}",
                 )
             own[name][:] = array
 

@@ -132,7 +132,7 @@ class FlowControl:
         Raises BadInput unless `in_flight` is at least 1.
         """
         if in_flight is not None and in_flight < 1:
-            raise BadInput(f"in_flight: expected at least 1, got {in_flight}")
+            raise BadInput("in_flight", expected="at least 1", got=in_flight)
         self.in_flight = in_flight
         self.listens = False
         self._left_at = now

@@ -129,23 +129,25 @@ class PayloadEncoder:
             what = f"push to table{'s' * (len(self._sizes) > 1)} {', '.join(self._sizes)}"
             if gradient.shape != self._shape or gradient.dtype != np.float32:
                 raise BadInput(
-                    f"{what}: expected float32 of shape {self._shape},"
-                    f" got {gradient.dtype} of shape {gradient.shape}"
+                    what,
+                    expected=f"float32 of shape {self._shape}",
+                    got=f"{gradient.dtype} of shape {gradient.shape}",
                 )
             if not gradient.flags.c_contiguous:
                 strides = gradient.strides
-                raise BadInput(f"{what}: expected a contiguous array, got strides {strides}")
+                raise BadInput(what, expected="a contiguous array", got=f"strides {strides}")
             if len(self._sizes) > 1:
                 return {name: gradient[part] for name, part in self._places.items()}
             return dict.fromkeys(self._sizes, gradient)
         for name, array in gradient.items():
             if name not in self._sizes:
-                raise BadInput(f"push: expected tables {', '.join(self._sizes)}, got {name}")
+                raise BadInput("push", expected=f"tables {', '.join(self._sizes)}", got=name)
             fits = array.shape == (self._sizes[name],) and array.dtype == np.float32
             if not (fits and array.flags.c_contiguous):
                 raise BadInput(
-                    f"push to table {name}: expected contiguous float32 of shape"
-                    f" ({self._sizes[name]},), got {array.dtype} of shape {array.shape}"
+                    f"push to table {name}",
+                    expected=f"contiguous float32 of shape ({self._sizes[name]},)",
+                    got=f"{array.dtype} of shape {array.shape}",
                 )
         return gradient
 

@@ -180,8 +180,9 @@ class Session:
         gradients = self.encoder.tables(gradient)
         if len(read_versions) != len(self._shards):
             raise BadInput(
-                f"push: expected {len(self._shards)} read versions, one per shard,"
-                f" got {len(read_versions)}"
+                "push",
+                expected=f"{len(self._shards)} read versions, one per shard",
+                got=len(read_versions),
             )
         seq, acknowledged = self.seq + 1, self.seq - len(self._requests.pushes)
         try:
@@ -327,8 +328,9 @@ class Session:
             case Welcome():
                 if reply.shard != shard:
                     raise BadInput(
-                        f"endpoint of shard {shard}: expected that shard there, got shard"
-                        f" {reply.shard} of the job: check the order of the endpoints"
+                        f"endpoint of shard {shard}",
+                        expected="that shard there",
+                        got=f"shard {reply.shard} of the job: check the order of the endpoints",
                     )
                 self._resent.pop(shard, None)
                 self._outstanding.welcomed(shard)

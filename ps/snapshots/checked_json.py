@@ -37,7 +37,7 @@ def decode(content: bytes, kind: type[T], *, required: bool = False, dec_hook: A
         raise BadInput(f"expected a field `{CHECK}`, its checksum, got none")
     if check is not None and check != found:
         remedy = "" if required else f"; if it was edited on purpose, remove the field `{CHECK}`"
-        raise BadInput(f"it is damaged or was edited: expected checksum {found}{remedy}")
+        raise BadInput("it is damaged or was edited", expected=f"checksum {found}{remedy}")
     return value
 
 

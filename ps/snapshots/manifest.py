@@ -164,9 +164,7 @@ def _check_parts(manifest: Manifest) -> None:
     for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True):
         least = _VALUE_BYTES * len(keys)
         if part.bytes < least:
-            raise BadInput(
-                f"{quoted(part.file)}: expected at least {least} bytes, got {part.bytes}"
-            )
+            raise BadInput(quoted(part.file), expected=f"at least {least} bytes", got=part.bytes)
 
 
 def damage(place: Place | Store) -> Iterator[str]:

@@ -19,12 +19,13 @@ def check_private(path: Path, what: str) -> None:
     except OSError as error:
         raise BadInput(f"{what}: {path}: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{what}: {path}: expected a file, got something else")
+        raise BadInput(f"{what}: {path}", expected="a file", got="something else")
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         raise BadInput(
-            f"{what}: {path}: expected a file of yours of mode 600, got one of mode {mode:03o}"
-            f" of user {found.st_uid}: chmod 600 {path}"
+            f"{what}: {path}",
+            expected="a file of yours of mode 600",
+            got=f"one of mode {mode:03o} of user {found.st_uid}: chmod 600 {path}",
         )
 
 

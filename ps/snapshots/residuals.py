@@ -17,7 +17,7 @@ from shards.errors import BadInput
 def feedback_of(session: Session, what: str) -> ErrorFeedback:
     """The session's error feedback; raises BadInput naming `what` if pushes are not compressed."""
     if session.encoder.feedback is None:
-        raise BadInput(f"{what}: expected compressed pushes, which leave a residual; got none")
+        raise BadInput(what, expected="compressed pushes, which leave a residual", got="none")
     return session.encoder.feedback
 
 
@@ -64,8 +64,9 @@ def restore(session: Session, state: WorkerState, arrays: Arrays) -> None:
     """
     if state.seq < session.seq:
         raise BadInput(
-            f"worker state of {session.worker}: expected one after push {session.seq}, which is the"
-            f" last that was applied, got one after push {state.seq}: continue without it"
+            f"worker state of {session.worker}",
+            expected=f"one after push {session.seq}, which is the last that was applied",
+            got=f"one after push {state.seq}: continue without it",
         )
     feedback = feedback_of(session, "restore")
     feedback.restore({name: arrays[name] for name in feedback.state()})

@@ -138,7 +138,7 @@ def _expected(store: Store, part: StateFile) -> Iterator[None]:
         raise
     except (*UNDECODABLE, KeyError) as error:
         detail = " ".join(str(error).split())
-        raise BadInput(f"{_path(store, part)}: expected a saved state, got {detail}") from None
+        raise BadInput(_path(store, part), expected="a saved state", got=detail) from None
 
 
 def tensors_check(arrays: Mapping[str, NDArray[Any]], metadata: str) -> str:
@@ -233,7 +233,7 @@ def _read(store: Store, part: StateFile) -> NDArray[np.uint8]:
     try:
         found = store.size(part.file)
         if found != part.bytes:
-            raise BadInput(f"{path}: expected {part.bytes} bytes, got {found}")
+            raise BadInput(path, expected=f"{part.bytes} bytes", got=found)
         with store.open(part.file) as file:
             return _fill(file, part, path)
     except OSError as error:
@@ -244,7 +244,7 @@ def _fill(file: OpenFile, part: StateFile, path: str) -> NDArray[np.uint8]:
     content = np.empty(part.bytes, np.uint8)
     whole, size = content.data, part.chunk_bytes
     if len(part.checks) != -(-part.bytes // size):
-        raise BadInput(f"{path}: expected a checksum for each {size} bytes of {part.bytes}")
+        raise BadInput(path, expected=f"a checksum for each {size} bytes of {part.bytes}")
     awaited: deque[tuple[int, Future[str]]] = deque()
     with ThreadPoolExecutor(_HELPERS, "checksums") as helpers:
         for number in range(len(part.checks)):
@@ -271,13 +271,16 @@ def _compare(part: StateFile, path: str, number: int, future: Future[str]) -> No
     if expected != got:
         start = number * part.chunk_bytes
         raise BadInput(
-            f"{path}: chunk {number} of {len(part.checks)}, bytes"
-            f" [{start}, {min(start + part.chunk_bytes, part.bytes)}): expected checksum"
-            f" {expected}, got {got}"
+            (
+                f"{path}: chunk {number} of {len(part.checks)}, bytes [{start}, "
+                f"{min(start + part.chunk_bytes, part.bytes)})"
+            ),
+            expected=f"checksum {expected}",
+            got=got,
         )
 
 
 def _path(store: Store, part: StateFile) -> str:
     if not part.file or {"/", "\0"} & set(part.file) or part.file in (".", ".."):
-        raise BadInput(f"snapshot {store.place}: expected a file name, got {part.file!r}")
+        raise BadInput(f"snapshot {store.place}", expected="a file name", got=f"{part.file!r}")
     return f"snapshot {store.place}/{part.file}"

@@ -82,7 +82,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("worker", "floats", "push"):
             expected, got = getattr(own, field), getattr(self, field)
             if expected != got:
-                raise BadInput(f"{what}: {field}: expected {expected}, got {got}")
+                raise BadInput(f"{what}: {field}", expected=expected, got=got)
 
 
 class SavedWorkerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ def read_worker_state(store: Store, kept: SavedWorkerState) -> tuple[WorkerState
     for field in ("worker", "incarnation", "seq"):
         expected, got = getattr(kept, field), getattr(state, field)
         if expected != got:
-            raise BadInput(f"{what}: {field}: expected {quoted(expected)}, got {quoted(got)}")
+            raise BadInput(f"{what}: {field}", expected=quoted(expected), got=quoted(got))
     return state, arrays
 
 
@@ -150,7 +150,7 @@ def load_state(path: Path) -> tuple[WorkerState, Arrays]:
         raise BadInput(f"worker state {path}: {error.strerror or error}") from None
     except (SafetensorError, *UNDECODABLE) as error:
         detail = " ".join(str(error).split())[:120]
-        raise BadInput(f"worker state {path}: expected a file of `save`, got {detail}") from None
+        raise BadInput(f"worker state {path}", expected="a file of `save`", got=detail) from None
     if check != tensors_check(arrays, metadata):
         raise BadInput(f"worker state {path}: it does not match its checksum")
     return state, arrays

@@ -35,7 +35,7 @@ def check_reachable(
             problem = f"no answer in {timeout_s:g} s"
         except OSError as error:
             problem = error.strerror or str(error)
-    raise BadInput(f"{name}: expected a server that accepts connections, got: {problem}")
+    raise BadInput(name, expected=f"a server that accepts connections, got: {problem}")
 
 
 def check_listen(bind: str, ports: Sequence[int]) -> None:
@@ -67,8 +67,9 @@ def numeric(what: str, host: str) -> str:
             return socket.gethostbyname(host)
         except OSError:
             raise BadInput(
-                f"{what}: expected an address of this machine, or 0.0.0.0 for all, got {host!r},"
-                " which does not resolve"
+                what,
+                expected="an address of this machine, or 0.0.0.0 for all",
+                got=f"{host!r}, which does not resolve",
             ) from None
     return host
 

@@ -141,7 +141,9 @@ def _address(endpoint: str) -> _Address:
         return socket.AF_UNIX, f"\0{rest[1:]}" if rest.startswith("@") else rest
     host, _, port = rest.rpartition(":")
     if kind != "tcp" or not host or not port.isdecimal():
-        raise BadInput(f"shard endpoint: expected tcp://HOST:PORT or ipc://PATH, got {endpoint!r}")
+        raise BadInput(
+            "shard endpoint", expected="tcp://HOST:PORT or ipc://PATH", got=f"{endpoint!r}"
+        )
     return socket.AF_INET, (host, int(port))
 
 

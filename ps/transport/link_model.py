@@ -98,15 +98,16 @@ def parse_link(text: str) -> LinkModel:
                 fields[name] = value
             case _:
                 raise BadInput(
-                    "link: expected rtt, jitter, shape, rate, loss, outage, window or seed,"
-                    f" got {part!r}"
+                    "link",
+                    expected="rtt, jitter, shape, rate, loss, outage, window or seed",
+                    got=f"{part!r}",
                 )
     try:
         model = msgspec.convert(fields, LinkModel, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
         wanted = f"one of {', '.join(Jitter)}" if name == "shape" else "a whole number"
-        raise BadInput(f"link: {name}: expected {wanted}, got {fields[name]!r}") from None
+        raise BadInput(f"link: {name}", expected=wanted, got=f"{fields[name]!r}") from None
     _check(model)
     return model
 
@@ -124,7 +125,7 @@ def _quantity(part: str, text: str, units: dict[str, float]) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([A-Za-z%]*)", text)
     if found is None or found[2] not in units:
         known = ", ".join(unit for unit in units if unit)
-        raise BadInput(f"link: expected a number with one of {known}, got {part!r}")
+        raise BadInput("link", expected=f"a number with one of {known}", got=f"{part!r}")
     return float(found[1]) * units[found[2]]
 
 
@@ -140,7 +141,7 @@ def _check(model: LinkModel) -> None:
         ("window", model.window <= 1 << 40, "at most 1024 GiB"),
     ):
         if not fits:
-            raise BadInput(f"link: {what}: expected {expected}")
+            raise BadInput(f"link: {what}", expected=expected)
 
 
 class Lane:

@@ -60,7 +60,7 @@ class PrimaryResolver:
         except zmq.ZMQError as error:
             text = zmq.strerror(error.errno or 0)
             raise BadInput(
-                f"coordinator: expected tcp://HOST:PORT, got {cluster.coordinator!r} ({text})"
+                "coordinator", expected="tcp://HOST:PORT", got=f"{cluster.coordinator!r} ({text})"
             ) from None
 
     def check(self) -> None:

@@ -49,7 +49,7 @@ class ShardConnections:
         there is no room, or when replicated shards are to be put behind a modelled link.
         """
         if link is not None and cluster.coordinator is not None:
-            raise BadInput("link: expected shards with one copy each, got replicated ones")
+            raise BadInput("link", expected="shards with one copy each", got="replicated ones")
         if link is not None and transport is Transport.AUTO:
             transport = Transport.TCP  # a Unix socket would bypass the modelled link
         self._cluster = cluster

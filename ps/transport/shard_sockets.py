@@ -115,9 +115,9 @@ class Links:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise BadInput(
-                f"shard endpoint: expected tcp://HOST:PORT, curve://KEY@HOST:PORT or"
-                f" ipc://PATH, got {endpoint!r}"
-                f" ({zmq.strerror(error.errno or 0)})"
+                "shard endpoint",
+                expected="tcp://HOST:PORT, curve://KEY@HOST:PORT or ipc://PATH",
+                got=f"{endpoint!r} ({zmq.strerror(error.errno or 0)})",
             ) from None
         self._poller.register(socket, zmq.POLLIN)
         self._sockets.append(socket)

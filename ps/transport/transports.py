@@ -67,8 +67,8 @@ def nearest(job: str, shard: int, endpoint: str, transport: Transport) -> str:
     if transport is Transport.AUTO:
         return endpoint
     raise BadInput(
-        f"transport {transport}: shard {shard} at {endpoint}: expected its Unix socket on this host"
-        " and of this user, found none"
+        f"transport {transport}: shard {shard} at {endpoint}",
+        expected="its Unix socket on this host and of this user, found none",
     )
 
 

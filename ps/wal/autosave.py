@@ -216,7 +216,7 @@ class Autosaves:
         check_spec(spec_of_opening(first.entry, what), shard.spec, what)
         state = wal_format.read(content, first.end, what, number=_NUMBER)
         if not isinstance(state.entry, LoggedState):
-            raise BadInput(f"{what}: expected a state at byte {first.end}")
+            raise BadInput(what, expected=f"a state at byte {first.end}")
         Replay(shard).take(state.entry, state.frames)
 
     def _follow_settings(self, shard: Shard) -> None:
@@ -226,7 +226,7 @@ class Autosaves:
             content = bytes(self._disk.content(_SETTINGS))
             packed = content[HEX_DIGITS:]
             if content[:HEX_DIGITS] != hex_checksum((packed,)).encode():
-                raise BadInput(f"{what}: expected settings with their checksum, got damaged ones")
+                raise BadInput(what, expected="settings with their checksum", got="damaged ones")
             settings = wire_format.decode_state(packed, LiveSettings)
         except OSError as error:
             raise BadInput(f"{what}: {error.strerror}") from None

@@ -52,19 +52,27 @@ def load_logs(folder: Path) -> LoadedSnapshot:
         raise next(iter(empty.values()))
     if empty:
         raise BadInput(
-            f"logs {folder}: expected weights of every shard or of none, got those of"
-            f" {', '.join(held)} and none of {', '.join(empty)}: put back the missing logs, or"
-            f" remove {folder} to continue without them"
+            f"logs {folder}",
+            expected="weights of every shard or of none",
+            got=(
+                f"those of {', '.join(held)} and none of {', '.join(empty)}: put "
+                f"back the missing logs, or remove {folder} to continue without "
+                "them"
+            ),
         )
     names = [f"shard-{shard}" for shard in range(spec.map.shards)]
     if missing := [name for name in names if name not in held]:
         one = len(missing) == 1
         raise BadInput(
-            f"logs {folder}: expected those of {spec.map.shards} shards, got {len(held)}:"
-            f" {' '.join(missing)} {'is' if one else 'are'} missing, and may be under the same path"
-            f" on {'another machine' if one else 'other machines'}: copy"
-            f" {'it' if one else 'them'} here to resume from the logs, or remove {folder} to"
-            " continue without them"
+            f"logs {folder}",
+            expected=f"those of {spec.map.shards} shards",
+            got=(
+                f"{len(held)}: {' '.join(missing)} {('is' if one else 'are')} "
+                "missing, and may be under the same path on "
+                f"{('another machine' if one else 'other machines')}: copy "
+                f"{('it' if one else 'them')} here to resume from the logs, or "
+                f"remove {folder} to continue without them"
+            ),
         )
     states = [held[name][1] for name in names]
     manifest = Manifest(

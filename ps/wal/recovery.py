@@ -173,7 +173,7 @@ def _check_newest(disk: LogStorage, last: int) -> None:
     if mark is not None and mark.number > last:
         path = disk.where / log_name(mark.number)
         found = "got none, or one without an opening"
-        raise BadInput(f"log {path}: expected this log, {found}; {_remedy(disk)}")
+        raise BadInput(f"log {path}", expected=f"this log, {found}", hint=_remedy(disk))
 
 
 def _remedy(disk: LogStorage) -> str:
@@ -192,7 +192,7 @@ def logged_spec(folder: str | Path) -> ShardSpec:
     logs = _logs(disk)
     _check_newest(disk, _number(logs[-1]) if logs else -1)
     if not logs:
-        raise BadInput(f"log {folder}: expected the log of a shard, got none")
+        raise BadInput(f"log {folder}", expected="the log of a shard", got="none")
     return spec_of(disk, logs[-1])
 
 
@@ -207,7 +207,7 @@ def spec_of_opening(entry: Entry, what: str) -> ShardSpec:
     if not isinstance(entry, Opening):
         raise Damage(f"{what}: expected an opening at byte 0", 0)
     if entry.format != FORMAT:
-        raise BadInput(f"{what}: expected format {FORMAT}, got {entry.format}")
+        raise BadInput(what, expected=f"format {FORMAT}", got=entry.format)
     return decode_spec(entry.spec, what)
 
 
@@ -218,8 +218,8 @@ def check_spec(theirs: ShardSpec, spec: ShardSpec, what: str) -> None:
     for field in ("job", "shard", "build"):
         expected, got = getattr(spec, field), getattr(theirs, field)
         if expected != got:
-            raise BadInput(f"{what}: expected {field} {expected}, got {got}")
-    raise BadInput(f"{what}: expected the same configuration, got another rule, map or setting")
+            raise BadInput(what, expected=f"{field} {expected}", got=got)
+    raise BadInput(what, expected="the same configuration", got="another rule, map or setting")
 
 
 def recovered(folder: Path) -> tuple[ShardSpec, ShardState]:

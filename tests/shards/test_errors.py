@@ -1,5 +1,7 @@
 """Errors are one line of bounded length, whatever they quote."""
 
+import copy
+
 import pytest
 
 from shards.errors import BadInput, Gap, Retry, quoted
@@ -19,6 +21,19 @@ def test_a_long_text_loses_its_middle(kind: type[Exception]) -> None:
 def test_other_arguments_stay() -> None:
     """An error with further attributes keeps them."""
     assert Gap("x" * 5_000, 7).expected == 7
+
+
+def test_bad_input_keeps_its_parts() -> None:
+    """The text is made of the parts, which stay through a context, a copy and a process border."""
+    error = BadInput("--workers", expected="at least 1", got=0, hint="leave it out")
+    inner = error.within("settings run.toml")
+    assert str(error) == "--workers: expected at least 1, got 0; leave it out"
+    assert str(inner) == f"settings run.toml: {error}"
+    for each in (error, inner, copy.copy(error)):  # a process border copies it in the same way
+        assert (each.expected, each.got, each.hint) == ("at least 1", "0", "leave it out")
+    assert str(copy.copy(inner)) == str(inner)
+    plain = BadInput("no snapshot in runs/first")
+    assert (plain.what, plain.expected, plain.got, plain.hint) == (str(plain), None, None, None)
 
 
 @pytest.mark.parametrize(

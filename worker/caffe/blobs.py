@@ -25,7 +25,7 @@ def read_limited(path: Path) -> bytes:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     if size > MAX_BYTES:
-        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes, got {size}")
+        raise BadInput(path, expected=f"at most {MAX_BYTES} bytes", got=size)
     return data
 
 
@@ -54,7 +54,7 @@ def parse_blob(data: bytes, where: str) -> Floats:
     try:
         blob.ParseFromString(data)
     except DecodeError:
-        raise BadInput(f"{where}: expected one blob, got {len(data)} other bytes") from None
+        raise BadInput(where, expected="one blob", got=f"{len(data)} other bytes") from None
     return array_of(blob, where)
 
 

@@ -126,13 +126,20 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
     )
     if not isinstance(source, Source):
         raise BadInput(
-            "train: df: expected a DataFrame for IDX files and Parquet files of raw images"
-            " (spark.read.parquet), got a Spark session"
+            "train: df",
+            expected=(
+                "a DataFrame for IDX files and Parquet files of raw images (spark.read.parquet)"
+            ),
+            got="a Spark session",
         )
     if options.workers is None or options.workers > source.rows:
         raise BadInput(
-            f"train: workers: expected the number of workers, at most {source.rows}, as the source"
-            f" has {counted(source.rows, 'row')}, got {options.workers}"
+            "train: workers",
+            expected=(
+                f"the number of workers, at most {source.rows}, as the source "
+                f"has {counted(source.rows, 'row')}"
+            ),
+            got=options.workers,
         )
     return source
 
@@ -188,7 +195,7 @@ def _evaluator(
     try:
         evaluator.check(start if start is not None else model.initial(1))
     except BadInput as error:
-        raise BadInput(f"Caffe: test_data {named}: {error}") from None
+        raise error.within(f"Caffe: test_data {named}") from None
     return evaluator
 
 

@@ -54,13 +54,15 @@ def convert(
     """
     kinds = _kind(source), _kind(target)
     if kinds[0] != kinds[1]:
-        raise BadInput(f"{target}: expected {kinds[0]} as in {source}, got {kinds[1]}")
+        raise BadInput(target, expected=f"{kinds[0]} as in {source}", got=kinds[1])
     if net is not None and kinds[0] != "weights":
-        raise BadInput(f"--net {net}: expected weights to convert, got {kinds[0]}")
+        raise BadInput(f"--net {net}", expected="weights to convert", got=kinds[0])
     if target.exists() and not force:
         raise BadInput(
-            f"{target}: expected the name of a new file, got one that exists; replace it with"
-            " --force"
+            target,
+            expected="the name of a new file",
+            got="one that exists",
+            hint="replace it with --force",
         )
     match kinds[0]:
         case "weights":
@@ -78,7 +80,7 @@ def _kind(path: Path) -> str:
         return "a net"
     if path.suffix in set(WeightFormat):
         return "weights"
-    raise BadInput(f"{path}: expected {_KINDS}; got {path.suffix!r}")
+    raise BadInput(path, expected=_KINDS, got=f"{path.suffix!r}")
 
 
 def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
@@ -89,7 +91,7 @@ def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
         copied = into_arena(blobs, network, arena, str(source))
         if copied.left:
             raise BadInput(
-                f"{source}: expected weights of layer {copied.left[0]}, got a file without"
+                source, expected=f"weights of layer {copied.left[0]}", got="a file without"
             )
         tensors = network.table.views(arena)
         write_weights(target, network, arena)

@@ -137,7 +137,7 @@ def needs_test_net(solver: Solver, what: str, data: object) -> None:
     """Raise BadInput for test data without a test net in the solver."""
     if not solver.tested:
         got = "one with a test_iter of 0" if solver.tests else "one without"
-        raise BadInput(f"{what} {data}: expected a solver with a test_iter, got {got}")
+        raise BadInput(f"{what} {data}", expected="a solver with a test_iter", got=got)
 
 
 def classes_of(net: Network) -> int | None:

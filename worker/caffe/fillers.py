@@ -39,15 +39,16 @@ def check(filler: FillerParameter, shape: Shape, where: str) -> None:
         )
 
     if filler.type == "bilinear" and len(shape) != 4:
-        raise BadInput(f"{where}: filler bilinear: expected a tensor of four axes, got {shape}")
+        raise BadInput(f"{where}: filler bilinear", expected="a tensor of four axes", got=shape)
     if filler.type == "uniform" and filler.min > filler.max:
         raise BadInput(
-            f"{where}: filler uniform: expected a min of at most max, got {filler.min:g} and"
-            f" {filler.max:g}"
+            f"{where}: filler uniform",
+            expected="a min of at most max",
+            got=f"{filler.min:g} and {filler.max:g}",
         )
     if filler.type == "gaussian" and filler.std < 0:
         raise BadInput(
-            f"{where}: filler gaussian: expected a std of at least 0, got {filler.std:g}"
+            f"{where}: filler gaussian", expected="a std of at least 0", got=f"{filler.std:g}"
         )
 
 

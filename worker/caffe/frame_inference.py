@@ -120,7 +120,7 @@ def column_means(
         totals[blob] = totals.get(blob, np.zeros(len(sums))) + np.array(sums)
     rows = sum(count for blob, count, _ in found if blob == names[0])
     if not rows:  # there are some, but no image of them can be decoded
-        raise BadInput(f"{_WHERE}: expected rows to test on, got none")
+        raise BadInput(_WHERE, expected="rows to test on", got="none")
     return {name: [float(value) / rows for value in totals[name]] for name in names}
 
 
@@ -184,7 +184,7 @@ def feature_rows(
     taken = [name for name in names if name in (ID, LABEL)]
     if taken:
         raise BadInput(
-            f"features: blobs: expected names other than {ID} and {LABEL}, got {taken[0]}"
+            "features: blobs", expected=f"names other than {ID} and {LABEL}", got=taken[0]
         )
     if _ROW_ID not in df.columns:
         df = df.selectExpr("*", f"monotonically_increasing_id() AS {_ROW_ID}")
@@ -201,7 +201,7 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
     """The net to test: the first of the solver's test nets, or the net's test phase."""
     if (solver is None) == (net is None):
         got = "neither" if net is None else "both"
-        raise BadInput(f"test: expected a solver or a net, got {got}")
+        raise BadInput("test", expected="a solver or a net", got=got)
     if net is not None:
         return _net("test: net", net)
     read = (
@@ -211,7 +211,7 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
     )
     if not read.tests:
         raise BadInput(
-            f"{read.file}: expected a test_iter, which says that it has a test net; got none"
+            read.file, expected="a test_iter, which says that it has a test net", got="none"
         )
     return read.tests[0].net
 
@@ -227,14 +227,14 @@ def _names(what: str, blobs: Sequence[str]) -> tuple[str, ...]:
     """The names of blobs, each once; raises BadInput for none."""
     names = argument_checks.items(what, blobs, "a list of names")
     if not names:
-        raise BadInput(f"{what}: expected names of blobs, got none")
+        raise BadInput(what, expected="names of blobs", got="none")
     return tuple(dict.fromkeys(argument_checks.name(what, name) for name in names))
 
 
 def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
     """`df` with the column `label` under that name."""
     if label not in df.columns:
-        raise BadInput(f"{_WHERE}: expected a column {label}, got {', '.join(df.columns)}")
+        raise BadInput(_WHERE, expected=f"a column {label}", got=", ".join(df.columns))
     return df if label == LABEL else df.drop(LABEL).withColumnRenamed(label, LABEL)
 
 

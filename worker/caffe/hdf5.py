@@ -88,7 +88,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _damaged(path: Path, error: Exception) -> BadInput:
-    return BadInput(f"{path}: expected an HDF5 file: {quoted(' '.join(str(error).split()), 200)}")
+    return BadInput(path, expected=f"an HDF5 file: {quoted(' '.join(str(error).split()), 200)}")
 
 
 def _walk(
@@ -104,30 +104,31 @@ def _walk(
             continue
         full = f"{above}{name}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise BadInput(f"{path}: {quoted(full)}: expected a group or a dataset, got a link")
+            raise BadInput(f"{path}: {quoted(full)}", expected="a group or a dataset", got="a link")
         item = group[name]
         place = h5py.h5o.get_info(item.id).addr
         if place in seen:
             raise BadInput(f"{path}: {quoted(full)}: has two names in the file; expected one")
         seen.add(place)
         if len(seen) > _MAX_OBJECTS:
-            raise BadInput(f"{path}: expected at most {_MAX_OBJECTS} groups and datasets")
+            raise BadInput(path, expected=f"at most {_MAX_OBJECTS} groups and datasets")
         if isinstance(item, h5py.Group):
             yield from _walk(item, path, f"{full}/", (), seen)
         elif isinstance(item, h5py.Dataset):
             yield full, item
         else:
-            raise BadInput(f"{path}: {quoted(full)}: expected a group or a dataset")
+            raise BadInput(f"{path}: {quoted(full)}", expected="a group or a dataset")
 
 
 def _array(dataset: Any, where: str) -> Array:
     if dataset.dtype.kind not in "fiu":
-        raise BadInput(f"{where}: expected numbers, got {dataset.dtype}")
+        raise BadInput(where, expected="numbers", got=dataset.dtype)
     stored = dataset.id.get_storage_size()
     plain = not dataset.is_virtual and dataset.external is None and dataset.chunks is None
     if not plain or stored != dataset.nbytes:
         raise BadInput(
-            f"{where}: expected {dataset.nbytes} contiguous bytes for shape {dataset.shape}, got"
-            f" {stored}"
+            where,
+            expected=f"{dataset.nbytes} contiguous bytes for shape {dataset.shape}",
+            got=stored,
         )
     return np.asarray(dataset[()])

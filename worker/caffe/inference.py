@@ -37,7 +37,7 @@ def evaluate(
     """
     seen, sums = column_sums(model, weights, rows, model.net.figures, batch_size, skip_images)
     if not seen:
-        raise BadInput(f"{model.net.description.file}: expected rows to test on, got none")
+        raise BadInput(model.net.description.file, expected="rows to test on", got="none")
     return {name: float(total[0]) / seen for name, total in sums.items()}
 
 
@@ -109,9 +109,7 @@ def check_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
     for name in blobs:
         if name not in model.net.blobs:
             known = ", ".join(model.net.blobs)
-            raise BadInput(
-                f"{model.net.description.file}: expected blobs among {known}; got {name}"
-            )
+            raise BadInput(model.net.description.file, expected=f"blobs among {known}", got=name)
 
 
 def check_row_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
@@ -119,7 +117,7 @@ def check_row_blobs(model: CaffeModel, blobs: Sequence[str]) -> None:
     check_blobs(model, blobs)
     for name in blobs:
         if model.net.blobs[name] == ():
-            raise BadInput(f"blob {name}: expected a value per row, got shape ()")
+            raise BadInput(f"blob {name}", expected="a value per row", got="shape ()")
 
 
 def slices(rows: Iterable[pa.RecordBatch], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -145,7 +143,7 @@ def to_batch(
 def _by_row(values: NDArray[np.generic], rows: int, name: str) -> Floats:
     """A blob as (rows, columns); raises BadInput for one of the whole batch."""
     if values.ndim == 0 or len(values) != rows:
-        raise BadInput(f"blob {name}: expected a value per row, got shape {values.shape}")
+        raise BadInput(f"blob {name}", expected="a value per row", got=f"shape {values.shape}")
     return np.ascontiguousarray(values.reshape(rows, -1), np.float32)
 
 

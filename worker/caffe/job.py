@@ -72,16 +72,18 @@ def _check_trains(net: Network) -> None:
     """Raise BadInput for a net that training would not change."""
     file = net.description.file
     if not net.table.tensors:
-        raise BadInput(f"{file}: expected layers with weights to train, got none")
+        raise BadInput(file, expected="layers with weights to train", got="none")
     if not net.loss_weights:
         raise BadInput(
-            f"{file}: expected a layer with a loss in the TRAIN phase, such as SoftmaxWithLoss,"
-            " got none: nothing would be trained"
+            file,
+            expected="a layer with a loss in the TRAIN phase, such as SoftmaxWithLoss",
+            got="none: nothing would be trained",
         )
     if not net.trained:
         raise BadInput(
-            f"{file}: expected weights with an lr_mult other than 0 that a loss depends on, got"
-            " none: nothing would be trained"
+            file,
+            expected="weights with an lr_mult other than 0 that a loss depends on",
+            got="none: nothing would be trained",
         )
 
 
@@ -90,6 +92,6 @@ def _check_rows(solver: Solver, model: CaffeModel) -> None:
     given, wanted = solver.train.data_shape, model.net.row_shape
     if given is not None and wanted is not None and prod(given) != prod(wanted):
         raise BadInput(
-            f"{solver.train.file}: input data: expected {prod(wanted)} values a row, the data has"
-            f" {prod(given)}"
+            f"{solver.train.file}: input data",
+            expected=f"{prod(wanted)} values a row, the data has {prod(given)}",
         )

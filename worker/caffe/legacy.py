@@ -75,9 +75,12 @@ def _set_round_mode(layer: LayerParameter, file: str) -> None:
     mode = PoolingParameter.CEIL if param.ceil_mode else PoolingParameter.FLOOR
     if param.HasField("round_mode") and param.round_mode != mode:
         raise BadInput(
-            f"{file}: layer {layer.name} ({layer.type}): expected ceil_mode or round_mode, or both"
-            f" alike, got ceil_mode: {str(param.ceil_mode).lower()} and round_mode:"
-            f" {PoolingParameter.RoundMode.Name(param.round_mode)}"
+            f"{file}: layer {layer.name} ({layer.type})",
+            expected="ceil_mode or round_mode, or both alike",
+            got=(
+                f"ceil_mode: {str(param.ceil_mode).lower()} and round_mode: "
+                f"{PoolingParameter.RoundMode.Name(param.round_mode)}"
+            ),
         )
     param.round_mode = mode
     param.ClearField("ceil_mode")
@@ -92,8 +95,11 @@ def _inputs(net: NetParameter, file: str) -> list[LayerParameter]:
         shapes = [dims[i : i + 4] for i in range(0, len(dims), 4)]
     if len(shapes) != len(net.input):
         raise BadInput(
-            f"{file}: expected a shape (input_shape, or four input_dim) for each of"
-            f" {len(net.input)} inputs, got {len(shapes)}"
+            file,
+            expected=(
+                f"a shape (input_shape, or four input_dim) for each of {len(net.input)} inputs"
+            ),
+            got=len(shapes),
         )
     found = []
     for name, shape in zip(net.input, shapes, strict=True):
@@ -107,7 +113,7 @@ def _layer(old: V1LayerParameter, file: str) -> LayerParameter:
     if old.HasField("layer"):
         return from_version_0(old, file)
     if not old.HasField("type") or old.type == V1LayerParameter.NONE:
-        raise BadInput(f"{file}: layer {old.name or '(unnamed)'}: expected a type, got none")
+        raise BadInput(f"{file}: layer {old.name or '(unnamed)'}", expected="a type", got="none")
     new = LayerParameter(name=old.name, type=type_name(old.type))
     for field in ("bottom", "top", "loss_weight", "blobs", "include", "exclude"):
         getattr(new, field).extend(getattr(old, field))

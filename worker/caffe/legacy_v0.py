@@ -102,7 +102,7 @@ def from_version_0(entry: V1LayerParameter, file: str) -> LayerParameter:
     old = entry.layer
     where = f"{file}: layer {old.name or '(unnamed)'}"
     if old.type not in _TYPES:
-        raise BadInput(f"{where}: expected a type among {', '.join(_TYPES)}; got {old.type!r}")
+        raise BadInput(where, expected=f"a type among {', '.join(_TYPES)}", got=f"{old.type!r}")
     new = LayerParameter(name=old.name, type=_TYPES[old.type])
     new.bottom.extend(entry.bottom)
     new.top.extend(entry.top)
@@ -130,7 +130,7 @@ def without_padding_layers(
         old = entry.layer
         if old.type == "padding":
             if len(entry.bottom) != 1 or len(entry.top) != 1:
-                raise BadInput(f"{file}: layer {old.name}: expected one bottom and one top")
+                raise BadInput(f"{file}: layer {old.name}", expected="one bottom and one top")
             padded[entry.top[0]] = entry
         elif any(bottom in padded for bottom in entry.bottom):
             yield _with_pad(entry, padded, file)
@@ -143,8 +143,9 @@ def _with_pad(
 ) -> V1LayerParameter:
     if entry.layer.type not in {"conv", "pool"} or len(entry.bottom) != 1:
         raise BadInput(
-            f"{file}: layer {entry.layer.name or entry.name}: expected a conv or a pool layer with"
-            f" one bottom behind a padding layer, got type {entry.layer.type!r}"
+            f"{file}: layer {entry.layer.name or entry.name}",
+            expected="a conv or a pool layer with one bottom behind a padding layer",
+            got=f"type {entry.layer.type!r}",
         )
     padding = padded[entry.bottom[0]]
     new = V1LayerParameter()

@@ -190,9 +190,7 @@ class Network:
                     stated.setdefault(source.rows(top), {})[name] = len(batch[name])
         for rows in stated.values():
             if len(set(rows.values())) > 1:
-                raise BadInput(
-                    f"{self.description.file}: expected columns of one length, got {rows}"
-                )
+                raise BadInput(self.description.file, expected="columns of one length", got=rows)
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
         """The columns that the net reads, each checked alone, and all checked for equal length."""
@@ -383,7 +381,7 @@ class Network:
             spec.top.append(spec.name if spec.name not in self._names else f"{spec.name} (loss)")
         layer = kind(spec, [self._shapes[value] for value in bottoms], context)
         if layer.owned and any(node.tensors for node in namesakes):
-            raise BadInput(f"{where}: expected a unique name, another layer with tensors has it")
+            raise BadInput(where, expected="a unique name, another layer with tensors has it")
         needs_grad = [self._needs[value] for value in bottoms]
         for index, propagates in enumerate(spec.propagate_down):
             needs_grad[index] = propagates
@@ -477,8 +475,9 @@ class Network:
         """The tensors as views of an arena, a float32 array of the table's size."""
         if arena.shape != (self.table.size,) or arena.dtype != np.float32:
             raise BadInput(
-                f"{self.description.file}: expected an arena of {self.table.size} float32,"
-                f" got shape {arena.shape} of {arena.dtype}"
+                self.description.file,
+                expected=f"an arena of {self.table.size} float32",
+                got=f"shape {arena.shape} of {arena.dtype}",
             )
         return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
 

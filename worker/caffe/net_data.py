@@ -81,8 +81,9 @@ def data_of(net: Description) -> NetData:
     for layer in named[1:]:
         if _batch_size(layer) != _batch_size(named[0]):
             raise BadInput(
-                f"{net.file}: layers {named[0].name} and {layer.name}: expected one batch_size for"
-                f" both, got {_batch_size(named[0])} and {_batch_size(layer)}"
+                f"{net.file}: layers {named[0].name} and {layer.name}",
+                expected="one batch_size for both",
+                got=f"{_batch_size(named[0])} and {_batch_size(layer)}",
             )
     first, *others = (_source(net, each, replace(options, shape=_stated(each))) for each in named)
     return replace(first, others=tuple(others))
@@ -125,7 +126,7 @@ def with_files(net: Description) -> Description:
             try:
                 files[name] = read_limited(beside(name, net.file))
             except BadInput as error:
-                raise BadInput(f"{net.file}: layer {layer.name} ({layer.type}): {error}") from None
+                raise error.within(f"{net.file}: layer {layer.name} ({layer.type})") from None
     return replace(net, files=files)
 
 
@@ -171,7 +172,7 @@ def _image_list(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     param = layer.image_data_param
     size = (param.new_height, param.new_width)
     if any(size) and not all(size):
-        raise BadInput(f"layer {layer.name}: expected new_height and new_width, or neither")
+        raise BadInput(f"layer {layer.name}", expected="new_height and new_width, or neither")
     return replace(
         options,
         colour=param.is_color,

@@ -32,7 +32,7 @@ def open_net_data(
         if place is not None:
             names = " and ".join(each.layer for each in (data, *data.others))
             raise BadInput(
-                f"data {place}: expected no such data, as the net reads the sources of {names}"
+                f"data {place}", expected=f"no such data, as the net reads the sources of {names}"
             )
         members = list[LayerSource]()
         for each in (replace(data, others=()), *data.others):
@@ -40,9 +40,12 @@ def open_net_data(
             source = open_net_data(each, None, split, own, seed, skip_images)
             if not isinstance(source, Source) or isinstance(source, TableSource):
                 raise BadInput(
-                    f"{each.layer}: expected data of one of these formats, to be read in step with"
-                    f" another source: LMDB, LevelDB, HDF5, image list, image folder; got"
-                    f" {each.source}"
+                    each.layer,
+                    expected=(
+                        "data of one of these formats, to be read in step with another "
+                        "source: LMDB, LevelDB, HDF5, image list, image folder"
+                    ),
+                    got=each.source,
                 )
             members.append(LayerSource(source, each.tops))
         return ZippedSource(members)
@@ -55,10 +58,11 @@ def open_net_data(
         raise BadInput("expected a data layer that names a source, got none")
     if data.form not in {"", "parquet"}:
         raise BadInput(
-            f"{data.layer}: dataframe_format: expected parquet, got {data.form}: read such files"
-            " with Spark, and train on the DataFrame"
+            f"{data.layer}: dataframe_format",
+            expected="parquet",
+            got=f"{data.form}: read such files with Spark, and train on the DataFrame",
         )
     try:
         return open_with(data.source, options, data.kind)
     except BadInput as error:
-        raise BadInput(f"{data.layer}: {error}") from None
+        raise error.within(data.layer) from None

@@ -162,7 +162,7 @@ def make_layer(
     and the setting.
     """
     if kind not in LAYERS:
-        raise BadInput(f"layer {name}: expected a type among {', '.join(LAYERS)}; got {kind}")
+        raise BadInput(f"layer {name}", expected=f"a type among {', '.join(LAYERS)}", got=kind)
     where = f"layer {quoted(name)} ({kind})"
     made = LayerParameter(name=argument_checks.text(f"{kind}: name", name, "a text"), type=kind)
     if top is None:
@@ -182,11 +182,11 @@ def _message_with(made: LayerParameter, kind: type[Layer], key: str, where: str)
         return made
     owners = [name for name, fields in kind.SUPPORTED_FIELDS.items() if key in fields]
     if len(owners) > 1:
-        raise BadInput(f"{where}: {key}: expected it in one of {', '.join(owners)}")
+        raise BadInput(f"{where}: {key}", expected=f"it in one of {', '.join(owners)}")
     if not owners:
         fields = {field for own in kind.SUPPORTED_FIELDS.values() for field in own}
         known = ", ".join(sorted(fields | COMMON_FIELDS - _OWN))
-        raise BadInput(f"{where}: expected settings among {known}; got {quoted(key)}")
+        raise BadInput(where, expected=f"settings among {known}", got=quoted(key))
     found = getattr(made, owners[0])
     assert isinstance(found, Message)
     return found
@@ -240,7 +240,7 @@ def _fill(message: Message, value: Any, where: str) -> None:
     for key, one in value.items():
         if key not in kind.fields_by_name:
             known = ", ".join(kind.fields_by_name)
-            raise BadInput(f"{where}: expected fields among {known}; got {quoted(key)}")
+            raise BadInput(where, expected=f"fields among {known}", got=quoted(key))
         _set(message, kind.fields_by_name[key], one, f"{where}: {key}")
 
 

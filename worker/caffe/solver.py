@@ -93,8 +93,10 @@ class Solver(msgspec.Struct, frozen=True):
         if self.max_iter < 1:
             got = self.max_iter or "0 or none"
             raise BadInput(
-                f"{self.file}: max_iter: expected at least 1, got {got}; write it there, or give"
-                " it as --max-iter or max_iter="
+                f"{self.file}: max_iter",
+                expected="at least 1",
+                got=got,
+                hint="write it there, or give it as --max-iter or max_iter=",
             )
         return self.max_iter
 
@@ -157,9 +159,9 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
 def _check_numbers(param: SolverParameter, file: str) -> None:
     """Raise BadInput for numbers that would prevent training, tests or display."""
     if not param.HasField("base_lr"):
-        raise BadInput(f"{file}: expected a base_lr, got none")
+        raise BadInput(file, expected="a base_lr", got="none")
     if not param.base_lr > 0:
-        raise BadInput(f"{file}: base_lr: expected more than 0, got {param.base_lr:g}")
+        raise BadInput(f"{file}: base_lr", expected="more than 0", got=f"{param.base_lr:g}")
     for field, least in (
         ("iter_size", 1),
         ("average_loss", 1),
@@ -169,9 +171,9 @@ def _check_numbers(param: SolverParameter, file: str) -> None:
     ):
         value = getattr(param, field)
         if value < least:
-            raise BadInput(f"{file}: {field}: expected at least {least}, got {value}")
+            raise BadInput(f"{file}: {field}", expected=f"at least {least}", got=value)
     if param.test_iter and min(param.test_iter) < 0:
-        raise BadInput(f"{file}: test_iter: expected at least 0, got {min(param.test_iter)}")
+        raise BadInput(f"{file}: test_iter", expected="at least 0", got=min(param.test_iter))
 
 
 def _without_tests(param: SolverParameter, tests: tuple[TestNet, ...], file: str) -> list[str]:
@@ -254,7 +256,7 @@ def _decay(param: SolverParameter, file: str) -> rules.Decay:
         kind = rules.DecayKind(param.regularization_type)
     except ValueError:
         raise BadInput(
-            f"{file}: regularization_type: expected L1 or L2, got {param.regularization_type}"
+            f"{file}: regularization_type", expected="L1 or L2", got=param.regularization_type
         ) from None
     expected = "a number of at least 0"
     decay = _decimal(param.weight_decay)
@@ -268,7 +270,7 @@ def _train_net(param: SolverParameter, path: Path) -> Description:
     given = [field for field in fields if param.HasField(field)]
     if len(given) != 1:
         got = " and ".join(given) or "none"
-        raise BadInput(f"{path}: expected one training net ({', '.join(fields)}), got {got}")
+        raise BadInput(path, expected=f"one training net ({', '.join(fields)})", got=got)
     source: str | NetParameter = getattr(param, given[0])
     return _description(given[0], source, path, Phase.TRAIN, param.train_state)
 
@@ -285,13 +287,15 @@ def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
             sources += [(field, getattr(param, field))] * remaining
     if len(sources) != len(param.test_iter):
         raise BadInput(
-            f"{path}: expected a test_iter for each of {len(sources)} test nets,"
-            f" got {len(param.test_iter)}"
+            path,
+            expected=f"a test_iter for each of {len(sources)} test nets",
+            got=len(param.test_iter),
         )
     if len(param.test_state) not in {0, len(sources)}:
         raise BadInput(
-            f"{path}: expected a test_state for each of {len(sources)} test nets, or none,"
-            f" got {len(param.test_state)}"
+            path,
+            expected=f"a test_state for each of {len(sources)} test nets, or none",
+            got=len(param.test_state),
         )
     states = list(param.test_state) or [NetState()] * len(sources)
     each = enumerate(zip(sources, states, param.test_iter, strict=True))
@@ -311,7 +315,9 @@ def _description(
         text, file = text_format.MessageToString(source), str(solver)
     own = parse_net(text, file).state
     if own.HasField("phase") and (own.phase == TRAIN) != (phase is Phase.TRAIN):
-        raise BadInput(f"{file}: state: phase: expected {phase} for this use of the net, or none")
+        raise BadInput(
+            f"{file}: state: phase", expected=f"{phase} for this use of the net, or none"
+        )
     return with_files(Description(text, phase, tuple(state.stage), state.level, file=file))
 
 
@@ -321,8 +327,9 @@ def _find(name: str, solver: Path, field: str) -> Path:
     if path is None:
         folders = dict.fromkeys((solver.parent.absolute(), Path.cwd()))
         raise BadInput(
-            f"{solver}: {field}: expected a file, got {quoted(name)}, which is not in"
-            f" {' or '.join(map(str, folders))}"
+            f"{solver}: {field}",
+            expected="a file",
+            got=f"{quoted(name)}, which is not in {' or '.join(map(str, folders))}",
         )
     return path
 
@@ -341,7 +348,7 @@ def _named(file: str, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
+        raise error.within(file) from None
 
 
 def _decimal(value: float) -> float:

@@ -49,14 +49,14 @@ def read_solver_state(path: Path) -> SolverState:
     """The state in a file of either format; raises BadInput."""
     state = _read_binary(path) if path.suffix == _BINARY else _read_hdf5(path)
     if state.iteration < 0:
-        raise BadInput(f"{path}: iter: expected at least 0, got {state.iteration}")
+        raise BadInput(f"{path}: iter", expected="at least 0", got=state.iteration)
     return state
 
 
 def write_solver_state(path: Path, state: SolverState) -> None:
     """Write a state in the format of the suffix, whole or not at all; raises BadInput."""
     if not is_solver_state(path):
-        raise BadInput(f"{path}: expected {SUFFIXES}, got {path.suffix!r}")
+        raise BadInput(path, expected=SUFFIXES, got=f"{path.suffix!r}")
     if path.suffix == _BINARY:
         message = caffe_pb2.SolverState(
             iter=state.iteration, learned_net=state.learned_net, current_step=state.current_step
@@ -80,8 +80,11 @@ def slots_of(state: SolverState, table: DenseTable, rule: Rule, source: str) -> 
     expected = len(tensors) * max(1, len(names))
     if len(state.history) != expected:
         raise BadInput(
-            f"{source}: history: expected {expected} arrays, {max(1, len(names))} for each of"
-            f" {len(tensors)} tensors, got {len(state.history)}"
+            f"{source}: history",
+            expected=(
+                f"{expected} arrays, {max(1, len(names))} for each of {len(tensors)} tensors"
+            ),
+            got=len(state.history),
         )
     slots = {}
     for number, slot in enumerate(names):
@@ -91,8 +94,9 @@ def slots_of(state: SolverState, table: DenseTable, rule: Rule, source: str) -> 
             found = state.history[place]
             if found.size != tensor.size:
                 raise BadInput(
-                    f"{source}: history {place}: expected shape {tensor.shape} of {tensor.name},"
-                    f" got {found.shape}"
+                    f"{source}: history {place}",
+                    expected=f"shape {tensor.shape} of {tensor.name}",
+                    got=found.shape,
                 )
             views[tensor.name][...] = found.reshape(tensor.shape)
     return slots
@@ -110,10 +114,10 @@ def _read_binary(path: Path) -> SolverState:
         message.ParseFromString(data)
     except DecodeError:
         raise BadInput(
-            f"{path}: expected a .solverstate, got {len(data)} bytes of something else"
+            path, expected="a .solverstate", got=f"{len(data)} bytes of something else"
         ) from None
     if not message.HasField("iter"):
-        raise BadInput(f"{path}: expected a .solverstate with the field iter, got none")
+        raise BadInput(path, expected="a .solverstate with the field iter", got="none")
     history = tuple(
         array_of(blob, f"{path}: history {number}") for number, blob in enumerate(message.history)
     )
@@ -127,10 +131,10 @@ def _read_hdf5(path: Path) -> SolverState:
         value = arrays.pop(name, None)
         if value is None or value.size != 1 or value.dtype.kind not in "iu":
             got = "none" if value is None else f"shape {value.shape} of {value.dtype}"
-            raise BadInput(f"{path}: {name}: expected one whole number, got {got}")
+            raise BadInput(f"{path}: {name}", expected="one whole number", got=got)
         counts.append(int(value.reshape(())))
     names = [f"{_HISTORY}{number}" for number in range(len(arrays))]
     if set(names) != arrays.keys():
-        raise BadInput(f"{path}: history: expected arrays 0 to {len(names) - 1}")
+        raise BadInput(f"{path}: history", expected=f"arrays 0 to {len(names) - 1}")
     history = tuple(np.asarray(arrays[name], np.float32) for name in names)
     return SolverState(counts[0], history, hdf5.read_string(path, "learned_net"), counts[1])

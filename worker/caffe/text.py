@@ -48,11 +48,11 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise BadInput(f"{path}: expected at most {MAX_BYTES} bytes of prototxt, got more")
+        raise BadInput(path, expected=f"at most {MAX_BYTES} bytes of prototxt", got="more")
     if not data.strip():
-        raise BadInput(f"{path}: expected a prototxt, got an empty file")
+        raise BadInput(path, expected="a prototxt", got="an empty file")
     if (binary := _binary(data)) is not None:
-        raise BadInput(f"{path}: expected a prototxt, got {binary}")
+        raise BadInput(path, expected="a prototxt", got=binary)
     try:
         return decode_text(data, str(path))
     except BadInput:
@@ -64,7 +64,7 @@ def parse_net(text: str, file: str = "net") -> NetParameter:
     net = _parse(text, NetParameter(), file)
     layers = len(net.layer) + len(net.layers)
     if layers > MAX_LAYERS:
-        raise BadInput(f"{file}: expected at most {MAX_LAYERS} layers, got {layers}")
+        raise BadInput(file, expected=f"at most {MAX_LAYERS} layers", got=layers)
     return net
 
 
@@ -75,7 +75,7 @@ def parse_solver(text: str, file: str = "solver") -> SolverParameter:
 
 def _parse(text: str, message: _Message, file: str) -> _Message:
     if len(text) > MAX_BYTES:
-        raise BadInput(f"{file}: expected at most {MAX_BYTES} bytes of prototxt, got {len(text)}")
+        raise BadInput(file, expected=f"at most {MAX_BYTES} bytes of prototxt", got=len(text))
     _check_depth(text, file)
     try:
         text_format.Parse(text, message)
@@ -92,7 +92,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         raise BadInput(f"{file}: nested too deeply") from None
     missing: list[str] = []
     if not message.IsInitialized(missing):  # type: ignore[call-arg]  # absent from the stubs
-        raise BadInput(f"{file}: expected a value for {missing[0]}, got none")
+        raise BadInput(file, expected=f"a value for {missing[0]}", got="none")
     _check_finite(message, file)
     return message
 
@@ -136,7 +136,7 @@ def _check_finite(message: Message, where: str) -> None:
                 called = f" {quoted(name)}" if isinstance(name, str) and name else ""
                 _check_finite(one, f"{where}: {field.name}{called}")
             elif isinstance(one, float) and not isfinite(one):
-                raise BadInput(f"{where}: {field.name}: expected a finite number, got {one:g}")
+                raise BadInput(f"{where}: {field.name}", expected="a finite number", got=f"{one:g}")
 
 
 def _check_depth(text: str, file: str) -> None:
@@ -150,4 +150,6 @@ def _check_depth(text: str, file: str) -> None:
             case "}" | ">":
                 depth -= 1
         if depth > MAX_DEPTH:
-            raise BadInput(f"{file}:{line}: expected at most {MAX_DEPTH} nested messages, got more")
+            raise BadInput(
+                f"{file}:{line}", expected=f"at most {MAX_DEPTH} nested messages", got="more"
+            )

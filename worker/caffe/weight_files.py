@@ -47,7 +47,7 @@ def format_of(path: Path) -> WeightFormat:
     try:
         return WeightFormat(path.suffix)
     except ValueError:
-        raise BadInput(f"{path}: expected {FORMATS}, got {path.suffix!r}") from None
+        raise BadInput(path, expected=FORMATS, got=f"{path.suffix!r}") from None
 
 
 def read_blobs(path: Path) -> dict[str, Floats]:
@@ -62,10 +62,10 @@ def read_caffemodel(path: Path) -> NetParameter:
         net.ParseFromString(data)
     except DecodeError:
         raise BadInput(
-            f"{path}: expected a .caffemodel, got {len(data)} bytes of something else"
+            path, expected="a .caffemodel", got=f"{len(data)} bytes of something else"
         ) from None
     if not net.layer and not net.layers:
-        raise BadInput(f"{path}: expected a .caffemodel, got a file with no layers")
+        raise BadInput(path, expected="a .caffemodel", got="a file with no layers")
     return net
 
 
@@ -123,7 +123,7 @@ def _write_layers(path: Path, blobs: Blobs) -> None:
 def _blobs_of_hdf5(path: Path) -> dict[str, Floats]:
     arrays = hdf5.read_arrays(path, (_DATA[:-1],))
     if not arrays:
-        raise BadInput(f"{path}: expected a group `data` with a group for each layer, got none")
+        raise BadInput(path, expected="a group `data` with a group for each layer", got="none")
     return {
         name.removeprefix(_DATA): np.asarray(array, np.float32) for name, array in arrays.items()
     }
@@ -140,7 +140,7 @@ def _blobs_of_safetensors(path: Path) -> dict[str, Floats]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, *UNDECODABLE) as error:
         text = quoted(" ".join(str(error).split()), 200)
-        raise BadInput(f"{path}: expected a .safetensors file: {text}") from None
+        raise BadInput(path, expected=f"a .safetensors file: {text}") from None
     if check is not None and check != tensors_check(tensors, ""):
         raise BadInput(f"{path}: it does not match its checksum: it is damaged")
     return tensors

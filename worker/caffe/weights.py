@@ -60,8 +60,7 @@ def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied
             continue
         if not own <= found.keys() <= every.keys():
             raise BadInput(
-                f"{source}: layer {layer}: expected {counted(len(tensors), 'blob')},"
-                f" got {len(found)}"
+                f"{source}: layer {layer}", expected=counted(len(tensors), "blob"), got=len(found)
             )
         for at, blob in found.items():
             where = f"{source}: layer {layer}: blob {at}"
@@ -104,7 +103,7 @@ def read_weights(
         )
     layer = next(lacking, None)
     if layer is not None:
-        raise BadInput(f"{path}: expected weights of layer {layer}, got a file without")
+        raise BadInput(path, expected=f"weights of layer {layer}", got="a file without")
     return arena, copied
 
 
@@ -129,7 +128,7 @@ def _copy(blob: Floats, view: Floats, where: str, *, filled: bool) -> None:
     """Copy a blob to its place; `filled` is whether a filler could replace it."""
     if not _same_shape(blob.shape, view.shape):
         remedy = "; to start the layer from its filler, give it another name" if filled else ""
-        raise BadInput(f"{where}: expected shape {view.shape}, got {blob.shape}{remedy}")
+        raise BadInput(where, expected=f"shape {view.shape}", got=f"{blob.shape}{remedy}")
     view[...] = blob.reshape(view.shape)
 
 

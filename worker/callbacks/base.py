@@ -163,9 +163,12 @@ class _ByMetric(Callback):
         """Raise BadInput for a run without tests."""
         if not run.tests:
             raise BadInput(
-                f"{type(self).__name__}: expected a run that tests its weights while it trains,"
-                " got one without: give worker.run `evaluate`,"
-                " worker.Caffe `test_data`, an estimator `validationIndicatorCol`"
+                type(self).__name__,
+                expected="a run that tests its weights while it trains",
+                got=(
+                    "one without: give worker.run `evaluate`, worker.Caffe "
+                    "`test_data`, an estimator `validationIndicatorCol`"
+                ),
             )
 
     def started(self, run: WatchedRun) -> None:
@@ -177,8 +180,9 @@ class _ByMetric(Callback):
         if self.metric not in result.figures:
             known = ", ".join(result.figures) or "none"
             raise BadInput(
-                f"{type(self).__name__}: metric: expected one of the figures {known},"
-                f" got {self.metric}"
+                f"{type(self).__name__}: metric",
+                expected=f"one of the figures {known}",
+                got=self.metric,
             )
         value = result.figures[self.metric]
         if math.isnan(value):
@@ -376,8 +380,9 @@ def watching(
         for each in given:
             if id(each) in _watching:
                 raise BadInput(
-                    f"callbacks: expected a {type(each).__name__} for each of two runs at a time,"
-                    " got one for both"
+                    "callbacks",
+                    expected=f"a {type(each).__name__} for each of two runs at a time",
+                    got="one for both",
                 )
         _watching.update(map(id, given))
     watch = Watch(given, run, parameters)

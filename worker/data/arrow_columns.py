@@ -59,7 +59,7 @@ def _images(
     if shape is None:
         shape = arrow_images.row_shape(flat, place, declared)
     elif len(shape) == 3 and declared not in {None, shape}:
-        raise BadInput(f"{place}: row {first_row}: expected images of {shape}, got {declared}")
+        raise BadInput(f"{place}: row {first_row}", expected=f"images of {shape}", got=declared)
     images: NDArray[Any] = flat.reshape(-1, *shape)
     return images
 
@@ -71,6 +71,6 @@ def _shaped(
         return flat if flat.shape[1] > 1 else flat.reshape(-1)
     if flat.shape[1] != prod(shape):
         raise BadInput(
-            f"{where}: row {first_row}: expected {prod(shape)} values, got {flat.shape[1]}"
+            f"{where}: row {first_row}", expected=f"{prod(shape)} values", got=flat.shape[1]
         )
     return flat.reshape(-1, *shape)

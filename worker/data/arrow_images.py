@@ -48,7 +48,7 @@ def pixels_as_arrow(column: Any, where: str, first_row: int = 0) -> Any:
     try:
         return column.cast(pa.binary() if is_binary(kind) else _FLOATS)
     except pa.ArrowInvalid as error:
-        raise BadInput(f"{where}: expected numbers that float32 holds: {_line(error)}") from None
+        raise BadInput(where, expected=f"numbers that float32 holds: {_line(error)}") from None
 
 
 def check_pixel_type(kind: Any, where: str) -> None:
@@ -60,8 +60,9 @@ def check_pixel_type(kind: Any, where: str) -> None:
         return
     if depth > _DEEPEST and is_leaf_number(leaf):
         raise BadInput(
-            f"{where}: expected lists of at most (channels, height, width), got lists {depth} deep:"
-            " join them by pyspark.sql.functions.flatten"
+            where,
+            expected="lists of at most (channels, height, width)",
+            got=f"lists {depth} deep: join them by pyspark.sql.functions.flatten",
         )
     if not depth or not is_leaf_number(leaf) or is_vector(leaf):
         raise _no_pixels(leaf, where)
@@ -87,8 +88,10 @@ def _flat_lists(column: Any, where: str) -> Any:
     values = column_array(column, where)
     if values.dtype == object:
         raise BadInput(
-            f"{where}: expected lists of lists of one length, got others; or join them by"
-            " pyspark.sql.functions.flatten"
+            where,
+            expected="lists of lists of one length",
+            got="others",
+            hint="or join them by pyspark.sql.functions.flatten",
         )
     flat = values.reshape(len(values), -1).astype(np.float32)
     ends = np.arange(len(flat) + 1, dtype=np.int32) * np.int32(flat.shape[1])
@@ -100,7 +103,7 @@ def _no_pixels(kind: Any, where: str) -> BadInput:
     expected = "binary pixels or a list of numbers a row"
     if is_number(kind):
         remedy = "put columns of numbers together by pyspark.sql.functions.array"
-        return BadInput(f"{where}: expected {expected}, got {kind}: {remedy}")
+        return BadInput(where, expected=expected, got=f"{kind}: {remedy}")
     return refused(kind, where, expected)
 
 
@@ -116,8 +119,9 @@ def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | Non
     expected, got = height * width * channels, len(value["data"] or b"")
     if value["mode"] not in BYTE_MODES or expected != got:
         raise BadInput(
-            f"{where}: expected an image of {height}x{width}x{channels} bytes, got {got} bytes of"
-            f" OpenCV's type {value['mode']}"
+            where,
+            expected=f"an image of {height}x{width}x{channels} bytes",
+            got=f"{got} bytes of OpenCV's type {value['mode']}",
         )
     pixels = np.frombuffer(value["data"], np.uint8).reshape(height, width, channels)
     return pixels.transpose(2, 0, 1)
@@ -126,7 +130,7 @@ def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | Non
 def check_label_type(kind: Any, where: str) -> None:
     """Raise BadInput unless a column of Arrow type `kind` can hold labels; text can, too."""
     if not (is_number(kind) or is_text(kind) or pa.types.is_decimal(kind)):
-        raise BadInput(f"{where}: expected whole numbers, got {kind}")
+        raise BadInput(where, expected="whole numbers", got=kind)
 
 
 def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int = 0) -> Any:
@@ -149,7 +153,9 @@ def pixel_rows(column: Any, where: str, size: int | None = None, first_row: int 
         inner = array.flatten()
         if inner.null_count:
             row = first_row + int(np.flatnonzero(inner.is_null())[0]) // size
-            raise BadInput(f"{where}: row {row}: expected {size} numbers, got a null among them")
+            raise BadInput(
+                f"{where}: row {row}", expected=f"{size} numbers", got="a null among them"
+            )
         numbers = inner.to_numpy(zero_copy_only=True).reshape(len(array), size)
         _refuse_infinite(numbers, where, first_row)
         return numbers
@@ -210,7 +216,7 @@ def labels_as_int64(
         # A value of 2^63 or more may be whole and still not fit.
         row = int(np.flatnonzero((values != np.trunc(values)) | ~(abs(values) < 2.0**63))[0])
         raise BadInput(
-            f"{where}: row {first_row + row}: expected a whole number, got {values[row]}"
+            f"{where}: row {first_row + row}", expected="a whole number", got=values[row]
         ) from None
     if classes is not None:
         check_labels(labels, where, classes, first_row)
@@ -225,7 +231,7 @@ def check_labels(
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
         expected = "a label of 0 or more" if classes is None else f"a label in [0, {classes})"
-        raise BadInput(f"{where}: row {first_row + row}: expected {expected}, got {labels[row]}")
+        raise BadInput(f"{where}: row {first_row + row}", expected=expected, got=labels[row])
 
 
 def row_shape(
@@ -244,8 +250,11 @@ def row_shape(
         channels, height, width = (int(extent) for extent in declared)
         if min(channels, height, width) < 1 or channels * height * width != size:
             raise BadInput(
-                f"{where}: expected {channels}x{height}x{width} ="
-                f" {channels * height * width} values a row, got {size}{_encoded(start)}"
+                where,
+                expected=(
+                    f"{channels}x{height}x{width} = {channels * height * width} values a row"
+                ),
+                got=f"{size}{_encoded(start)}",
             )
         return channels, height, width
     if size and not (binary or image):
@@ -253,8 +262,9 @@ def row_shape(
     square = _square(size)
     if square is None:
         raise BadInput(
-            f"{where}: expected a square image, or columns channels, height, width that say"
-            f" otherwise; got {size} values a row{_encoded(start)}"
+            where,
+            expected=("a square image, or columns channels, height, width that say otherwise"),
+            got=f"{size} values a row{_encoded(start)}",
         )
     return square
 
@@ -281,8 +291,9 @@ def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...
         odd = np.flatnonzero(values != values[0])
         if odd.size:
             raise BadInput(
-                f"{where}, column {name}: row {first_row + int(odd[0])}: expected {values[0]} as in"
-                f" the rows before, got {values[odd[0]]}"
+                f"{where}, column {name}: row {first_row + int(odd[0])}",
+                expected=f"{values[0]} as in the rows before",
+                got=values[odd[0]],
             )
         extents.append(int(values[0]))
     return tuple(extents)
@@ -307,9 +318,9 @@ def _parsed(column: Any, where: str, first_row: int) -> Any:
                 float(text)
             except ValueError:
                 raise BadInput(
-                    f"{where}: row {first_row + row}: expected a number, got {quoted(text)}"
+                    f"{where}: row {first_row + row}", expected="a number", got=quoted(text)
                 ) from None
-        raise BadInput(f"{where}: expected numbers, got other texts") from None
+        raise BadInput(where, expected="numbers", got="other texts") from None
 
 
 def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -> None:
@@ -321,15 +332,16 @@ def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -
     if not finite.all():
         row, place = (int(index[0]) for index in np.nonzero(~finite))
         raise BadInput(
-            f"{where}: row {first_row + row}: expected finite numbers that float32 holds, got"
-            f" {numbers[row, place]} at position {place}"
+            f"{where}: row {first_row + row}",
+            expected="finite numbers that float32 holds",
+            got=f"{numbers[row, place]} at position {place}",
         )
 
 
 def _refuse_nulls(column: Any, where: str, first_row: int) -> None:
     if column.null_count:
         row = first_row + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadInput(f"{where}: row {row}: expected a value, got null")
+        raise BadInput(f"{where}: row {row}", expected="a value", got="null")
 
 
 def _odd_row(array: Any, row: int, first_row: int, where: str, size: int, got: int) -> str:

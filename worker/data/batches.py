@@ -89,8 +89,9 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
     ) -> None:
         if batch_size < 1 or shuffle_rows < 1 or start_step < 0:
             raise BadInput(
-                f"worker {worker}: expected batch_size and shuffle_rows of 1 or more and start_step"
-                f" of 0 or more, got {batch_size}, {shuffle_rows} and {start_step}"
+                f"worker {worker}",
+                expected="batch_size and shuffle_rows of 1 or more and start_step of 0 or more",
+                got=f"{batch_size}, {shuffle_rows} and {start_step}",
             )
         self._stream = iter(stream)
         self._batch_size = batch_size

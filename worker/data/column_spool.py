@@ -76,7 +76,7 @@ class ColumnSpool:
         """Append the rows of a record batch; raises BadInput for one that does not fit."""
         missing = {*self._columns, *self._others} - set(batch.schema.names)
         if missing:
-            raise BadInput(f"{self._where}: expected a column {min(missing)}, got none")
+            raise BadInput(self._where, expected=f"a column {min(missing)}", got="none")
         arrays = column_arrays(batch.select(list(self._columns)), self._where)
         for name, column in self._columns.items():
             array = arrays[name]
@@ -88,8 +88,9 @@ class ColumnSpool:
             if (found := value_shape(batch[name], where)) != shape:
                 expected, got = ("x".join(map(str, each)) for each in (shape, found))
                 raise BadInput(
-                    f"{where}: row {self.rows}: expected {expected} values, as in the first row,"
-                    f" got {got}"
+                    f"{where}: row {self.rows}",
+                    expected=f"{expected} values, as in the first row",
+                    got=got,
                 )
         if self._others:
             self._other.append(batch.select(self._others))
@@ -125,7 +126,7 @@ class _ArrowSpool:
 
     def append(self, batch: Any) -> None:
         if not batch.schema.equals(self._schema):
-            raise BadInput(f"{self._where}: expected columns {self._schema}, got {batch.schema}")
+            raise BadInput(self._where, expected=f"columns {self._schema}", got=batch.schema)
         start = self._places[-1].stop if self._places else 0
         data = batch.serialize()
         write_rows(self._file, start, memoryview(data), self._folder, self._rows)
@@ -181,7 +182,9 @@ def _other_lengths(where: str, array: NDArray[Any], length: int, first_row: int)
     for row, values in enumerate(array, first_row):
         if len(values) != length:
             return BadInput(
-                f"{where}: row {row}: expected {length} values, as in the first row, got"
-                f" {len(values)}; {remedy}"
+                f"{where}: row {row}",
+                expected=f"{length} values, as in the first row",
+                got=len(values),
+                hint=remedy,
             )
-    return BadInput(f"{where}: expected lists of lists of one length, got others; {remedy}")
+    return BadInput(where, expected="lists of lists of one length", got="others", hint=remedy)

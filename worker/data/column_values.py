@@ -100,9 +100,9 @@ def as_numbers(values: NDArray[Any], where: str) -> NDArray[Any]:
     if values.dtype != object:
         return values
     if len({len(value) for value in values}) > 1:
-        raise BadInput(f"{where}: expected rows of one length, got others")
+        raise BadInput(where, expected="rows of one length", got="others")
     if any(not isinstance(value, bytes) for value in values):
-        raise BadInput(f"{where}: expected lists of one length, got others")
+        raise BadInput(where, expected="lists of one length", got="others")
     return np.stack([np.frombuffer(value, np.uint8) for value in values])
 
 
@@ -137,8 +137,9 @@ def refused(
     got, remedy = f"{kind}", "leave it out"
     if types.is_decimal(kind):
         return BadInput(
-            f"{where}: expected decimals of up to {EXACT_DIGITS} digits, which float64 holds"
-            f" exactly, got {kind}: {_CAST}"
+            where,
+            expected=(f"decimals of up to {EXACT_DIGITS} digits, which float64 holds exactly"),
+            got=f"{kind}: {_CAST}",
         )
     if is_text(kind):
         remedy = f"index it by pyspark.ml.feature.StringIndexer, or {_CAST}"
@@ -154,7 +155,7 @@ def refused(
         names = [field.name for field in kind]
         got = f"a struct of {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}"
         remedy = "select its fields as columns"
-    return BadInput(f"{where}: expected {expected}, got {got}: {remedy}")
+    return BadInput(where, expected=expected, got=f"{got}: {remedy}")
 
 
 def value_shape(column: Any, where: str) -> tuple[int, ...]:
@@ -217,7 +218,7 @@ def refuse_nulls(column: Any, where: str) -> None:
     """Raise BadInput for a null among the rows of a column."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadInput(f"{where}: expected a value in each row, got a null in row {row} of a batch")
+        raise BadInput(where, expected="a value in each row", got=f"a null in row {row} of a batch")
 
 
 def objects(values: list[Any]) -> NDArray[Any]:
@@ -249,7 +250,7 @@ def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -
     if values.null_count:
         place = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise BadInput(
-            f"{where}: expected lists without nulls, got a null in row {row_of(place)} of a batch"
+            where, expected="lists without nulls", got=f"a null in row {row_of(place)} of a batch"
         )
 
 
@@ -281,8 +282,9 @@ def _vector_size(column: Any, where: str) -> int:
     odd = np.flatnonzero(sizes != sizes[:1])
     if odd.size:
         raise BadInput(
-            f"{where}: expected vectors of one size, got {sizes[0]} and {sizes[odd[0]]} values in"
-            f" rows 0 and {odd[0]} of a batch"
+            where,
+            expected="vectors of one size",
+            got=(f"{sizes[0]} and {sizes[odd[0]]} values in rows 0 and {odd[0]} of a batch"),
         )
     return int(sizes[0]) if sizes.size else 0
 
@@ -304,15 +306,20 @@ def _image_shape(column: Any, where: str) -> tuple[int, int, int]:
     unread = np.flatnonzero(extents.min(1, initial=2**31 - 1) < 1)
     if unread.size:
         raise BadInput(
-            f"{where}: expected images, got one in row {unread[0]} of a batch that Spark could not"
-            ' read: read them with .option("dropInvalid", True)'
+            where,
+            expected="images",
+            got=(
+                f"one in row {unread[0]} of a batch that Spark could not read: "
+                'read them with .option("dropInvalid", True)'
+            ),
         )
     odd = np.flatnonzero((extents != extents[:1]).any(1))
     if odd.size:
         first, other = ("x".join(map(str, extents[row])) for row in (0, odd[0]))
         raise BadInput(
-            f"{where}: expected images of one size, got {first} and {other} in rows 0 and {odd[0]}"
-            " of a batch: resize them"
+            where,
+            expected="images of one size",
+            got=f"{first} and {other} in rows 0 and {odd[0]} of a batch: resize them",
         )
     modes, lengths = (
         parts["mode"].fill_null(-1).to_numpy(),
@@ -321,8 +328,9 @@ def _image_shape(column: Any, where: str) -> tuple[int, int, int]:
     for row, (mode, length) in enumerate(zip(modes, lengths, strict=True)):
         if mode not in BYTE_MODES or length != extents[row].prod():
             raise BadInput(
-                f"{where}: expected images of bytes, got {length} bytes of OpenCV's type {mode} in"
-                f" row {row} of a batch"
+                where,
+                expected="images of bytes",
+                got=f"{length} bytes of OpenCV's type {mode} in row {row} of a batch",
             )
     shape = extents[0].tolist() if len(extents) else [0, 0, 0]
     return shape[0], shape[1], shape[2]

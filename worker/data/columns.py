@@ -46,7 +46,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
             return pixel_column(names, where)
         if self.kind is ColumnKind.LABEL and "label" in names:
             return "label"
-        raise BadInput(f"{where}: expected a column {self.name}, got {', '.join(names) or 'none'}")
+        raise BadInput(where, expected=f"a column {self.name}", got=", ".join(names) or "none")
 
     def among(self, names: Sequence[str]) -> bool:
         """Whether this column is one of `names`."""
@@ -62,4 +62,4 @@ def pixel_column(names: Sequence[str], where: str) -> str:
     for name in PIXEL_COLUMNS:
         if name in names:
             return name
-    raise BadInput(f"{where}: expected a column data or image, got {', '.join(names) or 'none'}")
+    raise BadInput(where, expected="a column data or image", got=", ".join(names) or "none")

@@ -52,7 +52,7 @@ def datum_row(value: bytes, where: str) -> Sample:
     try:
         datum.ParseFromString(value)
     except DecodeError:
-        raise BadInput(f"{where}: expected a Datum, got {len(value)} other bytes") from None
+        raise BadInput(where, expected="a Datum", got=f"{len(value)} other bytes") from None
     if datum.encoded:
         return Sample(datum.label, datum.data)
     shape = (datum.channels, datum.height, datum.width)
@@ -60,17 +60,17 @@ def datum_row(value: bytes, where: str) -> Sample:
     size = datum.channels * datum.height * datum.width
     if min(shape) < 1 or size > _MAX_VALUES:
         raise BadInput(
-            f"{where}: fields channels, height, width: expected extents of at least 1, got {shown}"
+            f"{where}: fields channels, height, width", expected="extents of at least 1", got=shown
         )
     field = "float_data" if datum.float_data else "data"
     got = len(datum.float_data) or len(datum.data)
     if got != size:
-        raise BadInput(f"{where}: field {field}: expected {size} values for {shown}, got {got}")
+        raise BadInput(f"{where}: field {field}", expected=f"{size} values for {shown}", got=got)
     if not datum.float_data:
         return Sample(datum.label, np.frombuffer(datum.data, np.uint8).reshape(shape))
     values = np.array(datum.float_data, np.float32)
     if not np.isfinite(values).all():
-        raise BadInput(f"{where}: field float_data: expected finite numbers")
+        raise BadInput(f"{where}: field float_data", expected="finite numbers")
     return Sample(datum.label, values.reshape(shape))
 
 

@@ -52,8 +52,9 @@ def decoded(
             batch = batch.append_column("encoded", pa.array([False] * batch.num_rows))
         if len(skipped) > max_skipped:
             raise BadInput(
-                f"{where}: expected at most {max_skipped} images that cannot be decoded, got"
-                f" {len(skipped)}, the last in row {skipped[-1]}"
+                where,
+                expected=f"at most {max_skipped} images that cannot be decoded",
+                got=f"{len(skipped)}, the last in row {skipped[-1]}",
             )
         first_row += rows
         yield batch
@@ -176,7 +177,7 @@ def _is_encoded(value: bytes | None, shape: tuple[int, ...] | None, stated: bool
 def _field(values: Any, where: str, name: str) -> Any:
     """The image of a column with the image and its size, as CaffeOnSpark has them."""
     if "image" not in [field.name for field in values.type]:
-        raise BadInput(f"{where}, column {name}: expected a field image, got {values.type}")
+        raise BadInput(f"{where}, column {name}", expected="a field image", got=values.type)
     images = pc.struct_field(values, "image")
     if not pa.types.is_list(images.type):
         return images
@@ -188,6 +189,7 @@ def _field(values: Any, where: str, name: str) -> Any:
 def _check(found: tuple[int, ...], wanted: tuple[int, ...] | None, where: str) -> None:
     if wanted is not None and found != wanted:
         raise BadInput(
-            f"{where}: expected an image of {'x'.join(map(str, wanted))}, got"
-            f" {'x'.join(map(str, found))}: give all images one size first"
+            where,
+            expected=f"an image of {'x'.join(map(str, wanted))}",
+            got=f"{'x'.join(map(str, found))}: give all images one size first",
         )

@@ -86,7 +86,7 @@ class RowFeed:
         """
         missing = min(self._fill(argument_checks.whole("next_batch: rows", rows, 1)), rows)
         if not missing:
-            raise BadInput(f"{self._where}: expected a call only while should_stop() is false")
+            raise BadInput(self._where, expected="a call only while should_stop() is false")
         parts: list[Arrays] = []
         while missing:
             count, arrays = self._waiting[0]
@@ -124,5 +124,5 @@ def selected(batch: Any, columns: Collection[str] | None, where: str) -> Any:
     for name in columns:
         if name not in batch.schema.names:
             got = ", ".join(batch.schema.names)
-            raise BadInput(f"{where}: expected a column {name}, got {got}")
+            raise BadInput(where, expected=f"a column {name}", got=got)
     return batch.select(list(columns))

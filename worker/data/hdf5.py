@@ -57,7 +57,7 @@ class Hdf5Source(ColumnSource):
 
     def check(self) -> None:
         if not self.rows:
-            raise BadInput(f"{self.path}: expected rows, got none")
+            raise BadInput(self.path, expected="rows", got="none")
 
     def batches(
         self, rows: int = BATCH_ROWS, start: int = 0, stop: int | None = None
@@ -81,7 +81,7 @@ class Hdf5Source(ColumnSource):
                 raise BadInput(f"{file}: dataset {name}: cannot be read: {_line(error)}") from None
             if not np.isfinite(values).all():
                 row = begin + int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-                raise BadInput(f"{file}: dataset {name}: row {row}: expected finite numbers")
+                raise BadInput(f"{file}: dataset {name}: row {row}", expected="finite numbers")
             ends = np.arange(end - begin + 1, dtype=np.int32) * np.int32(values.shape[1])
             columns.append(pa.ListArray.from_arrays(pa.array(ends), pa.array(values.reshape(-1))))
         return pa.record_batch(columns, schema=self.schema)
@@ -92,13 +92,13 @@ class Hdf5Source(ColumnSource):
             names = self.options.tops or tuple(opened)
             found = {name: _dataset(file, opened, name) for name in names}
         if not found:
-            raise BadInput(f"{file}: expected datasets, got none")
+            raise BadInput(file, expected="datasets", got="none")
         counts = {name: shape[0] for name, shape in found.items()}
         if len(set(counts.values())) > 1:
-            raise BadInput(f"{file}: expected datasets with the same number of rows, got {counts}")
+            raise BadInput(file, expected="datasets with the same number of rows", got=counts)
         shapes = {name: shape[1:] for name, shape in found.items()}
         if self._shapes and shapes != self._shapes:
-            raise BadInput(f"{file}: expected rows of {self._shapes}, as before, got {shapes}")
+            raise BadInput(file, expected=f"rows of {self._shapes}, as before", got=shapes)
         self._shapes = shapes
         self._counts.append(next(iter(counts.values())))
 
@@ -132,8 +132,9 @@ def _files(path: Path) -> list[Path]:
         if named is None:
             folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
             raise BadInput(
-                f"{path}:{number}: expected the name of an HDF5 file, got {quoted(name)}, which is"
-                f" not in {' or '.join(map(str, folders))}"
+                f"{path}:{number}",
+                expected="the name of an HDF5 file",
+                got=f"{quoted(name)}, which is not in {' or '.join(map(str, folders))}",
             )
         files.append(named)
     return files
@@ -145,7 +146,7 @@ def _opened(file: str) -> Any:
     try:
         return h5py.File(file, "r")
     except (OSError, RuntimeError) as error:
-        raise BadInput(f"{file}: expected a whole HDF5 file: {_line(error)}") from None
+        raise BadInput(file, expected=f"a whole HDF5 file: {_line(error)}") from None
 
 
 def _dataset(file: str, opened: Any, name: str) -> tuple[int, ...]:
@@ -158,17 +159,17 @@ def _dataset(file: str, opened: Any, name: str) -> tuple[int, ...]:
         found = opened[name] if isinstance(link, h5py.HardLink) else None
         if found is None or not isinstance(found, h5py.Dataset):
             known = ", ".join(list(opened)[:8]) or "none"
-            raise BadInput(f"{where}: expected a dataset of the file, which has {known}")
+            raise BadInput(where, expected=f"a dataset of the file, which has {known}")
         shape, kind, chunk = found.shape, found.dtype.kind, found.chunks
         elsewhere = found.is_virtual or found.external
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{where}: cannot be read: {_line(error)}") from None
     if not shape or kind not in "biuf":
-        raise BadInput(f"{where}: expected numbers with an axis of rows, got {kind} {shape}")
+        raise BadInput(where, expected="numbers with an axis of rows", got=f"{kind} {shape}")
     if elsewhere:
-        raise BadInput(f"{where}: expected values in this file, got a link to another")
+        raise BadInput(where, expected="values in this file", got="a link to another")
     if prod(shape[1:]) > _MAX_VALUES or prod(chunk or ()) > _MAX_VALUES:
-        raise BadInput(f"{where}: expected at most {_MAX_VALUES} values a row and a chunk")
+        raise BadInput(where, expected=f"at most {_MAX_VALUES} values a row and a chunk")
     return tuple(int(size) for size in shape)
 
 

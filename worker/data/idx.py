@@ -77,11 +77,12 @@ def open_idx(folder: Path, options: ReadOptions) -> IdxSource:
     images, labels = _read(image_file, _IMAGES, 3), _read(label_file, _LABELS, 1)
     if len(images) != len(labels):
         raise BadInput(
-            f"{label_file}: expected {len(images)} labels, one an image of {image_file.name},"
-            f" got {len(labels)}"
+            label_file,
+            expected=f"{len(images)} labels, one an image of {image_file.name}",
+            got=len(labels),
         )
     if not images.size:
-        raise BadInput(f"{image_file}: expected images, got {'x'.join(map(str, images.shape))}")
+        raise BadInput(image_file, expected="images", got="x".join(map(str, images.shape)))
     check_labels(labels, str(label_file), options.classes)
     return IdxSource(images, labels)
 
@@ -90,7 +91,7 @@ def _find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise BadInput(f"data folder {folder}: expected {name} or {name}.gz, got {listing(folder)}")
+    raise BadInput(f"data folder {folder}", expected=f"{name} or {name}.gz", got=listing(folder))
 
 
 def _read(path: Path, magic: int, axes: int) -> Bytes:
@@ -99,31 +100,32 @@ def _read(path: Path, magic: int, axes: int) -> Bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse(path, file, magic, axes)
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise BadInput(f"{path}: expected gzipped data, cannot unpack it: {error}") from None
+        raise BadInput(path, expected=f"gzipped data, cannot unpack it: {error}") from None
     except OSError as error:
-        raise BadInput(f"{path}: expected a readable file: {error.strerror}") from None
+        raise BadInput(path, expected=f"a readable file: {error.strerror}") from None
 
 
 def _parse(path: Path, file: Readable, magic: int, axes: int) -> Bytes:
     header = _take(file, 4 + 4 * axes)
     if len(header) < 4 + 4 * axes:
-        raise BadInput(f"{path}: expected a header of {4 + 4 * axes} bytes, got {len(header)}")
+        raise BadInput(path, expected=f"a header of {4 + 4 * axes} bytes", got=len(header))
     found, *extents = unpack(f">{1 + axes}I", header)
     if found != magic:
-        raise BadInput(f"{path}: expected the magic number {magic}, got {found}")
+        raise BadInput(path, expected=f"the magic number {magic}", got=found)
     expected = int(np.prod(extents, dtype=object))
     room = path.stat().st_size * (_DEFLATE_RATIO if path.suffix == ".gz" else 1)
     shown = "x".join(map(str, extents))
     if expected > room:
         raise BadInput(
-            f"{path}: expected {expected} bytes of data, as its header says ({shown}), got a file"
-            f" of {path.stat().st_size} bytes"
+            path,
+            expected=f"{expected} bytes of data, as its header says ({shown})",
+            got=f"a file of {path.stat().st_size} bytes",
         )
     data = _take(file, expected + 1)
     if len(data) != expected:
         got = "more" if len(data) > expected else str(len(data))
         raise BadInput(
-            f"{path}: expected {expected} bytes of data, as its header says ({shown}), got {got}"
+            path, expected=f"{expected} bytes of data, as its header says ({shown})", got=got
         )
     return np.frombuffer(data, np.uint8).reshape(extents)
 

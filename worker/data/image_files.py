@@ -70,11 +70,11 @@ def open_list(path: Path, options: ReadOptions) -> ImageListSource:
         if found is None or file is None or (several and not Path(file).is_file()):
             what = "the name of a file, a space and a whole label"
             more = " (one label: HDF5 files hold several)" if several else ""
-            raise BadInput(f"{path}:{number}: expected {what}{more}, got {quoted(entry)}")
+            raise BadInput(f"{path}:{number}", expected=f"{what}{more}", got=quoted(entry))
         files.append(file)
         labels.append(int(found["label"]))
     if not files:
-        raise BadInput(f"{path}: expected lines with a file and a label, got none")
+        raise BadInput(path, expected="lines with a file and a label", got="none")
     return ImageListSource(path, files, labels, options, shuffle=options.shuffle)
 
 

@@ -30,7 +30,7 @@ def read_key(data: bytes, where: str) -> list[Any]:
             raise TypeError("no object with fields")
     except (ValueError, TypeError, IndexError, KeyError, struct_error):
         raise BadInput(
-            f"{where}: expected a key of CaffeOnSpark, a serialised tuple, got {len(data)} bytes"
+            where, expected="a key of CaffeOnSpark, a serialised tuple", got=f"{len(data)} bytes"
         ) from None
     return [fields[name] for name in sorted(fields)]
 

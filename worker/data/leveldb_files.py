@@ -91,14 +91,14 @@ class LevelDbReader:
         name = self._bytes(self.path / "CURRENT").decode(errors="replace").strip()
         if not name.startswith("MANIFEST-") or "/" in name:
             raise BadInput(
-                f"{self.path / 'CURRENT'}: expected the name of a manifest, got {name!r}"
+                self.path / "CURRENT", expected="the name of a manifest", got=f"{name!r}"
             )
         path = self.path / name
         for number, record in enumerate(self._log_records(path)):
             try:
                 self._edit(_Bytes(record))
             except _DAMAGED:
-                raise BadInput(f"{path}: record {number}: expected a whole edit") from None
+                raise BadInput(f"{path}: record {number}", expected="a whole edit") from None
 
     def _edit(self, edit: "_Bytes") -> None:
         """Apply one edit of the manifest."""
@@ -107,7 +107,7 @@ class LevelDbReader:
                 case 1:
                     name = edit.text()
                     if name != b"leveldb.BytewiseComparator":
-                        raise BadInput(f"{self.path}: expected keys in byte order, got {name!r}")
+                        raise BadInput(self.path, expected="keys in byte order", got=f"{name!r}")
                 case 2:
                     self._log = edit.number()
                 case 3 | 4:
@@ -137,7 +137,7 @@ class LevelDbReader:
                 try:
                     newest.update((entry[0], entry) for entry in _operations(record))
                 except _DAMAGED:
-                    raise BadInput(f"{path}: record {number}: expected a whole batch") from None
+                    raise BadInput(f"{path}: record {number}", expected="a whole batch") from None
         return sorted(newest.values(), key=itemgetter(0))
 
     def _log_records(self, path: Path) -> Iterator[bytes]:
@@ -177,7 +177,7 @@ class LevelDbReader:
                 file.seek(max(size - _FOOTER, 0))
                 footer = _Bytes(file.read(_FOOTER))
                 if size < _FOOTER or footer.data[-8:] != _TABLE.to_bytes(8, "little"):
-                    raise BadInput(f"{path}: expected a table of LevelDB, got another file")
+                    raise BadInput(path, expected="a table of LevelDB", got="another file")
                 footer.number(), footer.number()  # the index of other things
                 where = (footer.number(), footer.number())
                 for last, handle in _block(_part(path, file, *where)):
@@ -190,7 +190,7 @@ class LevelDbReader:
         except OSError as failure:
             raise BadInput(f"{path}: cannot be read: {failure.strerror or failure}") from None
         except _DAMAGED:
-            raise BadInput(f"{path}: expected a whole table of LevelDB: it is damaged") from None
+            raise BadInput(path, expected="a whole table of LevelDB: it is damaged") from None
 
     def _bytes(self, path: Path) -> bytes:
         try:
@@ -251,10 +251,10 @@ def _part(path: Path, file: object, offset: int, size: int) -> bytes:
     if data[-5] == 0:
         return data[:size]
     if data[-5] != 1:
-        raise BadInput(f"{path}: offset {offset}: expected no packing, or Snappy's")
+        raise BadInput(f"{path}: offset {offset}", expected="no packing, or Snappy's")
     unpacked = _Bytes(data[:10]).number()
     if unpacked > _LARGEST:
-        raise BadInput(f"{path}: offset {offset}: expected at most {_LARGEST} bytes a block")
+        raise BadInput(f"{path}: offset {offset}", expected=f"at most {_LARGEST} bytes a block")
     whole: bytes = _UNPACKER.decompress(data[:size], unpacked).to_pybytes()
     return whole
 

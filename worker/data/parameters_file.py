@@ -60,14 +60,18 @@ def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.floa
     copied = [each for each in wanted if each in found]
     if not copied:
         raise BadInput(
-            f"weights {text}: expected arrays among {_listed(wanted)}, got {_listed(found)}"
+            f"weights {text}", expected=f"arrays among {_listed(wanted)}", got=_listed(found)
         )
     for each in copied:
         if found[each].shape != wanted[each].shape or found[each].dtype != np.float32:
             shape, got = wanted[each].shape, found[each]
             raise BadInput(
-                f"weights {text}: {each}: expected float32 of shape {shape}, got {got.dtype} of"
-                f" {got.shape}: leave it out of the file, or rename it, to begin without it"
+                f"weights {text}: {each}",
+                expected=f"float32 of shape {shape}",
+                got=(
+                    f"{got.dtype} of {got.shape}: leave it out of the file, or "
+                    "rename it, to begin without it"
+                ),
             )
         wanted[each][...] = found[each]
     left = [each for each in wanted if each not in found]
@@ -82,7 +86,7 @@ def _parts(what: str, place: str | Path, suffix: str) -> tuple[str, str, str]:
     """The folder of a file, its name, and both together; raises BadInput for another suffix."""
     text = str(path_checks.place(what, place))
     if not text.endswith(suffix):
-        raise BadInput(f"{text}: expected {suffix}, got {Path(text).suffix!r}")
+        raise BadInput(text, expected=suffix, got=f"{Path(text).suffix!r}")
     folder, _, name = text.rpartition("/")
     return folder or ("/" if text.startswith("/") else "."), name, text
 

@@ -50,11 +50,9 @@ class ParquetSource:
         arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
         declared = _stated_shape(batch, name, path, first)
         if declared not in {None, self.shape}:
-            raise BadInput(f"{path}: row {first}: expected images of {self.shape}, got {declared}")
+            raise BadInput(f"{path}: row {first}", expected=f"images of {self.shape}", got=declared)
         if pixels.type != self.pixels:
-            raise BadInput(
-                f"{where}: expected {self.pixels} as in the first file, got {pixels.type}"
-            )
+            raise BadInput(where, expected=f"{self.pixels} as in the first file", got=pixels.type)
         labels = _labels(path, batch, first, self.classes)
         ids = np.arange(number, number + len(batch))
         if "id" in names:
@@ -92,7 +90,7 @@ def open_parquet(path: Path, options: ReadOptions) -> ParquetSource:
     classes = options.classes
     files = tuple(file for file in parquet_part(path, options.split) if _rows(file))
     if not files:
-        raise BadInput(f"{path}: expected rows, got Parquet files without any")
+        raise BadInput(path, expected="rows", got="Parquet files without any")
     found, pixels = _first_image(files[0], options.shape, options.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
@@ -117,8 +115,9 @@ def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
         return parts[split]
     there = listing(path) if path.is_dir() else "one file"
     raise BadInput(
-        f"{path}: expected a subfolder {split} or files {split}*.parquet for the {split} data,"
-        f" got {there}"
+        path,
+        expected=f"a subfolder {split} or files {split}*.parquet for the {split} data",
+        got=there,
     )
 
 
@@ -158,7 +157,7 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
     with _readable(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if "label" not in names:
-            raise BadInput(f"{path}: expected a column label, got {', '.join(names) or 'none'}")
+            raise BadInput(path, expected="a column label", got=", ".join(names) or "none")
         pixels = pixel_column(names, str(path))
         known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
         chosen = [name for name in names if name in (wanted or known)]
@@ -174,4 +173,4 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).splitlines()[0]
-        raise BadInput(f"{path}: expected a whole Parquet file, got {why}") from None
+        raise BadInput(path, expected="a whole Parquet file", got=why) from None

@@ -53,7 +53,7 @@ class TableSource(ColumnSource):
 
     def check(self) -> None:
         if not self.rows:
-            raise BadInput(f"{self.path}: expected rows, got none")
+            raise BadInput(self.path, expected="rows", got="none")
         assert self.schema is not None
 
     def batches(
@@ -117,16 +117,14 @@ class TableSource(ColumnSource):
     def _check_names(self, file: str, names: list[str]) -> None:
         for name in self.options.tops or (LABEL.name,):
             if name not in names:
-                raise BadInput(f"{file}: expected a column {name}, got {', '.join(names)}")
+                raise BadInput(file, expected=f"a column {name}", got=", ".join(names))
 
     @cached_property
     def _head(self) -> tuple[Shape, Any]:
         """The shape of the first image, (1, 1, 1) without images, and the first batch."""
         batch = next((batch for batch in self.batches(16) if batch.num_rows), None)
         if batch is None:
-            raise BadInput(
-                f"{self.path}: expected rows, got none with an image that can be decoded"
-            )
+            raise BadInput(self.path, expected="rows", got="none with an image that can be decoded")
         shape = arrow_images.declared_shape(batch, str(self.path))
         found = shape or self.options.shape or (1, 1, 1)
         return (found[0], found[1], found[2]), batch
@@ -159,4 +157,4 @@ def _opened(file: str) -> Iterator[Any]:
             yield opened
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = str(error).splitlines()[0]
-        raise BadInput(f"{file}: expected a whole Parquet file, got {why}") from None
+        raise BadInput(file, expected="a whole Parquet file", got=why) from None

@@ -29,16 +29,16 @@ def image_record(key: bytes, value: bytes, where: str) -> ImageRecord:
     fields = read_key(key, where)
     name, label, *rest = [*fields, None, None][: max(len(fields), 2)]
     if len(fields) not in {2, 6} or not isinstance(name, str) or not isinstance(label, str):
-        raise BadInput(f"{where}: expected a key with an id and a label, got {len(fields)} values")
+        raise BadInput(where, expected="a key with an id and a label", got=f"{len(fields)} values")
     where = f"{where}: record {quoted(name)}"
     if not label.strip().lstrip("-").isdecimal():
-        raise BadInput(f"{where}: field label: expected a whole number, got {quoted(label)}")
+        raise BadInput(f"{where}: field label", expected="a whole number", got=quoted(label))
     if not rest:
         return ImageRecord(name, int(label), None, None, None, True, value)
     channels, height, width, encoded = rest
     if not encoded and not _fits(rest[:3], value):
         raise BadInput(
-            f"{where}: field data: expected {channels}x{height}x{width} bytes, got {len(value)}"
+            f"{where}: field data", expected=f"{channels}x{height}x{width} bytes", got=len(value)
         )
     if encoded:
         channels = height = width = None

@@ -100,7 +100,7 @@ class Source(ABC):
     def _first(self) -> tuple[Shape, Any]:
         """The shape of the first row that can be decoded, and the Arrow type of its pixels."""
         if self.rows == 0:
-            raise BadInput(f"{self.path}: expected rows, got none")
+            raise BadInput(self.path, expected="rows", got="none")
         skipped = _Skipped(self)
         for row in self.read(0, self.rows):
             image = self._image(row, skipped)
@@ -110,7 +110,7 @@ class Source(ABC):
             whole = image.dtype == np.uint8
             return (channels, height, width), pa.binary() if whole else pa.list_(pa.float32())
         raise BadInput(
-            f"{self.path}: expected images, got none that can be decoded; {skipped.first}"
+            self.path, expected="images", got="none that can be decoded", hint=skipped.first
         )
 
     def _decoded(self, start: int, stop: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
@@ -124,8 +124,10 @@ class Source(ABC):
                 continue
             if image.shape != self.shape:
                 raise BadInput(
-                    f"{self.path}: {name}: expected an image of {_times(self.shape)}, as the first,"
-                    f" got {_times(image.shape)}; resize all images to one size"
+                    f"{self.path}: {name}",
+                    expected=f"an image of {_times(self.shape)}, as the first",
+                    got=_times(image.shape),
+                    hint="resize all images to one size",
                 )
             yield number, row.label, image
         skipped.report(stop - start)
@@ -148,7 +150,7 @@ class Source(ABC):
     def _check_label(self, name: str, label: int) -> None:
         classes = self.options.classes
         if classes is not None and not 0 <= label < classes:
-            raise BadInput(f"{self.path}: {name}: expected a label in [0, {classes}), got {label}")
+            raise BadInput(f"{self.path}: {name}", expected=f"a label in [0, {classes})", got=label)
 
 
 def ranges(rows: int, parts: int, part: int, most: int = 16) -> list[tuple[int, int]]:

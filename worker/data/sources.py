@@ -96,7 +96,7 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
     if "." in kind:
         return _checked(_own(kind)(path, options))
     if not path.exists():
-        raise BadInput(f"data {path}: expected a folder or a file, got nothing there")
+        raise BadInput(f"data {path}", expected="a folder or a file", got="nothing there")
     formats = [each for each in FORMATS if not kind or each.name == kind]
     for each in formats:
         if each.divided and each.matches(path):
@@ -107,7 +107,7 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
     found = listing(path) if path.is_dir() else "another file"
     if any(each in _READ_BY_SPARK for each in _suffixes(path)):
         found += "; read it with Spark, and pass the DataFrame to worker.train"
-    raise BadInput(f"data {path}: expected data of one of these formats: {names}; got {found}")
+    raise BadInput(f"data {path}", expected=f"data of one of these formats: {names}", got=found)
 
 
 def _suffixes(path: Path) -> set[str]:
@@ -156,8 +156,9 @@ def _parts(path: Path, matches: Callable[[Path], bool]) -> dict[str, Path]:
         found = [each for each in found if matches(each)]
         if len(found) > 1:
             raise BadInput(
-                f"data {path}: expected one part to {name} with, got"
-                f" {' and '.join(each.name for each in found[:2])}"
+                f"data {path}",
+                expected=f"one part to {name} with",
+                got=" and ".join(each.name for each in found[:2]),
             )
         if found:
             parts[name] = found[0]
@@ -171,8 +172,9 @@ def _part(path: Path, split: Split, matches: Callable[[Path], bool]) -> Path:
     if found is not None:
         return found
     raise BadInput(
-        f"{path}: expected a part with {split} in its name for the {split} data, got"
-        f" {listing(path) if path.is_dir() else 'one file'}"
+        path,
+        expected=f"a part with {split} in its name for the {split} data",
+        got=listing(path) if path.is_dir() else "one file",
     )
 
 
@@ -184,7 +186,7 @@ def _own(kind: str) -> Callable[[Path, ReadOptions], Source]:
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"source_class {kind}: cannot be imported: {error}") from None
     if not isinstance(found, type) or not issubclass(found, Source):
-        raise BadInput(f"source_class {kind}: expected a subclass of worker.Source")
+        raise BadInput(f"source_class {kind}", expected="a subclass of worker.Source")
     return found
 
 

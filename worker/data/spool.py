@@ -116,7 +116,8 @@ def write_rows(file: Any, place: int, data: memoryview, folder: Path, rows: int)
         except OSError as error:
             free = disk_usage(folder).free if folder.is_dir() else 0
             raise BadInput(
-                f"spool in {folder}: {error.strerror}: expected room for {len(data)}"
-                f" bytes more after {rows} rows, got {free} free (TMPDIR names the folder)"
+                f"spool in {folder}: {error.strerror}",
+                expected=f"room for {len(data)} bytes more after {rows} rows",
+                got=f"{free} free (TMPDIR names the folder)",
             ) from None
         data = data[written:]

@@ -20,8 +20,9 @@ def decode_text(data: bytes, file: str) -> str:
     except UnicodeDecodeError as error:
         kind = "UTF-16" if utf_16 else "UTF-8"
         raise BadInput(
-            f"{file}: expected {kind} text, got byte {error.object[error.start]:#04x} at offset"
-            f" {error.start}"
+            file,
+            expected=f"{kind} text",
+            got=f"byte {error.object[error.start]:#04x} at offset {error.start}",
         ) from None
 
 
@@ -33,7 +34,7 @@ def read_lines(path: Path, max_bytes: int) -> list[str]:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > max_bytes:
-        raise BadInput(f"{path}: expected a list of at most {max_bytes} bytes, got more")
+        raise BadInput(path, expected=f"a list of at most {max_bytes} bytes", got="more")
     return _lines(decode_text(data, str(path)))
 
 

@@ -82,8 +82,9 @@ class ZippedSource(ColumnSource):
             skipped += len(numbers) - table.num_rows
             if skipped > most:
                 raise BadInput(
-                    f"{self.path}: expected at most {most} rows with images that cannot be decoded,"
-                    f" got {skipped}"
+                    self.path,
+                    expected=f"at most {most} rows with images that cannot be decoded",
+                    got=skipped,
                 )
             yield from table.combine_chunks().to_batches()
 

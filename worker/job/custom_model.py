@@ -56,7 +56,7 @@ class CustomModel(msgspec.Struct, frozen=True):
         if isinstance(df, spark.SparkSession):
             raise argument_checks.wrong("train: df", "a Spark DataFrame", df)
         if options.max_iter is None:
-            raise BadInput("train: max_iter: expected a number of steps, got none")
+            raise BadInput("train: max_iter", expected="a number of steps", got="none")
         rate = schedule_of("rate", self.rate)
         job = Job(
             model=self.build,

@@ -134,8 +134,9 @@ class LoopSteps:
         plan.strategy.check(client.cluster.bound, plan.prefetch)
         if optimized is not None and plan.rate_factor != 1:
             raise BadInput(
-                "rate_factor: expected none with an optimizer of the loop's own, which has the"
-                f" rate, got {plan.rate_factor:g}"
+                "rate_factor",
+                expected="none with an optimizer of the loop's own, which has the rate",
+                got=f"{plan.rate_factor:g}",
             )
         self.client = client
         self.lost = own.lost
@@ -223,7 +224,10 @@ def check_takes_optimizer(what: str, optimizer: Any, strategy: Strategy, table: 
     """
     if not strategy.takes_optimizer:
         raise BadInput(
-            f"{what}: optimizer: strategy {strategy.name}: expected None, because this strategy"
-            f" takes steps of its own rule: choose rule and rate in {table};"
-            f" got {type(optimizer).__name__}"
+            f"{what}: optimizer: strategy {strategy.name}",
+            expected=(
+                "None, because this strategy takes steps of its own rule: "
+                f"choose rule and rate in {table}"
+            ),
+            got=type(optimizer).__name__,
         )

@@ -106,7 +106,7 @@ class RunOptions(FunctionOptions, RunArguments):
     def check(self) -> None:
         super().check()
         if self.weights is not None and self.resume is not None:
-            raise BadInput("run: weights: expected these or a snapshot to resume, got both")
+            raise BadInput("run: weights", expected="these or a snapshot to resume", got="both")
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ def run(
     df, source = read("run: data", data, options.workers, options.skip_images)
     workers = spark.partition_count(df) if options.workers is None else options.workers
     if workers == 0:
-        raise BadInput("run: data: expected at least one row, got none")
+        raise BadInput("run: data", expected="at least one row", got="none")
     views = views_of(tables)
 
     start = first_values(tables)
@@ -216,9 +216,7 @@ def check_train(what: str, train: object) -> None:
     try:
         inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
     except TypeError as error:
-        raise BadInput(
-            f"{what}: expected {expected}, got one with other parameters: {error}"
-        ) from None
+        raise BadInput(what, expected=expected, got=f"one with other parameters: {error}") from None
     except ValueError:
         pass  # A compiled function may have no signature.
 
@@ -239,15 +237,15 @@ def read(
     if kind := table_format(text):
         return spark.read_table(session, kind, text), None
     if "://" in text:
-        raise BadInput(f"{what}: {text}: expected files that end in .parquet or .tfrecord there")
+        raise BadInput(f"{what}: {text}", expected="files that end in .parquet or .tfrecord there")
     # Tasks run in another folder.
     source = open_source(Path(text).absolute(), max_skipped=skip_images)
     if not isinstance(source, Source):
-        raise BadInput(f"{what}: {text}: expected data that workers can read in parts")
+        raise BadInput(f"{what}: {text}", expected="data that workers can read in parts")
     if workers is None:
-        raise BadInput(f"{what}: {text}: expected a number of `workers` to divide it among")
+        raise BadInput(f"{what}: {text}", expected="a number of `workers` to divide it among")
     if workers > source.rows:
-        raise BadInput(f"run: workers: expected at most {source.rows}, one a row, got {workers}")
+        raise BadInput("run: workers", expected=f"at most {source.rows}, one a row", got=workers)
     return spark.numbered(session, workers), source
 
 
@@ -269,7 +267,7 @@ def table_format(place: str) -> str:
         if one.endswith(suffix) and one[0] not in "_."
     }
     if len(found) > 1:
-        raise BadInput(f"{place}: expected files of one format, got {' and '.join(sorted(found))}")
+        raise BadInput(place, expected="files of one format", got=" and ".join(sorted(found)))
     return found.pop() if found else ""
 
 

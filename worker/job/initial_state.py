@@ -54,8 +54,12 @@ def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
     left = newest_logs(logs, but=resumed)
     if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
         raise BadInput(
-            f"logs {logs}: expected a folder of this job's own, got an earlier job's logs, with"
-            f" {left.manifest.steps} pushes: resume from {left.place}, or remove it"
+            f"logs {logs}",
+            expected="a folder of this job's own",
+            got=(
+                f"an earlier job's logs, with {left.manifest.steps} pushes: "
+                f"resume from {left.place}, or remove it"
+            ),
         )
 
 
@@ -70,7 +74,7 @@ def beginning(
     if resume is None:
         return check_start(model, model.initial(job.plan.seed)) if weights is None else weights
     if weights is not None:
-        raise BadInput("start: expected weights or a snapshot to resume, got both")
+        raise BadInput("start", expected="weights or a snapshot to resume", got="both")
     manifest, states = resume.manifest, resume.states
     check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
     versions = [state.saved.version for state in states]

@@ -192,7 +192,7 @@ class Options:
         argument_checks.known_names(what, given, known)
         for name in known.keys() - given.keys():
             if known[name] is MISSING:
-                raise BadInput(f"{what}: {name}: expected this argument, got none")
+                raise BadInput(f"{what}: {name}", expected="this argument", got="none")
         return cls(**given)
 
     def check(self) -> None:
@@ -260,8 +260,9 @@ def _with_keywords(function: Callable[..., Any], *, make: Callable[..., Any]) ->
     def call(*given: Any, **options: Any) -> Any:
         if len(given) > len(before):
             raise BadInput(
-                f"{what}: expected the options as keyword arguments, got"
-                f" {len(given) - len(before)} more positional ones"
+                what,
+                expected="the options as keyword arguments",
+                got=f"{len(given) - len(before)} more positional ones",
             )
         return function(*given, **{last.name: cast(type[Options], make).of(what, options)})
 

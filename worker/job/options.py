@@ -58,7 +58,7 @@ def staleness_bound(what: str, value: object) -> int | str | None:
     if isinstance(value, str) and value != NO_BOUND:
         if not _is_count(value):
             expected = f"a whole number of steps or {NO_BOUND}"
-            raise BadInput(f"{what}: expected {expected}, got {value[:80]!r}")
+            raise BadInput(what, expected=expected, got=f"{value[:80]!r}")
         value = int(value)
     if isinstance(value, int) and value > MAX_COUNT:
         raise argument_checks.wrong(what, f"at most {MAX_COUNT}", value)
@@ -113,7 +113,7 @@ def parse_time(what: str, text: str, other: str = "") -> float:
     except (KeyError, ValueError):
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_TIME_S:
-        raise BadInput(f"{what}: expected {other}a time, as 30s, 5m, 12h or 7d, got {text[:80]!r}")
+        raise BadInput(what, expected=f"{other}a time, as 30s, 5m, 12h or 7d", got=f"{text[:80]!r}")
     return seconds
 
 
@@ -178,11 +178,14 @@ class TrainingPlan(Options):
         strategy.check(self.staleness, self.prefetch)
         if self.rate_factor is not None and strategy.own_rate:
             raise BadInput(
-                f"{self.named('rate_factor')}: expected none, as strategy {strategy.name} has a"
-                f" rate of its own among its options, got {self.rate_factor:g}"
+                self.named("rate_factor"),
+                expected=(
+                    f"none, as strategy {strategy.name} has a rate of its own among its options"
+                ),
+                got=f"{self.rate_factor:g}",
             )
         if self.on_stale is not None and isinstance(strategy.server(1).merge, Round):
-            raise BadInput(f"{self.named('on_stale')}: expected wait for a strategy in rounds")
+            raise BadInput(self.named("on_stale"), expected="wait for a strategy in rounds")
 
     def build_strategy(self) -> Strategy:
         """The strategy with its options.
@@ -200,8 +203,9 @@ class TrainingPlan(Options):
             own = getattr(strategy, name)
             if given.get(name, own) != own:
                 raise BadInput(
-                    f"{self.named(name)}: expected {own}, as {self.named('strategy')} has it,"
-                    f" or none, got {given[name]}"
+                    self.named(name),
+                    expected=f"{own}, as {self.named('strategy')} has it, or none",
+                    got=given[name],
                 )
         return replace(strategy, **given)
 
@@ -303,9 +307,9 @@ class ShardRuntime(Options):
         super().check()
         last = LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
-            raise BadInput(f"{self.named('port')}: expected 0 to {last}, got {self.port}")
+            raise BadInput(self.named("port"), expected=f"0 to {last}", got=self.port)
         if ":" in self.bind or not self.bind.strip():
-            raise BadInput(f"{self.named('bind')}: expected an IPv4 address, got {self.bind!r}")
+            raise BadInput(self.named("bind"), expected="an IPv4 address", got=f"{self.bind!r}")
         if self.durability is Durability.REPLICATED:
             check_silence(self.silence_s, self.lease_s, self.named("silence_s"))
 
@@ -332,7 +336,7 @@ class LinkOptions(Options):
         super().check()
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
             expected = f"{self.named('transport')} tcp or auto"
-            raise BadInput(f"{self.named('link')}: expected {expected}, got {self.transport}")
+            raise BadInput(self.named("link"), expected=expected, got=self.transport)
         self.build_link()
         self.build_compression()
 
@@ -390,5 +394,5 @@ class TrainOptions(TrainingPlan, ShardRuntime, WorkerRuntime, LinkOptions, Snaps
             check_replicable(self.port, self.transport, self.shard_device)
             if self.link is not None:
                 one = "shards with one copy each, got replicated ones"
-                raise BadInput(f"{self.named('link')}: expected {one}")
+                raise BadInput(self.named("link"), expected=one)
         super().check()

@@ -77,8 +77,9 @@ class StreamOptions(FunctionOptions):
         super().check()
         if self.durability not in (Durability.MEMORY, Durability.REPLICATED):
             raise BadInput(
-                f"{self.named('durability')}: expected memory or replicated, got"
-                f" {self.durability.value}: a stream continues from its checkpoint"
+                self.named("durability"),
+                expected="memory or replicated",
+                got=f"{self.durability.value}: a stream continues from its checkpoint",
             )
 
 
@@ -149,9 +150,11 @@ def stream(
     """
     check_frame("stream: df", sdf)
     if not sdf.isStreaming:
-        raise BadInput("stream: df: expected a streaming DataFrame, got another: use worker.run")
+        raise BadInput(
+            "stream: df", expected="a streaming DataFrame", got="another: use worker.run"
+        )
     if not spark.runs_queries(sdf):
-        raise BadInput("stream: expected a classic Spark session, got Spark Connect")
+        raise BadInput("stream", expected="a classic Spark session", got="Spark Connect")
     check_train("stream: train", train)
     spark.check_sendable(train, args)
     tables = tables_of(options.params)
@@ -159,8 +162,11 @@ def stream(
     job, changes = settled(_without_rollbacks(described))
     if job.keeps_own_state:
         raise BadInput(
-            f"stream: strategy {job.plan.strategy.name}: expected one without compressed pushes"
-            " and without a state of its workers, which end with the micro-batch"
+            f"stream: strategy {job.plan.strategy.name}",
+            expected=(
+                "one without compressed pushes and without a state of its "
+                "workers, which end with the micro-batch"
+            ),
         )
     place = _below(options.checkpoint, _MODEL)
     catalog = SnapshotCatalog(place, _KEPT)
@@ -255,8 +261,9 @@ class _Batches:
             return False
         if batch != self.applied:
             raise BadInput(
-                f"stream: checkpoint {self._catalog.store.place}: expected micro-batch"
-                f" {self.applied}, got {batch}: the model and Spark's checkpoint are of two streams"
+                f"stream: checkpoint {self._catalog.store.place}",
+                expected=f"micro-batch {self.applied}",
+                got=f"{batch}: the model and Spark's checkpoint are of two streams",
             )
         return True
 

@@ -41,17 +41,18 @@ def check_columns(df: DataFrame, inputs: Sequence[str], *, label: str = "") -> N
     """Raise BadInput unless `df` has these columns, of types that a network can read."""
     for name in (*inputs, *([label] if label else ())):
         if name not in df.columns:
-            raise BadInput(f"{_WHERE}: expected a column {name}, got {', '.join(df.columns)}")
+            raise BadInput(_WHERE, expected=f"a column {name}", got=", ".join(df.columns))
         where = f"{_WHERE}, column {name}"
         (arrow,) = spark.column_types(df, [name]).values()
         check_numbers(arrow, where)
         leaf, depth = _leaf(df.schema[name].dataType)
         if isinstance(leaf, VectorUDT) and depth:
-            raise BadInput(f"{where}: expected a vector a row, got a list of them: join them")
+            raise BadInput(where, expected="a vector a row", got="a list of them: join them")
         if name == label and (depth > 1 or is_pixels(df, name)):
             raise BadInput(
-                f"{where}: expected a number, a list of numbers or a vector, got"
-                f" {df.schema[name].dataType.simpleString()}"
+                where,
+                expected="a number, a list of numbers or a vector",
+                got=df.schema[name].dataType.simpleString(),
             )
 
 
@@ -69,8 +70,9 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
         width = width or sum(map(len, groups.values())) or None
     if width is not None and width != prod(shape):
         raise BadInput(
-            f"transform: {_WHERE}, column {name}: expected {prod(shape)} values a row, as in"
-            f" training, got {width}: select the same columns as for fit"
+            f"transform: {_WHERE}, column {name}",
+            expected=f"{prod(shape)} values a row, as in training",
+            got=f"{width}: select the same columns as for fit",
         )
 
 
@@ -85,12 +87,13 @@ def split_rows(df: DataFrame, indicator: str) -> tuple[DataFrame, DataFrame | No
     if not indicator:
         return df, None
     if indicator not in df.columns:
-        raise BadInput(f"{_WHERE}: expected a column {indicator}, got {', '.join(df.columns)}")
+        raise BadInput(_WHERE, expected=f"a column {indicator}", got=", ".join(df.columns))
     kind = df.schema[indicator].dataType
     if not isinstance(kind, BooleanType):
         raise BadInput(
-            f"{_WHERE}, column {indicator}: expected booleans, true for the rows to test on, got"
-            f" {kind.simpleString()}"
+            f"{_WHERE}, column {indicator}",
+            expected="booleans, true for the rows to test on",
+            got=kind.simpleString(),
         )
     tests = F.coalesce(F.col(_quoted(indicator)), F.lit(False))
     return df.filter(~tests), df.filter(tests)
@@ -100,7 +103,7 @@ def check_free(df: DataFrame, outputs: Sequence[str]) -> None:
     """Raise BadInput for a column that the model would write over, or write twice."""
     for place, name in enumerate(outputs):
         if name in df.columns:
-            raise BadInput(f"{_WHERE}: expected no column {name}, which the model writes, got one")
+            raise BadInput(_WHERE, expected=f"no column {name}, which the model writes", got="one")
         if name in outputs[:place]:
             raise BadInput(f"expected names of output columns that differ, got {name} twice")
 
@@ -133,7 +136,9 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     """
     is_list = _is_list(df.schema[label].dataType)
     if classifies and is_list:
-        raise BadInput(f"{_WHERE}, column {label}: expected a class, a whole number, got a list")
+        raise BadInput(
+            f"{_WHERE}, column {label}", expected="a class, a whole number", got="a list"
+        )
     columns = [*inputs, *([label] if is_list else [])]
     extents = {name: _extents(df, name) for name in columns}
     found = [F.count(F.lit(1))]
@@ -148,7 +153,7 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
     facts = iter(row)
     rows = next(facts)
     if not rows:
-        raise BadInput(f"{_WHERE}: expected rows, got none")
+        raise BadInput(_WHERE, expected="rows", got="none")
     shapes = {
         name: _shape(
             facts,

@@ -80,7 +80,7 @@ class NetEstimator(
         spark.check_running("fit", dataset)
         inputs, label = self._input_columns(), self.getLabelCol()
         if not self.isDefined(self.model):
-            raise BadInput("model: expected an import path or a solver's .prototxt, got none")
+            raise BadInput("model", expected="an import path or a solver's .prototxt", got="none")
         check_columns(dataset, list(inputs), label=label)
         check_free(dataset, self._added_columns())
         path = self.getOrDefault(self.model)
@@ -156,9 +156,9 @@ class NetEstimator(
         options: dict[str, Any],
     ) -> FitResult:
         if given := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
-            raise BadInput(f"{given[0]}: expected it in the solver {path}")
+            raise BadInput(given[0], expected=f"it in the solver {path}")
         if len(self._input_columns()) != 1:
-            raise BadInput(f"inputMapping: expected one column for the net of {path}")
+            raise BadInput("inputMapping", expected=f"one column for the net of {path}")
         (column,) = self._input_columns()
         kind = Caffe(path, weights=self._weights)
         solver = kind.solver
@@ -198,14 +198,16 @@ class NetEstimator(
         where = f"the DataFrame, column {self.getLabelCol()}"
         if self.classifies and facts.largest >= outputs:
             raise BadInput(
-                f"{where}: expected classes from 0 to {outputs - 1}, as the model has {outputs}"
-                f" outputs, got {facts.largest}"
+                where,
+                expected=f"classes from 0 to {outputs - 1}, as the model has {outputs} outputs",
+                got=facts.largest,
             )
         wanted = max(1, facts.outputs)
         if not self.classifies and outputs != wanted:
             raise BadInput(
-                f"model {path}: expected {wanted} outputs, as column {self.getLabelCol()} has, got"
-                f" {outputs}"
+                f"model {path}",
+                expected=f"{wanted} outputs, as column {self.getLabelCol()} has",
+                got=outputs,
             )
 
 

@@ -85,7 +85,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         for column, name in inputs.items():
             if name not in self._fitted_net.shapes:
                 known = ", ".join(self._fitted_net.shapes)
-                raise BadInput(f"inputMapping: expected inputs among {known}, got {name}")
+                raise BadInput("inputMapping", expected=f"inputs among {known}", got=name)
             check_width(dataset, column, self._fitted_net.shapes[name])
         check_free(dataset, self._added_columns())
         prepared = dataset.select(

@@ -21,7 +21,7 @@ class NetTest:
         self._net = build_imported(net, 1)
         self._dense = dense
         if not rows.num_rows:
-            raise BadInput("the DataFrame: expected rows marked to test on, got none")
+            raise BadInput("the DataFrame", expected="rows marked to test on", got="none")
         columns = {name: rows[name].combine_chunks() for name in rows.column_names}
         label = columns.pop(LABEL)
         self._inputs = {name: input_array(each, name) for name, each in columns.items()}

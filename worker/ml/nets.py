@@ -101,8 +101,9 @@ def filled_in(args: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
     for name, value in args.items():
         if isinstance(value, str) and value.startswith("<width") and value not in widths:
             raise BadInput(
-                f"modelArgs: {name}: expected {' or '.join(map(repr, widths))}, the width of an"
-                f" input, got {value!r}"
+                f"modelArgs: {name}",
+                expected=f"{' or '.join(map(repr, widths))}, the width of an input",
+                got=f"{value!r}",
             )
     return {
         name: widths.get(value, value) if isinstance(value, str) else value
@@ -132,8 +133,12 @@ def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     lacks = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if lacks:
         raise BadInput(
-            f"model {spec.model}: expected a torch.nn.Module, an nnx.Module of flax, or an object"
-            f" with the methods {', '.join(_METHODS)}; got {type(made).__name__} without {lacks[0]}"
+            f"model {spec.model}",
+            expected=(
+                "a torch.nn.Module, an nnx.Module of flax, or an object with "
+                f"the methods {', '.join(_METHODS)}"
+            ),
+            got=f"{type(made).__name__} without {lacks[0]}",
         )
     return NumpyNet(spec.model, made, seed)
 
@@ -273,7 +278,7 @@ class FlaxNet:
         if others:
             kept = ".".join(map(str, next(iter(nnx.to_flat_state(others)))[0]))
             raise BadInput(
-                f"model {name}: expected a module with parameters as its only state, got {kept}"
+                f"model {name}", expected="a module with parameters as its only state", got=kept
             )
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
@@ -305,7 +310,7 @@ class FlaxNet:
     def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
         """The output; no layers, because a function of JAX keeps none."""
         if layers:
-            raise BadInput(f"model {self._name}: expected no layers of a flax module as columns")
+            raise BadInput(f"model {self._name}", expected="no layers of a flax module as columns")
         return [np.asarray(self._called(self._params, dict(inputs)))]
 
     def _called(self, params: Any, inputs: Any) -> Any:
@@ -347,9 +352,9 @@ def caffe_spec(path: str | Path, solver: Solver) -> NetSpec:
     trained, tested = CaffeModel(solver.train), CaffeModel(description)
     losses = [node.layer.spec for node in trained.net.nodes if "Loss" in node.layer.spec.type]
     if not losses or losses[0].bottom[0] not in tested.net.blobs:
-        raise BadInput(f"{path}: expected a loss over a blob that the test phase has, got none")
+        raise BadInput(path, expected="a loss over a blob that the test phase has", got="none")
     if len(inputs_of(tested)) != 1:
-        raise BadInput(f"{path}: expected a net with one input besides labels")
+        raise BadInput(path, expected="a net with one input besides labels")
     return NetSpec(str(path), caffe=description, output=losses[0].bottom[0])
 
 
@@ -363,7 +368,7 @@ def _imported(path: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise BadInput(
-            f"model {path!r}: expected an import path, such as nets:Net, or a solver's .prototxt"
+            f"model {path!r}", expected="an import path, such as nets:Net, or a solver's .prototxt"
         )
     try:
         return getattr(import_module(module), name)
@@ -405,7 +410,7 @@ def _keeper(seen: dict[str, Any], name: str) -> Any:
 
 
 def _no_layer(model: str, name: str, known: Any) -> BadInput:
-    return BadInput(f"model {model}: expected layers among {', '.join(known)}; got {name}")
+    return BadInput(f"model {model}", expected=f"layers among {', '.join(known)}", got=name)
 
 
 def _line(error: Exception) -> str:

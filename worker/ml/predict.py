@@ -104,8 +104,9 @@ def _predicted(
             trained = ", ".join(f"{name} {of.shapes[name]}" for name in part)
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BadInput(
-                f"transform: model {of.net.model}: expected rows of {trained}, as in training,"
-                f" got {shapes}: {line}"
+                f"transform: model {of.net.model}",
+                expected=f"rows of {trained}, as in training",
+                got=f"{shapes}: {line}",
             ) from None
     output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
     made = {

@@ -108,11 +108,12 @@ class StageReader(MLReader[Stage], Generic[Stage]):
             expected = f"worker.ml.{self._kind.__name__}"
             if metadata.get("class") != expected:
                 got = metadata.get("class", "nothing")
-                raise BadInput(f"{path}: expected a saved {expected}, got {got}")
+                raise BadInput(path, expected=f"a saved {expected}", got=got)
             if metadata["format"] > FORMAT:
                 raise BadInput(
-                    f"{path}: expected format {FORMAT} or less, got {metadata['format']}: a newer"
-                    " version of this project has saved it"
+                    path,
+                    expected=f"format {FORMAT} or less",
+                    got=f"{metadata['format']}: a newer version of this project has saved it",
                 )
             weights = {}
             if self._weights:
@@ -121,7 +122,7 @@ class StageReader(MLReader[Stage], Generic[Stage]):
         except PySparkException as error:
             raise BadInput(f"{path}: cannot be read: {reason(error)}") from None
         except json.JSONDecodeError:
-            raise BadInput(f"{path}/metadata: expected JSON, got something else") from None
+            raise BadInput(f"{path}/metadata", expected="JSON", got="something else") from None
         stage = self._make(metadata["facts"], weights)
         params: Any = stage
         params._resetUid(metadata["uid"])
@@ -154,6 +155,6 @@ def _tensors(table: pa.Table) -> dict[str, Floats]:
     for name, parts in pieces.items():
         flat = np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
         if flat.size != int(np.prod(shapes[name])):
-            raise BadInput(f"weights: {name}: expected {shapes[name]}, got {flat.size} values")
+            raise BadInput(f"weights: {name}", expected=shapes[name], got=f"{flat.size} values")
         found[name] = flat.reshape(shapes[name])
     return found

@@ -47,7 +47,7 @@ def first_shape(
     declared = set(SHAPE_COLUMNS) <= set(df.columns)
     row = df.select(name, *(SHAPE_COLUMNS if declared else ())).head()
     if row is None:
-        raise BadInput(f"{where}: expected rows, got none")
+        raise BadInput(where, expected="rows", got="none")
     if set(getattr(row[0], "__fields__", ())) >= {"nChannels", "data"}:
         first = arrow_images.spark_image(row[0].asDict(), f"{where}, column {name}: row 0")
         if first is not None:
@@ -55,7 +55,7 @@ def first_shape(
             return channels, height, width
         if stated is not None:
             return stated
-        raise BadInput(f"{where}, column {name}: expected an image in the first row, got none")
+        raise BadInput(f"{where}, column {name}", expected="an image in the first row", got="none")
     if isinstance(row[0], bytes | bytearray) and encoded is not False:
         found = _decoded_shape(bytes(row[0]), stated, certain=encoded is True)
         if found is not None:
@@ -63,7 +63,7 @@ def first_shape(
     values, *extents = row
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
-        raise BadInput(f"{where}: expected channels, height and width in the first row, got {got}")
+        raise BadInput(where, expected="channels, height and width in the first row", got=got)
     pixels = arrow_images.one_row(values)
     flat = arrow_images.pixel_rows(pixels, f"{where}, column {name}")
     shape = extents or arrow_images.nested_shape(pixels)
@@ -79,7 +79,7 @@ def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[i
         ColumnSpec(name).find(df.columns, where)
     row = df.select(*names).head()
     if row is None:
-        raise BadInput(f"{where}: expected rows, got none")
+        raise BadInput(where, expected="rows", got="none")
     return {
         name: _value_shape(value, f"{where}, column {name}")
         for name, value in zip(names, row, strict=True)
@@ -149,11 +149,14 @@ def dealt(
     sizes = [part.rows for part in parts]
     rows, full = sum(sizes), [size for size in sizes if size]
     if not rows:
-        raise BadInput("the DataFrame: expected rows, got none")
+        raise BadInput("the DataFrame", expected="rows", got="none")
     if rows < workers:
         raise BadInput(
-            f"workers: expected at most {rows}, as the data has {counted(rows, 'row')} and each"
-            f" worker needs one, got {workers}"
+            "workers",
+            expected=(
+                f"at most {rows}, as the data has {counted(rows, 'row')} and each worker needs one"
+            ),
+            got=workers,
         )
     skewed = even and max(full) > _SKEWED * min(full)
     if len(full) == workers and not skewed and spark.has_partitions(df, len(parts)):

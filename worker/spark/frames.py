@@ -33,8 +33,12 @@ def check_running(what: str, data: DataFrame | SparkSession) -> None:
         ended = getattr(session, "is_stopped", False)
     if ended:
         raise BadInput(
-            f"{what}: expected a Spark session that runs, got one that has been stopped or whose"
-            " JVM has ended: start a session and read the data with it"
+            what,
+            expected="a Spark session that runs",
+            got=(
+                "one that has been stopped or whose JVM has ended: start a "
+                "session and read the data with it"
+            ),
         )
 
 
@@ -50,7 +54,7 @@ def shows_progress(df: DataFrame) -> bool:
 def partition_count(df: DataFrame) -> int:
     """How many partitions `df` has; raises BadInput over Spark Connect, which cannot count them."""
     if not hasattr(df, "_jdf"):
-        raise BadInput("train over Spark Connect: expected the number of workers, got none")
+        raise BadInput("train over Spark Connect", expected="the number of workers", got="none")
     return int(df.rdd.getNumPartitions())
 
 
@@ -83,7 +87,9 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
     that names the record. Raises BadInput over Spark Connect, which cannot read them.
     """
     if not hasattr(session, "_jsparkSession"):
-        raise BadInput(f"SequenceFile {path}: expected a Spark session that is not Spark Connect's")
+        raise BadInput(
+            f"SequenceFile {path}", expected="a Spark session that is not Spark Connect's"
+        )
     kind = "org.apache.hadoop.io.BytesWritable"
     try:
         records: Any = session.sparkContext.sequenceFile(path, kind, kind)
@@ -105,7 +111,7 @@ def active_session(what: str) -> SparkSession:
     """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
     session = SparkSession.getActiveSession()
     if session is None:
-        raise BadInput(f"{what}: expected a Spark session in this process to read a path, got none")
+        raise BadInput(what, expected="a Spark session in this process to read a path", got="none")
     return session
 
 

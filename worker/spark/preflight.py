@@ -84,9 +84,12 @@ def check_python(part: PartitionRows) -> None:
         )
     if part.build != here:
         raise BadInput(
-            f"Spark's Python ({part.python}): expected build {here} of this project, as here, got"
-            f" {part.build}: install the same version in both places, or ship this one"
-            " (docs/how-to/clusters.md)"
+            f"Spark's Python ({part.python})",
+            expected=f"build {here} of this project, as here",
+            got=(
+                f"{part.build}: install the same version in both places, or ship "
+                "this one (docs/how-to/clusters.md)"
+            ),
         )
 
 

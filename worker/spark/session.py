@@ -49,7 +49,7 @@ def start_session(
     already has a session; GiveUp when Spark does not start.
     """
     if SparkContext._active_spark_context is not None or SparkSession.getActiveSession():
-        raise BadInput("Spark: expected no session in this process, got one that is running")
+        raise BadInput("Spark", expected="no session in this process", got="one that is running")
     with ExitStack() as stack:
         path = stack.enter_context(temporary_folder("spark"))
         stack.enter_context(_without_stacks())
@@ -229,15 +229,16 @@ def _await_connect(url: str) -> None:
             grpc.channel_ready_future(channel).result(REACH_S)
     except ImportError as error:
         raise BadInput(
-            f"Spark at {shown}: expected the extra `connect` installed, {error}"
+            f"Spark at {shown}", expected=f"the extra `connect` installed, {error}"
         ) from None
     except PySparkException as error:
         why = spark_settings.without_options(reason(error), url)
         raise BadInput(f"Spark URL {shown}: {why}") from None
     except grpc.FutureTimeoutError:
         raise BadInput(
-            f"Spark at {shown}: expected a Spark Connect server, got no gRPC answer in"
-            f" {REACH_S:g} s"
+            f"Spark at {shown}",
+            expected="a Spark Connect server",
+            got=f"no gRPC answer in {REACH_S:g} s",
         ) from None
 
 

@@ -139,7 +139,7 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """
     if url == "yarn":
         if not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & environ.keys():
-            raise BadInput("Spark on yarn: expected HADOOP_CONF_DIR to be set, got none")
+            raise BadInput("Spark on yarn", expected="HADOOP_CONF_DIR to be set", got="none")
         return []
     scheme, _, rest = url.partition("://")
     try:
@@ -152,8 +152,9 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     except ValueError:
         pass  # The port is not a number, or missing where there is no default.
     raise BadInput(
-        "Spark URL: expected spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N],"
-        f" got {shown(url)!r}"
+        "Spark URL",
+        expected="spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N]",
+        got=f"{shown(url)!r}",
     )
 
 
@@ -174,10 +175,14 @@ def check_guarded(master: str, settings: Mapping[str, str | None]) -> None:
     missing = [name for name in GUARDS if str(settings.get(name)).lower() != "true"]
     if missing and not stays_here(master):
         raise BadInput(
-            f"Spark at {master}: expected {' and '.join(f'{name}=true' for name in missing)} where"
-            " shards are open to other hosts: set them in spark-defaults.conf, and on a standalone"
-            " cluster spark.authenticate.secret with them (docs/explanation/security.md),"
-            " or give --plaintext"
+            f"Spark at {master}",
+            expected=(
+                f"{' and '.join(f'{name}=true' for name in missing)} where "
+                "shards are open to other hosts: set them in "
+                "spark-defaults.conf, and on a standalone cluster "
+                "spark.authenticate.secret with them "
+                "(docs/explanation/security.md), or give --plaintext"
+            ),
         )
 
 
@@ -188,8 +193,11 @@ def check_connect(url: str) -> None:
     options = dict(part.partition("=")[::2] for part in url.split(";")[1:])
     if options.get("use_ssl", "").lower() != "true" and not options.get("token"):
         raise BadInput(
-            f"Spark at {shown(url)}: expected ;use_ssl=true or ;token=... in the URL"
-            " where shards are open to other hosts, or give --plaintext"
+            f"Spark at {shown(url)}",
+            expected=(
+                ";use_ssl=true or ;token=... in the URL where shards are open "
+                "to other hosts, or give --plaintext"
+            ),
         )
 
 

@@ -215,6 +215,7 @@ def check_sendable(function: object, args: object) -> None:
         except Exception as error:  # noqa: BLE001  # any object may fail in its own way
             why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
             raise BadInput(
-                f"run: {what}: expected what can be sent to Spark's tasks, got {why}: create such"
-                " objects within the function, or pass a path"
+                f"run: {what}",
+                expected="what can be sent to Spark's tasks",
+                got=f"{why}: create such objects within the function, or pass a path",
             ) from None

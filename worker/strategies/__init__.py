@@ -62,7 +62,7 @@ def strategy_named(name: str) -> type[Strategy]:
         return STRATEGIES[name]
     except KeyError:
         raise BadInput(
-            f"strategy: expected one of {', '.join(sorted(STRATEGIES))}, got {name!r}"
+            "strategy", expected=f"one of {', '.join(sorted(STRATEGIES))}", got=f"{name!r}"
         ) from None
 
 
@@ -102,7 +102,7 @@ def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
             raise BadInput(f"{what} {name}: unknown option {argument_checks.shown(field)}; {takes}")
         if not equals or field in found:
             got = f"{field}{equals}{value}"
-            raise BadInput(f"{what} {name}: {field}: expected {field}=VALUE once, got {got}")
+            raise BadInput(f"{what} {name}: {field}", expected=f"{field}=VALUE once", got=got)
         found[field] = _by_worker(value) if field == "speeds" else value
     try:
         return msgspec.convert(found | {"strategy": name}, kind, strict=False)

@@ -20,7 +20,7 @@ class ASP(Asynchronous, frozen=True, tag="asp", kw_only=True):
     def check(self, bound: int | None, prefetch: bool) -> None:
         super().check(bound, prefetch)
         if bound is not None:
-            raise BadInput(f"strategy asp: expected no staleness bound, got {bound}")
+            raise BadInput("strategy asp", expected="no staleness bound", got=bound)
 
     def least_allowed(self, prefetch: bool) -> int | None:
         return None

@@ -46,7 +46,7 @@ class AsyncDiLoCo(DiLoCo, frozen=True, tag="async_diloco", kw_only=True):
         super().__post_init__()
         if self.b:
             raise BadInput(
-                f"strategy {self.name}: b: expected 0, as there are no rounds, got {self.b}"
+                f"strategy {self.name}: b", expected="0, as there are no rounds", got=self.b
             )
         if self.n is not None:
             check_options(self, n=at_least(1))

@@ -211,16 +211,18 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
         if self.synchronous:
             if bound != 0:
                 raise BadInput(
-                    f"strategy {self.name}: expected staleness bound 0,"
-                    f" got {'no bound' if bound is None else bound}"
+                    f"strategy {self.name}",
+                    expected="staleness bound 0",
+                    got="no bound" if bound is None else bound,
                 )
             if prefetch:
-                raise BadInput(f"strategy {self.name}: expected no prefetch, got prefetch")
+                raise BadInput(f"strategy {self.name}", expected="no prefetch", got="prefetch")
             return
         if prefetch and (self.windowed or self.fetch_period > 1):
             raise BadInput(
-                "prefetch: expected a strategy that pulls before every step,"
-                f" got {self.name}, which pulls every {self.fetch_period} steps"
+                "prefetch",
+                expected="a strategy that pulls before every step",
+                got=f"{self.name}, which pulls every {self.fetch_period} steps",
             )
         push, fetch = self.push_period, self.fetch_period
         least = self.least_bound() + prefetch

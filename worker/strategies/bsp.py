@@ -30,7 +30,7 @@ class BSP(Base, frozen=True, tag="bsp", kw_only=True):
 
     def for_workers(self, workers: int) -> "BSP":
         if self.b and self.b >= workers:
-            raise BadInput(f"strategy bsp: b: expected fewer than {workers} workers, got {self.b}")
+            raise BadInput("strategy bsp: b", expected=f"fewer than {workers} workers", got=self.b)
         return self
 
     def server(self, workers: int) -> ServerHalf:

@@ -50,7 +50,7 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     def for_workers(self, workers: int) -> Self:
         if self.b and self.b >= workers:
             raise BadInput(
-                f"strategy diloco: b: expected fewer than {workers} workers, got {self.b}"
+                "strategy diloco: b", expected=f"fewer than {workers} workers", got=self.b
             )
         return self
 

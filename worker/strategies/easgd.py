@@ -46,8 +46,12 @@ class EASGD(Base, frozen=True, tag="easgd", kw_only=True):
             return structs.replace(self, alpha=_BETA / workers)
         if self.alpha * workers > 1:
             raise BadInput(
-                f"strategy {self.name}: alpha: expected at most {1 / workers:g} with {workers}"
-                f" workers, beyond which the centre overshoots, got {self.alpha:g}"
+                f"strategy {self.name}: alpha",
+                expected=(
+                    f"at most {1 / workers:g} with {workers} workers, beyond which "
+                    "the centre overshoots"
+                ),
+                got=f"{self.alpha:g}",
             )
         return self
 
@@ -82,5 +86,5 @@ class EASGD(Base, frozen=True, tag="easgd", kw_only=True):
 
     def _alpha(self) -> float:
         if self.alpha is None:
-            raise BadInput(f"strategy {self.name}: alpha: expected a number, or `for_workers`")
+            raise BadInput(f"strategy {self.name}: alpha", expected="a number, or `for_workers`")
         return self.alpha

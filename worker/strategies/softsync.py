@@ -27,7 +27,7 @@ class Softsync(Base, frozen=True, tag="softsync", kw_only=True):
     def for_workers(self, workers: int) -> "Softsync":
         if self.n > workers:
             raise BadInput(
-                f"strategy softsync: n: expected at most {workers} workers, got {self.n}"
+                "strategy softsync: n", expected=f"at most {workers} workers", got=self.n
             )
         return self
 

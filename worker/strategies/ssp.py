@@ -16,7 +16,7 @@ class SSP(Asynchronous, frozen=True, tag="ssp", kw_only=True):
     def check(self, bound: int | None, prefetch: bool) -> None:
         super().check(bound, prefetch)
         if bound is None:
-            raise BadInput("strategy ssp: expected a staleness bound, got no bound")
+            raise BadInput("strategy ssp", expected="a staleness bound", got="no bound")
 
     @property
     def plain(self) -> bool:

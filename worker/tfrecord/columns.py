@@ -61,8 +61,11 @@ def _column(field: Any) -> FeatureColumn:
     kind = next((kind for kind, fits in _FITS.items() if any(fit(leaf) for fit in fits)), None)
     if kind is None or depth > 2:
         raise BadInput(
-            f"column {field.name}: expected long, int, float, double, string, binary, an array of"
-            f" these or an array of arrays, got {field.type}"
+            f"column {field.name}",
+            expected=(
+                "long, int, float, double, string, binary, an array of these or an array of arrays"
+            ),
+            got=field.type,
         )
     return FeatureColumn(field.name, kind, depth, field.type, field.nullable)
 

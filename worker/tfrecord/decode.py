@@ -83,7 +83,7 @@ def parse(record: bytes, place: str) -> SequenceExample:
     if message is not None:
         message.DiscardUnknownFields()
     if message is None or (record and not message.ByteSize()):
-        raise BadInput(f"{place}: expected an Example or a SequenceExample, got other bytes")
+        raise BadInput(place, expected="an Example or a SequenceExample", got="other bytes")
     return message
 
 
@@ -270,6 +270,7 @@ class _ColumnReader:
     def fail(self, index: Any, expected: str, got: object) -> NoReturn:
         """Raise BadInput for the record at `index` of the block."""
         raise BadInput(
-            f"{self.where}: record {self.block.first + int(index)}: column {self.column.name}:"
-            f" expected {expected}, got {got}"
+            (f"{self.where}: record {self.block.first + int(index)}: column {self.column.name}"),
+            expected=expected,
+            got=got,
         )

@@ -105,7 +105,9 @@ def _features(column: FeatureColumn, array: Any, around: tuple[bytes, ...]) -> l
 def _no_null(column: FeatureColumn, values: Any) -> None:
     """Refuse a null in an array: a list in a file has none."""
     if values.null_count:
-        raise BadInput(f"column {column.name}: expected arrays without nulls, got a null in one")
+        raise BadInput(
+            f"column {column.name}", expected="arrays without nulls", got="a null in one"
+        )
 
 
 def _offsets(array: Any) -> Any:

@@ -61,16 +61,19 @@ def find_files(path: str) -> list[File]:
         data = [each for each in names if each[0] not in "_." or each == name]
         files = list(_files_in(store, data, ()))
     except OSError as error:
-        raise BadInput(f"{path}: expected TFRecord files, got {error}") from None
+        raise BadInput(path, expected="TFRecord files", got=error) from None
     if not files:
-        raise BadInput(f"{path}: expected TFRecord files, got none there")
+        raise BadInput(path, expected="TFRecord files", got="none there")
     for file in files:
         expected, got = ([each for each, _ in one.partition] for one in (files[0], file))
         if expected != got:
             raise BadInput(
-                f"{path}: expected the same folders of partitionBy for all files, got"
-                f" {', '.join(expected) or 'none'} for {files[0].name} and"
-                f" {', '.join(got) or 'none'} for {file.place}"
+                path,
+                expected="the same folders of partitionBy for all files",
+                got=(
+                    f"{', '.join(expected) or 'none'} for {files[0].name} and "
+                    f"{', '.join(got) or 'none'} for {file.place}"
+                ),
             )
     return files
 
@@ -85,8 +88,9 @@ def _files_in(store: Store, names: list[str], partition: Partition) -> Iterator[
         value = partition_of(name)
         if value is None:
             raise BadInput(
-                f"{store.place}/{name}: expected a file, or a folder of partitionBy such as"
-                " day=2020-01-01, got another folder: read it by its own path"
+                f"{store.place}/{name}",
+                expected="a file, or a folder of partitionBy such as day=2020-01-01",
+                got="another folder: read it by its own path",
             )
         inner = store.below(name)
         below = [each for each in inner.names() if each[0] not in "_."]
@@ -99,7 +103,7 @@ def read_file(file: File) -> Iterator[Block]:
         with open_store(file.folder).open(file.name) as opened:
             yield from read_blocks(BufferedReader(_Raw(opened), DEFAULT_BUFFER_SIZE), file.place)
     except OSError as error:
-        raise BadInput(f"{file.place}: expected a file to read, got {error}") from None
+        raise BadInput(file.place, expected="a file to read", got=error) from None
 
 
 def read_batches(file: File, schema: Any) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
             piece = source.read(max(BLOCK_BYTES, missing))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadInput(
-                f"{where}: record {number}: expected whole {packing} data, got: {error}"
+                f"{where}: record {number}", expected=f"whole {packing} data, got: {error}"
             ) from None
         rest += piece
         block, end, missing = _scan(rest, number, where)
@@ -71,8 +71,9 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
             break
     if rest:
         raise BadInput(
-            f"{where}: record {number}: expected {len(rest) + missing} bytes with length and"
-            f" checksums, got {len(rest)}: the file is truncated"
+            f"{where}: record {number}",
+            expected=f"{len(rest) + missing} bytes with length and checksums",
+            got=f"{len(rest)}: the file is truncated",
         )
 
 
@@ -165,8 +166,9 @@ def _check(block: Block, crcs: NDArray[np.uint64], where: str) -> None:
     if wrong := np.flatnonzero(stored != computed)[:1].tolist():
         (i,) = wrong
         raise BadInput(
-            f"{where}: record {block.first + i}: expected the checksum {stored[i]:08x},"
-            f" got {computed[i]:08x}"
+            f"{where}: record {block.first + i}",
+            expected=f"the checksum {stored[i]:08x}",
+            got=f"{computed[i]:08x}",
         )
 
 

@@ -45,13 +45,14 @@ def infer_schema(files: Iterable[tuple[str, Iterable[Block]]], sample: int) -> A
                 new = _Seen(kind, depth, place)
                 if seen and (seen.kind is not kind or (seen.depth == 2) != (depth == 2)):
                     raise BadInput(
-                        f"feature {name}: expected {seen.words} as in {seen.place},"
-                        f" got {new.words} in {place}"
+                        f"feature {name}",
+                        expected=f"{seen.words} as in {seen.place}",
+                        got=f"{new.words} in {place}",
                     )
                 if not seen or depth > seen.depth:
                     found[name] = new
     if not found:
-        raise BadInput(f"{where}: expected a schema, or records with features, got neither")
+        raise BadInput(where, expected="a schema, or records with features", got="neither")
     return pa.schema([(name, _type(*found[name][:2])) for name in sorted(found)])
 
 

@@ -50,8 +50,9 @@ def partition_column(partition: Partition, field: pa.Field, rows: int, where: st
         value = text.cast(field.type)[0]
     except (pa.ArrowException, NotImplementedError):
         raise BadInput(
-            f"{where}: column {field.name}: expected {field.type}, got {text[0]} in the folder's"
-            " name"
+            f"{where}: column {field.name}",
+            expected=field.type,
+            got=f"{text[0]} in the folder's name",
         ) from None
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, field.type)
 

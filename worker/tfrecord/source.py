@@ -65,7 +65,7 @@ class TFRecord(DataSource):
         """The inferred schema, which Spark asks for where none is given."""
         text = _options(self.options).get("sample", str(_SAMPLE))
         if not text.isdecimal() or not int(text):
-            raise BadInput(f"tfrecord, option sample: expected a number from 1, got {text}")
+            raise BadInput("tfrecord, option sample", expected="a number from 1", got=text)
         return from_arrow_schema(schema_of(self._files(), int(text)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -78,8 +78,7 @@ class TFRecord(DataSource):
         compression = options.get("compression", "none").lower()
         if compression not in COMPRESSIONS:
             raise BadInput(
-                f"tfrecord, option compression: expected {' or '.join(COMPRESSIONS)},"
-                f" got {compression}"
+                "tfrecord, option compression", expected=" or ".join(COMPRESSIONS), got=compression
             )
         arrow = _arrow(schema)
         columns_of(arrow)
@@ -96,14 +95,14 @@ def _options(options: Mapping[str, str]) -> Mapping[str, str]:
     known = {key.lower(): value for key, value in options.items()}
     if unknown := sorted(known.keys() - _OPTIONS):
         raise BadInput(
-            f"tfrecord: expected the options sample and compression, got {', '.join(unknown)}"
+            "tfrecord", expected="the options sample and compression", got=", ".join(unknown)
         )
     return known
 
 
 def _path(options: Mapping[str, str]) -> str:
     if "path" not in options:
-        raise BadInput("tfrecord: expected a path, got none")
+        raise BadInput("tfrecord", expected="a path", got="none")
     return options["path"]
 
 

@@ -207,8 +207,9 @@ class Context:
         """
         if not self.chief:
             raise BadInput(
-                f"save: expected the chief to export, got worker {self.worker.name}: call it only"
-                " where ctx.chief is true"
+                "save",
+                expected="the chief to export",
+                got=f"worker {self.worker.name}: call it only where ctx.chief is true",
             )
         self.worker.flush()
         target = self.path(place)
@@ -241,8 +242,11 @@ class Context:
     def _take_rows(self, use: str) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
             raise BadInput(
-                f"{use}: expected the rows to be read once in a task, by one of batches, feed, rows"
-                " and loop; they are already being read"
+                use,
+                expected=(
+                    "the rows to be read once in a task, by one of batches, feed, rows and loop"
+                ),
+                hint="they are already being read",
             )
         rows, self._rows = self._rows, None
         return rows

@@ -85,12 +85,13 @@ class Gpu:
         cupy = cupy_device.gpu()
         if cupy is None:
             raise BadInput(
-                f"device gpu:{index}: expected a GPU that answers, and CuPy (the extra `gpu`)"
-                " installed; got none"
+                f"device gpu:{index}",
+                expected="a GPU that answers, and CuPy (the extra `gpu`) installed",
+                got="none",
             )
         count = gpu_count()
         if not 0 <= index < count:
-            raise BadInput(f"device gpu:{index}: expected a number below {count}, the GPUs here")
+            raise BadInput(f"device gpu:{index}", expected=f"a number below {count}, the GPUs here")
         self.index = index
         self._cupy: Any = cupy
 

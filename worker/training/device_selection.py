@@ -42,7 +42,7 @@ def parse_device(text: str) -> DeviceRequest:
     text = argument_checks.text("device", text, "auto, cpu, gpu or gpu:N")
     match re.fullmatch(r"(auto|cpu|gpu)|gpu:(\d+)", text, re.ASCII):
         case None:
-            raise BadInput(f"device: expected auto, cpu, gpu or gpu:N, got {text!r}")
+            raise BadInput("device", expected="auto, cpu, gpu or gpu:N", got=f"{text!r}")
         case found if found[2] is not None:
             return DeviceRequest(True, int(found[2]))
         case found:
@@ -90,7 +90,7 @@ def lent(
 def check(model: Model, wanted: DeviceRequest) -> None:
     """Raise BadInput if a GPU is required for a model that cannot compute on one."""
     if wanted.gpu and not isinstance(model, Movable):
-        raise BadInput(f"device {wanted}: expected a model with `on`, got {type(model).__name__}")
+        raise BadInput(f"device {wanted}", expected="a model with `on`", got=type(model).__name__)
 
 
 def check_here(wanted: DeviceRequest) -> None:
@@ -106,7 +106,8 @@ def _index(wanted: DeviceRequest, partition: int, assigned: Sequence[str], count
         return partition % count
     if not assigned[0].isdecimal():
         raise BadInput(
-            "device: expected Spark's GPU addresses to be numbers, as of nvidia-smi's index,"
-            f" got {assigned[0]!r}"
+            "device",
+            expected="Spark's GPU addresses to be numbers, as of nvidia-smi's index",
+            got=f"{assigned[0]!r}",
         )
     return int(assigned[0])

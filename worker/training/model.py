@@ -108,15 +108,19 @@ def build_model(make: object) -> Model:
     if not callable(make):
         name = type(make).__name__
         raise BadInput(
-            "model: expected a function without arguments that builds the model, such as"
-            f" functools.partial({name}, ...), got an object of class {name}"
+            "model",
+            expected=(
+                "a function without arguments that builds the model, such as "
+                f"functools.partial({name}, ...)"
+            ),
+            got=f"an object of class {name}",
         )
     model: Model = _call_without_arguments(make)
     name = type(model).__name__
     table = getattr(model, "table", None)
     if not isinstance(table, DenseTable):
         got = "none" if table is None else f"one of class {type(table).__name__}"
-        raise BadInput(f"model {name}: expected an attribute `table`, a ps.DenseTable, got {got}")
+        raise BadInput(f"model {name}", expected="an attribute `table`, a ps.DenseTable", got=got)
     _check_method(model, "initial", "seed")
     _check_method(model, "gradient", "weights", "batch", "out", step=0, seed=0)
     return model
@@ -129,8 +133,12 @@ def _call_without_arguments(make: Callable[..., Any]) -> Any:
     except TypeError as error:
         name = getattr(make, "__name__", type(make).__name__)
         raise BadInput(
-            "model: expected a function without arguments that builds the model, such as"
-            f" functools.partial({name}, ...), got {name}: {error}"
+            "model",
+            expected=(
+                "a function without arguments that builds the model, such as "
+                f"functools.partial({name}, ...)"
+            ),
+            got=f"{name}: {error}",
         ) from None
     except ValueError:
         pass  # A compiled function may have no signature.
@@ -146,8 +154,9 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
     if isinstance(start, np.ndarray):
         got = f"an array of shape {start.shape} of {start.dtype}"
     raise BadInput(
-        f"model {type(model).__name__}: expected `initial` to return an arena of {size} float32, as"
-        f" `table.empty()` gives it, got {got}"
+        f"model {type(model).__name__}",
+        expected=(f"`initial` to return an arena of {size} float32, as `table.empty()` gives it"),
+        got=got,
     )
 
 

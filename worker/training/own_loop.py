@@ -126,7 +126,7 @@ def loop(
 def only_table(what: str, job: ps.Job) -> tuple[str, ps.Dense]:
     """The table of a job with one, and its name; raises BadInput, naming `what`, for several."""
     if len(job.tables) != 1:
-        raise BadInput(f"{what}: expected a job with one table, got {', '.join(job.tables)}")
+        raise BadInput(what, expected="a job with one table", got=", ".join(job.tables))
     ((name, dense),) = job.tables.items()
     return name, dense
 
@@ -153,12 +153,13 @@ def plan_for(
     expected, got = job.cluster.strategy, _name_of(chosen)
     if expected not in ("", got):
         raise BadInput(
-            f"{what}: strategy: expected {expected}, as the job was started with, got {got}"
+            f"{what}: strategy", expected=f"{expected}, as the job was started with", got=got
         )
     if job.cluster.workers not in (0, workers):
         raise BadInput(
-            f"{what}: workers: expected {job.cluster.workers}, as the job was started for, got"
-            f" {workers}"
+            f"{what}: workers",
+            expected=f"{job.cluster.workers}, as the job was started for",
+            got=workers,
         )
     plan = Plan(
         steps=steps,
@@ -214,7 +215,7 @@ def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
         got = f"a dict of {', '.join(map(str, returned))}"
     else:
         got = argument_checks.shown(returned)
-    raise BadInput(f"gradient: expected it to return (loss, gradients), got {got}")
+    raise BadInput("gradient", expected="it to return (loss, gradients)", got=got)
 
 
 def _has_parts(value: object) -> bool:

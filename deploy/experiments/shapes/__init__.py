@@ -38,5 +38,5 @@ SHAPES: dict[int, Shape] = {
 def shape_numbered(number: int) -> Shape:
     """A shape; raises BadInput for a number that none has."""
     if number not in SHAPES:
-        raise BadInput(f"shape: expected one of 1 to {max(SHAPES)}, got {number}")
+        raise BadInput("shape", expected=f"one of 1 to {max(SHAPES)}", got=number)
     return SHAPES[number]

@@ -52,7 +52,7 @@ def real_trial(number: int, stretch: float = 1.0) -> Trial:
     SGD takes its place. Raises BadInput for a shape that there is not.
     """
     if number not in REAL_TRIALS:
-        raise BadInput(f"shape: expected one of 1 to {max(REAL_TRIALS)}, got {number}")
+        raise BadInput("shape", expected=f"one of 1 to {max(REAL_TRIALS)}", got=number)
     trial = REAL_TRIALS[number]
     if trial.rule == "proximal":
         trial = structs.replace(trial, rule="sgd")
