@@ -1,6 +1,6 @@
 """Which strategy, bound and rate reach a target first, by link and stragglers: simulated, kept.
 
-The figures are made by tests/bench/bench_choice.py from deploy/examples/choice.toml and kept in
+The figures are made by tests/bench/choice.py from deploy/examples/choice.toml and kept in
 strategy_table.json, so that `downpour doctor` can quote them.
 """
 

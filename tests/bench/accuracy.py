@@ -1,6 +1,6 @@
 """What four asynchronous workers learn, against a plain loop in one process: PyTorch, JAX, NumPy.
 
-    make accuracy                  every task; or some: python -m tests.bench.accuracy TASK...
+    make experiment E=accuracy DATA=folder       every task; or some: TASKS="mnist_mlp adult_mlp"
 
 Each task trains a model twice from the same first values, with the same rate, batch size and number
 of epochs: by SGD in one process, and by `worker.run` from a DataFrame with four Spark workers, two

@@ -104,7 +104,7 @@ def measure(contender: Contender, case: Case, seconds: float) -> Figures | None:
     """Run one contender once; None when it could not run here."""
     interpreter = _interpreter(contender)
     if not interpreter.exists():
-        print(f"  {contender.name} did not run: {interpreter} is missing, which `make peers` makes")
+        print(f"  {contender.name} did not run: {interpreter} is missing: run `make bench B=peers`")
         return None
     wanted = Setting(case.floats, case.workers, case.shards, seconds, contender.option)
     program = subprocess.Popen(

@@ -1,6 +1,6 @@
 """A benchmark at an earlier commit and at the present one, in turn: two columns and their ratio.
 
-    python -m tests.bench.compare e339319 bench_small --rounds 5 -- --floats 1000000
+    python -m tests.bench.compare e339319 small --rounds 5 -- --floats 1000000
 
 Both run in fresh clones with this interpreter and its packages, so only this project's own code
 differs. What follows `--` is passed to the benchmark, and must be known at both commits. A round
@@ -52,7 +52,7 @@ def figures_of(folder: Path) -> Figures:
 def measure(tree: Path, bench: str, arguments: Sequence[str]) -> Figures:
     """Run a benchmark of the clone `tree`; raises CalledProcessError where it fails."""
     subprocess.run(
-        [sys.executable, f"tests/bench/{bench}.py", *arguments],
+        [sys.executable, f"tests/bench/bench_{bench.replace('-', '_')}.py", *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         stdout=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ def table(before: Sequence[Figures], after: Sequence[Figures]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("base", help="the commit of the first column")
-    parser.add_argument("bench", help="a file of tests/bench/, as bench_small")
+    parser.add_argument("bench", help="as `python -m tests.bench` lists it: small")
     parser.add_argument("--rounds", type=int, default=3)
     # argparse does not take what follows `--` after an option.
     own = sys.argv[1:]

@@ -37,7 +37,7 @@ def test_a_contender_whose_packages_are_elsewhere_is_told_of(
     assert measure(Contender("ps_lite"), Case(10, 1, 1), seconds=0.1) is None
     said = capfd.readouterr().out
     assert str(tmp_path / ".venv-peers" / "ps_lite") in said
-    assert "make peers" in said
+    assert "make bench B=peers" in said
 
 
 def test_every_contender_cuts_the_parameters_alike() -> None:

@@ -1,7 +1,7 @@
 """Real processes are killed, stopped, cut off and bothered; weights and reads prove what happened.
 
-Each run is the command that `make chaos` runs, bounded by a number of kills and not by a time: what
-is asserted is what the weights and all reads prove, however long a busy machine takes.
+Each run is the command that `make check C=chaos` runs, bounded by a number of kills and not by a
+time: what is asserted is what the weights and all reads prove, however long a busy machine takes.
 """
 
 import json
@@ -66,7 +66,7 @@ def test_nor_is_a_window_over_two_tables(tmp_path: Path) -> None:
     """Workers, a shard, a backup and the coordinator are killed while a strategy with windows
     trains two tables: each window counts once, in both, and the sums prove it.
 
-    The tour alone kills up to six processes. Other levels: make chaos WINDOW=4 LEVEL=...
+    The tour alone kills up to six processes. Other levels: make check C=chaos WINDOW=4 LEVEL=...
     """
     few = ("--workers", "3", "--kills", "7", "--window", "4")
     status, report, told = chaos(tmp_path, "--level", "replicated", *OPTIONS, *few)

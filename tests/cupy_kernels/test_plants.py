@@ -1,4 +1,4 @@
-"""The tool that plants a defect in each kernel; `make plants` runs it on all sources."""
+"""The tool that plants a defect in each kernel; `make check C=plants` runs it on all sources."""
 
 import pytest
 

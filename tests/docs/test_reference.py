@@ -15,9 +15,9 @@ GENERATED = [page for page in PAGES if parts_of(read(page))]
 
 @pytest.mark.parametrize("page", GENERATED)
 def test_generated_parts_are_current(page: str) -> None:
-    """Nobody has edited a generated part, or the code without it; `make reference` mends both."""
+    """Nobody has edited a generated part, or the code without it; `make docs` mends both."""
     text = read(page)
-    assert current(text) == text, f"{page}: run `make reference`"
+    assert current(text) == text, f"{page}: run `make docs`"
 
 
 def test_every_part_is_on_a_page() -> None:

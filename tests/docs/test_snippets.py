@@ -49,7 +49,7 @@ def make_demo() -> list[str]:
     """The command behind `make demo`, as the Makefile has it."""
     recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe
-    (command,) = commands(recipe[1].replace("$(BIN)/", "").replace("$(DEMO)", "runs/demo"))
+    (command,) = commands(recipe[1].replace("$(BIN)/", "").replace("$(OUT)", "runs/demo"))
     return command
 
 

@@ -1,4 +1,4 @@
-"""The fuzzers for as long as one likes: `make fuzz`, or
+"""The fuzzers for as long as one likes: `make check C=fuzz`, or
 
     python -m tests.fuzz.run [--messages 1000000] [--connections 100000] [--files 20000]
         [--flips 100000] [--seed N]

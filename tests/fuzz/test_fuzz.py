@@ -1,4 +1,4 @@
-"""Whatever comes over the network, a shard goes on: a bounded run of what `make fuzz` runs long."""
+"""Whatever comes over the network, a shard continues: a short run of `make check C=fuzz`."""
 
 import pytest
 
@@ -9,7 +9,7 @@ FILES = 100
 FLIPS = 3_200
 CONNECTIONS = 1_500
 GROWTH_BYTES = 64 << 20
-SEED = 1  # always the same verdict; `make fuzz` draws another each time
+SEED = 1  # always the same verdict; `make check C=fuzz` draws another each time
 
 
 def test_messages_that_are_almost_valid() -> None:

@@ -1,4 +1,4 @@
-"""Plants defects in every kernel, and checks that its cases find them: `make plants`.
+"""Plants defects in every kernel, and checks that its cases find them: `make check C=plants`.
 
 Each rule changes the body of every kernel of a source. A kernel's cases must then end in a fault of
 the emulator or in a wrong result. A kernel that a rule does not apply to is left as it is; the

@@ -1,4 +1,4 @@
-"""Writes the parts of the pages that follow from the code: `make reference`.
+"""Writes the parts of the pages that follow from the code: `make docs`.
 
 Such a part stands in a page between `<!-- generated: NAME -->` and `<!-- end -->`. `PARTS` maps
 each name to the function that writes it; a test compares the pages with what this would write.

@@ -70,7 +70,7 @@ def busy_cores(busy: bool) -> Iterator[None]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what `make repeat` and its caller's Python add to it."""
+    """The environment without what `make` and its caller's Python add to it."""
     added = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "PYTHONPATH", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in added}
 

@@ -2,7 +2,7 @@
 
 `TrainOptions` has those that the command line and `worker.train` share. Both add their own, such as
 the files to read (deploy/run/settings.py, worker/job/train.py). To add an option, add a field to
-its subject; `make reference` writes the tables of the documentation from the fields.
+its subject; `make docs` writes the tables of the documentation from the fields.
 """
 
 from msgspec.structs import fields, replace

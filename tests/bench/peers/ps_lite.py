@@ -1,7 +1,8 @@
 """ps-lite, by its best-known user: MXNet's key-value store, `dist_async`, SGD at the servers.
 
 MXNet cuts an array of more than a million floats evenly over the servers, by itself. Its wheel
-wants an older NumPy than this project, so it lives in an environment of its own (`make peers`).
+wants an older NumPy than this project, so it lives in an environment of its own
+(`make bench B=peers`).
 """
 
 import os

@@ -135,7 +135,7 @@ def test_without_its_cause_a_shape_is_not_reproduced(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few gradients: the levels that a rule compares do not differ. Those of 8 and 10 are
-    tested above, and `make controls` runs all thirteen at full length."""
+    tested above, and `make experiment E=controls` runs all thirteen at full length."""
     steady = check(ShapeVerdict.REPRODUCED)
     monkeypatch.setattr(windows, "_stability", lambda *_: steady)
     monkeypatch.setattr(windows, "_rounds", lambda *_: steady)

@@ -1,6 +1,6 @@
 """The service as a state machine, with crashes between any two writes; and defects that it finds.
 
-`make service-model` plays it for long.
+`make check C=service-model` plays it for long.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """Replays of long real runs: six strategies, 20,000 updates each, the weights bit for bit.
 
-    python -m tests.bench.bench_replay [--updates 20000]
+    python -m tests.bench.replays [--updates 20000]
 
 Each run has real clients and threads and a shard on loopback; its workers train mlp in batches of 4
 with steps of a millisecond. The simulator's workers then take the recorded turns and compute their

@@ -1,6 +1,6 @@
 """The memory of a service over an hour of live jobs and viewers: what it is, whether it grows.
 
-    python -m tests.bench.bench_service_soak [--seconds 3600] [--jobs 20] [--viewers 50]
+    python -m tests.bench.service_soak [--seconds 3600] [--jobs 20] [--viewers 50]
 
 The jobs are runners that train nothing (tests/support/stub_runner.py). As those of real jobs, their
 folders get a reading each second and an event each minute; their series are as long as a series

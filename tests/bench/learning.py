@@ -3,7 +3,7 @@
 Each trains in one process with its own solver until the goal is reached or its iterations are over.
 The data is the demo's MNIST.
 
-    python tests/bench/bench_learning.py [siamese autoencoder lrcn fine_tuning]
+    python -m tests.bench.learning [siamese autoencoder lrcn fine_tuning]
 
 siamese      pairs of digits: equal ones come together, others are a margin of 1 apart
 autoencoder  784-1000-500-250-30 and back: the cross-entropy of the pixels

@@ -1,6 +1,6 @@
 """The tables of docs/measurements/choice.md, and the figures that `downpour doctor` quotes.
 
-python -m tests.bench.bench_choice [--jobs 2] [--out runs/experiments/choice]
+python -m tests.bench.choice [--jobs 2] [--out runs/experiments/choice]
 """
 
 import argparse

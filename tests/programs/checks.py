@@ -1,0 +1,123 @@
+"""Checks that take longer than a test may: faults, hostile input, random runs."""
+
+from tests.programs.table import Commands, Programs, downpour, module, register
+
+CHECKS: Programs = {}
+
+
+@register(CHECKS, "simulate", duration="2 minutes")
+def simulate(seeds: str = "5000") -> Commands:
+    """Play simulated clusters under faults, one for each seed."""
+    yield downpour("simulate", "--seeds", seeds)
+
+
+@register(CHECKS, "mutants", duration="minutes")
+def detect_mutants() -> Commands:
+    """Plant each known bug in the code: the simulator must detect it."""
+    yield module("tests.mutants", "--all")
+
+
+@register(CHECKS, "plants", duration="minutes")
+def plant_kernel_defects() -> Commands:
+    """Plant two defects in every CUDA kernel: the kernel's cases must find them."""
+    yield module("tests.support.kernel_plants")
+
+
+@register(CHECKS, "chaos", duration="SECONDS, or until KILLS")
+def break_processes(
+    seconds: str = "600",
+    kills: str = "",
+    seed: str = "1",
+    level: str = "memory",
+    burst: str = "",
+    window: str = "",
+    curve: str = "",
+) -> Commands:
+    """Break real processes and links by a seeded schedule, and judge every read and the weights.
+
+    KILLS=300 kills only, and ends after so many; BURST and WINDOW are pushes of a worker for each
+    read and steps for each push on two tables; CURVE=1 encrypts.
+    """
+    ends = {"kinds": "kills", "kills": kills, "seconds": "86400"} if kills else {"seconds": seconds}
+    options = {"seed": seed, "level": level, "burst": burst, "window": window}
+    switches = ["--tour", *(["--curve"] if curve else [])]
+    yield module("tests.chaos.run", *switches, bound="4", **options, **ends)
+
+
+@register(CHECKS, "cuts", duration="SECONDS")
+def cut_links(seconds: str = "300", seed: str = "1") -> Commands:
+    """Cut links for 3 to 10 s, again and again: how soon they are of use again."""
+    workers = {"workers": "2", "linked": "2", "rest_ms": "10", "retry_s": "1"}
+    faults = {"kinds": "cuts", "shortest_s": "3", "seconds": seconds, "seed": seed}
+    yield module("tests.chaos.run", **faults, **workers)
+
+
+@register(CHECKS, "soak", duration="SECONDS")
+def soak(seconds: str = "3600", seed: str = "1", level: str = "memory") -> Commands:
+    """Cause a fault every 2 s, and print by how many MB an hour shards and workers grow."""
+    yield module("tests.chaos.run", "--soak", seconds=seconds, seed=seed, level=level)
+
+
+@register(CHECKS, "nodes", duration="minutes")
+def kill_nodes() -> Commands:
+    """Kill all processes of a Ray node, twice, and see what copies and logs do."""
+    yield module("tests.chaos.nodes")
+
+
+@register(CHECKS, "executors", duration="2 minutes")
+def kill_executors() -> Commands:
+    """Add, kill and remove Spark's executors while they train; every row counts once an epoch."""
+    yield module("tests.chaos.executors")
+
+
+@register(CHECKS, "fuzz", duration="minutes")
+def fuzz_shards() -> Commands:
+    """Send hostile messages, frames and connections, and flip 100,000 bits in files."""
+    yield module("tests.fuzz.run")
+
+
+@register(CHECKS, "fuzz-service", duration="a minute", extras=("fuzz",))
+def fuzz_service() -> Commands:
+    """Send generated requests to every operation of the service."""
+    yield module("tests.fuzz.service_api")
+    yield module("tests.fuzz.service_values")
+
+
+@register(CHECKS, "service-model", duration="half an hour")
+def play_service_model(runs: str = "10000", seed: str = "1") -> Commands:
+    """Play users, runners and crashes of the service at random."""
+    yield module("tests.fuzz.service_model", runs=runs, seed=seed)
+
+
+@register(CHECKS, "service-kills", duration="minutes")
+def kill_service(kills: str = "20", seed: str = "1") -> Commands:
+    """Kill service, runners, Ray, Spark, shards and workers while two jobs train."""
+    yield module("tests.bench.service_kills", kills=kills, seed=seed)
+
+
+@register(CHECKS, "service-stopped", duration="SECONDS")
+def stop_runner(seconds: str = "600") -> Commands:
+    """Stop a job's runner with SIGSTOP: an alert, and nothing else."""
+    yield module("tests.bench.service_stopped", seconds=seconds)
+
+
+@register(CHECKS, "service-soak", duration="SECONDS")
+def soak_service(seconds: str = "3600") -> Commands:
+    """Print the service's memory while jobs train and viewers watch."""
+    yield module("tests.bench.service_soak", seconds=seconds)
+
+
+@register(CHECKS, "sweep-kills", duration="minutes")
+def kill_sweeps(kills: str = "50", seed: str = "1") -> Commands:
+    """Kill a sweep of 500 trials again and again; its files must be those of an unbroken one."""
+    yield module("tests.bench.sweep_kills", kills=kills, seed=seed)
+
+
+@register(CHECKS, "repeat", duration="RUNS times the suite")
+def repeat_suite(out: str = "", runs: str = "20", busy: str = "") -> Commands:
+    """Run `make test` in fresh clones, one after another; append a line for each run to OUT.
+
+    BUSY=1 keeps every core busy meanwhile.
+    """
+    switches = ["--busy"] if busy else []
+    yield module("tests.support.repeat_suite", *switches, out=out, runs=runs)
