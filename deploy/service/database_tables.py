@@ -17,7 +17,7 @@ from deploy.service import postgres
 from shards.errors import BadInput
 
 DATABASE = "service.db"
-REVISION = "0004_home"
+REVISION = "0001_tables"
 """The newest migration."""
 BUSY_S = 30.0
 """How long a statement waits for another process that has locked what it needs."""
@@ -196,8 +196,8 @@ def open_database(
 ) -> sa.Engine:
     """Open the database and bring it to this version's schema.
 
-    Raises BadInput for a database that is newer or cannot be read, and, if it has to be `filled`,
-    for one that is missing or has no tables.
+    Raises BadInput for a database of an unknown schema or that cannot be read, and, if it has to
+    be `filled`, for one that is missing or has no tables.
     """
     if isinstance(place, Path):
         name, mend = str(place), "move the file away, and rebuild it with: downpour service reindex"
@@ -218,7 +218,7 @@ def open_database(
         if present is None and filled:
             raise lost
         if present != REVISION:
-            _upgrade(engine, name)
+            _upgrade(engine, name, present)
     except sa.exc.DBAPIError as error:
         raise BadInput(
             name, expected=f"the database of the service, got: {first_line(error)}", hint=mend
@@ -325,8 +325,8 @@ def _revision(engine: sa.Engine) -> str | None:
         return found
 
 
-def _upgrade(engine: sa.Engine, name: str) -> None:
-    """Run the migrations that the database lacks; raises BadInput if it is newer."""
+def _upgrade(engine: sa.Engine, name: str, present: str | None) -> None:
+    """Run the migrations that the database lacks; raises BadInput if none leads from `present`."""
     from alembic import command  # only where there is something to migrate: it costs half a second
     from alembic.config import Config
     from alembic.util import CommandError
@@ -340,7 +340,8 @@ def _upgrade(engine: sa.Engine, name: str) -> None:
     except CommandError:
         raise BadInput(
             name,
-            expected="a database of this version or an earlier one",
-            got="a newer one",
-            hint="start the version of downpour that wrote it",
+            expected=f"the schema {REVISION}",
+            got=f"the schema {present} of another version of downpour",
+            hint="start the version that wrote it, or use another database and fill it with:"
+            " downpour service reindex",
         ) from None

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -72,15 +71,6 @@ def test_a_lost_database(start: Start, home: Path) -> None:
     assert server.reindex(home) == 1
     with start(driven=False) as running:
         assert running.get(job)["state"] == "QUEUED"
-
-
-def test_a_newer_database(home: Path) -> None:
-    """A database of a later version is refused, and not changed."""
-    open_database(home / DATABASE).dispose()
-    with sqlite3.connect(home / DATABASE) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(BadInput, match="got a newer one"):
-        open_database(home / DATABASE)
 
 
 def test_a_torn_database(home: Path) -> None:
