@@ -1,13 +1,16 @@
 """How Sphinx builds these pages into a site: `make docs`.
 
 The pages are plain Markdown that reads well in a repository browser too, so nothing here may need
-a directive. Links to files outside `docs/` lead to the repository's own files.
+a directive. Links to files outside `docs/` lead to the repository's own files. Tables that follow
+from the code and would fill a page are written here, and not in the repository.
 """
 
 import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+from tests.support.reference_generator import build_page
 
 _ROOT = Path(__file__).parents[1]
 
@@ -27,5 +30,11 @@ def _offer_for_download(_app: Sphinx, _page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?=(\.\./)+[A-Z]+\.md\))", "](path:", source[0])
 
 
+def _add_reference(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Write the parts that follow from the code."""
+    source[0] = build_page(source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", _add_reference)
     app.connect("source-read", _offer_for_download)

@@ -1,7 +1,9 @@
 """Writes the parts of the pages that follow from the code: `make docs`.
 
-Such a part stands in a page between `<!-- generated: NAME -->` and `<!-- end -->`. `PARTS` maps
-each name to the function that writes it; a test compares the pages with what this would write.
+A short part stands in a page between `<!-- generated: NAME -->` and `<!-- end -->`; a test compares
+the pages with what this would write. Long parts are in the built site alone: the page has a line
+`<!-- built: NAME -->`, which docs/conf.py replaces. `PARTS` maps each name to the function that
+writes it.
 """
 
 import ast
@@ -39,6 +41,7 @@ from worker.job.option_fields import Options, declared
 from worker.strategies import Base
 
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_BUILT = re.compile(r"^<!-- built: (.+?) -->\n", re.MULTILINE)
 _OURS = {"ps", "worker", "shards"}
 _PUBLIC_BASES = {ps.UpdateRule, Base}
 _STARS: dict[Any, str] = {
@@ -473,9 +476,14 @@ def current(text: str) -> str:
     return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
 
 
+def build_page(text: str) -> str:
+    """Return a page's text with the parts that only the built site has."""
+    return _BUILT.sub(lambda marker: f"{PARTS[marker[1]]()}\n", text)
+
+
 def parts_of(text: str) -> list[str]:
-    """The names of the generated parts of a page."""
-    return [found[2] for found in _PART.finditer(text)]
+    """The names of the parts of a page that follow from the code."""
+    return [part[2] for part in _PART.finditer(text)] + _BUILT.findall(text)
 
 
 def main() -> None:
