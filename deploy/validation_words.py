@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shards.counted import counted
+from shards.plurals import format_count
 
 EXPECTED = {
     "bool_parsing": "true or false",
@@ -42,7 +42,7 @@ def expected(error: Mapping[str, Any]) -> str | None:
     kind, context = error["type"], error.get("ctx") or {}
     if kind in _LENGTHS:
         bound, name, noun = _LENGTHS[kind]
-        return f"{bound} {counted(context[name], noun)}"
+        return f"{bound} {format_count(context[name], noun)}"
     if kind not in EXPECTED:
         return None
     text = EXPECTED[kind].format(**context)

@@ -36,10 +36,9 @@ from ps.session.admin_plans import (
 from ps.session.events import Unreachable
 from ps.transport.shard_sockets import Links
 from shards import argument_checks, wire_format
-from shards.counted import counted
 from shards.errors import BadInput
 from shards.ledger import Ledger
-from shards.live_settings import checked_factor
+from shards.live_settings import check_factor
 from shards.messages import (
     AskRecords,
     AskStatus,
@@ -52,6 +51,7 @@ from shards.messages import (
     Remedy,
     Reply,
 )
+from shards.plurals import format_count
 from shards.refusals import error_of
 from shards.shard_state import WEIGHTS, SavedProgress, ShardState, array_name
 from shards.shard_status import ShardStatus
@@ -166,9 +166,9 @@ class AdminClient(BoundToProcess, ClosingContext):
         the shards for longer than `patience_s`.
         """
         sets_bound = staleness != UNCHANGED
-        bound = argument_checks.bound("staleness", staleness) if sets_bound else None
+        bound = argument_checks.staleness_bound("staleness", staleness) if sets_bound else None
         if rate_factor is not None:
-            rate_factor = checked_factor("rate_factor", rate_factor)
+            rate_factor = check_factor("rate_factor", rate_factor)
         change = SettingsChange(sets_bound, bound, rate_factor)
         return carry_out(admin_plans.change_settings(self.side, change), self)
 
@@ -242,7 +242,7 @@ class AdminClient(BoundToProcess, ClosingContext):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        shards = counted(self.cluster.map.shards, "shard")
+        shards = format_count(self.cluster.map.shards, "shard")
         where = self.cluster.where(0)
         return f"<admin client of job {self.cluster.name}: {state}, {shards} at {where}>"
 

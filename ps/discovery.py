@@ -62,7 +62,7 @@ def _describe(address: str, token: object, *, patience_s: float) -> Cluster:
         raise BadInput(
             "address",
             expected="tcp://HOST:PORT or curve://KEY@HOST:PORT, as `job.address` gives it",
-            got=argument_checks.shown(address),
+            got=argument_checks.describe_value(address),
         )
     job, secret = _parts(token, pinned=bool(pins), where=where)
     try:

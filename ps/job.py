@@ -35,8 +35,8 @@ from ps.transport.link_model import LinkModel
 from ps.worker import Worker
 from shards import argument_checks
 from shards.buffer_pool import Allocator
-from shards.counted import counted
 from shards.errors import BadInput, DownpourError
+from shards.plurals import format_count
 from shards.shard_status import ShardStatus
 from shards.tables import DenseTable, Layout
 
@@ -81,7 +81,7 @@ class Job(BoundToProcess):
 
     def __repr__(self) -> str:
         bound = "none" if self._cluster.bound is None else self._cluster.bound
-        shards = counted(self._cluster.map.shards, "shard")
+        shards = format_count(self._cluster.map.shards, "shard")
         return (
             f"<job {self._cluster.name}: {self._state}, {shards} at {self._cluster.where(0)},"
             f" tables {in_words(self._cluster.layout)}, staleness bound {bound}>"
@@ -167,7 +167,7 @@ class Job(BoundToProcess):
         later incarnation has the name.
         """
         ahead = argument_checks.whole("prefetch", prefetch, 0, MAX_PREFETCHED)
-        argument_checks.known_names("worker: options", options, WorkerOptions.__annotations__)
+        argument_checks.check_names("worker: options", options, WorkerOptions.__annotations__)
         given: WorkerOptions = {"compression": compressions(self.tables), **options}
         self._check_open()
         self.check()
@@ -292,7 +292,7 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
         raise BadInput(
             "connect",
             expected="the address of a shard or the path of a cluster file",
-            got=f"{argument_checks.shown(where)}{_meant(where)}",
+            got=f"{argument_checks.describe_value(where)}{_meant(where)}",
         )
     return cluster_of(where)
 
@@ -300,7 +300,7 @@ def _found(where: object, token: str | None, patience_s: float) -> Cluster:
 def _meant(where: object) -> str:
     """The address that HOST:PORT is meant as, as a question; else empty."""
     named = isinstance(where, str) and _HOST_PORT.fullmatch(where)
-    return f" (perhaps tcp://{argument_checks.shown(where)[1:-1]}?)" if named else ""
+    return f" (perhaps tcp://{argument_checks.describe_value(where)[1:-1]}?)" if named else ""
 
 
 def views_of(tables: Tables) -> TableViews:

@@ -69,7 +69,7 @@ def shard_specs(
         argument_checks.whole("shards", shards, 1),
         argument_checks.whole("workers", workers, 1),
     )
-    steps = argument_checks.bound("bound", bound)
+    steps = argument_checks.staleness_bound("bound", bound)
     half = merge if isinstance(merge, ServerHalf) else ServerHalf(merge=merge_of("merge", merge))
     if isinstance(half.merge, Round) and steps != 0:
         got = "none" if steps is None else steps

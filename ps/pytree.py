@@ -187,8 +187,8 @@ def _arrays(value: object, like: Any, path: tuple[str, ...]) -> Iterator[Any]:
                 yield from _arrays(value[key], one, (*path, str(key)))
         case _:
             if not isinstance(value, list | tuple) or len(value) != len(like):
-                got = argument_checks.shown(value)
-                raise BadInput(_named(path), expected=argument_checks.shown(like), got=got)
+                got = argument_checks.describe_value(value)
+                raise BadInput(_named(path), expected=argument_checks.describe_value(like), got=got)
             for at, (item, one) in enumerate(zip(value, like, strict=True)):
                 yield from _arrays(item, one, (*path, str(at)))
 
@@ -247,7 +247,7 @@ def _filled(like: Any, arrays: Iterator[Any]) -> Any:
 
 def _keys(value: object) -> str:
     if not isinstance(value, Mapping):
-        return argument_checks.shown(value)
+        return argument_checks.describe_value(value)
     names = [str(key) for key in value]
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return f"the keys {', '.join(names[:6])}{more}"

@@ -35,9 +35,9 @@ from ps.tables import Tables, tables_of
 from ps.wal.job_logs import load_state, logs_of
 from shards import argument_checks
 from shards.aggregation import Round, ServerHalf, StaleLimit, stale_limit_of
-from shards.counted import counted
 from shards.errors import BadInput, GiveUp
-from shards.resumed_state import resumed
+from shards.plurals import format_count
+from shards.resumed_state import resume_states
 from shards.shard_state import ShardState
 from shards.spec import ShardSpec, TableSpec
 from shards.tables import Layout
@@ -135,7 +135,7 @@ class OwnJob(Job):
         self._opener.check(f"reshard: job {self._cluster.name}", "move it from there")
         shards = argument_checks.whole("reshard: shards", shards, 1)
         if shards == len(self._specs):
-            raise BadInput(f"reshard: the job already has {counted(shards, 'shard')}")
+            raise BadInput(f"reshard: the job already has {format_count(shards, 'shard')}")
         specs = resharded_specs(self._specs, shards)
         cluster = self._started(specs)
         fresh = self._hosts[-1:]
@@ -235,7 +235,7 @@ def start(
     """
     described = tables_of(tables)
     place = argument_checks.choice("on", on, On)
-    argument_checks.known_names("start: options", options, StartOptions.__annotations__)
+    argument_checks.check_names("start: options", options, StartOptions.__annotations__)
     half = ServerHalf() if server is None else server
     argument_checks.instance("server", half, ServerHalf, "what `server` of a strategy returns")
     stale = stale_limit_of("on_stale", options.pop("on_stale", None))
@@ -254,7 +254,7 @@ def start(
                 for table, dense in described.items()
             ],
             shards=shards,
-            bound=argument_checks.bound("staleness", staleness),
+            bound=argument_checks.staleness_bound("staleness", staleness),
             workers=workers,
             merge=half,
             lease_s=options.pop("lease_s", 10.0),
@@ -264,7 +264,7 @@ def start(
         compressions(described),
     )
     if place is On.THREADS:
-        argument_checks.known_names("start: options on threads", options, _ON_THREADS)
+        argument_checks.check_names("start: options on threads", options, _ON_THREADS)
     begin = _arena(described, start) if resume is None else _resumed(specs, start, resume)
     with OwnerStack() as stack:
         launch = partial(_launched, place, cast(LaunchOptions, options))
@@ -314,7 +314,7 @@ def _resumed(specs: Sequence[ShardSpec], start: object, resume: str | Path) -> S
     ):
         if expected != got:
             raise BadInput(f"resume {found.place}", expected=f"{what} {expected}", got=got)
-    return resumed(found.states, found.manifest.map, first)
+    return resume_states(found.states, found.manifest.map, first)
 
 
 def _arena(described: Tables, start: Mapping[str, object] | None) -> Floats:

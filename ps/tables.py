@@ -95,7 +95,7 @@ class Dense:
 
         Values are float32 on the shards. Raises BadInput naming the array or the setting at fault.
         """
-        argument_checks.known_names("Dense: settings", settings, _SETTINGS)
+        argument_checks.check_names("Dense: settings", settings, _SETTINGS)
         return cls(params, **settings)
 
     @classmethod

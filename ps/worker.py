@@ -34,8 +34,8 @@ from ps.session import events
 from ps.shared_memory.client_buffers import PulledWeights
 from ps.table_views import TableViews
 from shards import argument_checks
-from shards.counted import counted
 from shards.errors import BadInput, DownpourError, Retry
+from shards.plurals import format_count
 
 Floats = NDArray[np.float32]
 
@@ -138,7 +138,7 @@ class Worker(BoundToProcess):
         pending = f", {len(self._unacknowledged)} unacknowledged" if self._unacknowledged else ""
         return (
             f"<worker {self.name} of job {client.cluster.name}: {state}, clock {self.clock},"
-            f" {counted(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}>"
+            f" {format_count(self.seq, 'push')}{pending}, over {'/'.join(self.transports)}>"
         )
 
     @property

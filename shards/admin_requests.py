@@ -113,7 +113,7 @@ class AdminRequests:
                 first, rows = self._part.metrics.since(message.after)
                 return Records(message.request, self._shard, self._boot, first), (rows.tobytes(),)
 
-    def probed(
+    def answer_probe(
         self, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
     ) -> Answer:
         """Answer a link probe with the size of its frames and one frame of the requested size."""
@@ -156,7 +156,7 @@ class AdminRequests:
             metrics.host,
         )
 
-    def staged(self) -> list[tuple[Install, tuple[Buffer, ...]]]:
+    def list_staged_pieces(self) -> list[tuple[Install, tuple[Buffer, ...]]]:
         """The pieces of a state that is not installed yet, as requests for another copy."""
         if self._staged is None:
             return []
@@ -226,16 +226,16 @@ class AdminRequests:
         cut = wire_format.decode_state(frames[0], Cut).pushes if frames else ledger.cut
         if reshard.moved_to is not None and not reshard.quiesce.is_owned(message.owner, now):
             raise Moved(f"shard {self._shard} has handed over its part", reshard.moved_to)
-        place, revision = (message.request, self._shard, self._boot), self._part.settings.revision
+        origin, revision = (message.request, self._shard, self._boot), self._part.settings.revision
         if busy_s := reshard.quiesce.busy_s(message.owner, now):
-            reply = Quiesced(*place, missing=True, busy_s=busy_s, revision=revision)
+            reply = Quiesced(*origin, missing=True, busy_s=busy_s, revision=revision)
             return reply, (wire_format.encode_state(Cut(ledger.cut)),)
         reshard.quiesce.begin(message.owner, cut, message.seconds, now)
         missing = ledger.short_of(cut)
         if message.apply_buffer and not missing:
             self._part.updates.apply_buffer()
         self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
-        reply = Quiesced(*place, missing, revision=revision)
+        reply = Quiesced(*origin, missing, revision=revision)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 
     def _hand_over(self, message: HandOver, frames: Sequence[Buffer], now: float) -> Answer:
@@ -259,8 +259,8 @@ class AdminRequests:
         changed = not busy_s and message.settings.revision > part.settings.revision
         if changed:
             part.follow(message.settings)
-        place = message.request, self._shard, self._boot
-        return SettingsInForce(*place, part.settings, changed, busy_s), ()
+        origin = message.request, self._shard, self._boot
+        return SettingsInForce(*origin, part.settings, changed, busy_s), ()
 
     def _describe(self, message: Describe) -> Answer:
         if difference := differs(message.protocol, message.schema):
@@ -271,7 +271,7 @@ class AdminRequests:
         return Described(message.request, self._shard, self._boot), (description,)
 
     def _export(self, sender: bytes, message: Export, now: float) -> Answer:
-        number = self.exports.opened_by(sender, message.request)
+        number = self.exports.find_opened(sender, message.request)
         if number is None:
             frames = shard_state.encode(self._part.copy())
             cut, version = CutState(frames, message.piece_bytes), self._part.parameters.version

@@ -40,15 +40,15 @@ WEIGHINGS: dict[str, Weighing] = {
 """The factors on the rate, by name: 1; 1/max(1, t); 1/(t + 1); 1/sqrt(1 + t)."""
 
 
-def weighing_of(what: str, value: object) -> str:
-    """The name of a weighing; raises BadInput naming `what` and the known ones."""
+def weighing_of(argument: str, value: object) -> str:
+    """The name of a weighing; raises BadInput naming `argument` and the known ones."""
     if isinstance(value, str) and value in WEIGHINGS:
         return value
-    raise argument_checks.wrong(what, ", ".join(WEIGHINGS), value)
+    raise argument_checks.wrong(argument, ", ".join(WEIGHINGS), value)
 
 
 class StaleLimit(msgspec.Struct, frozen=True):
-    """What becomes of a push of a staleness above `after`, which the staleness bound let pass.
+    """The treatment of a push of a staleness above `after`, which the staleness bound let pass.
 
     Its rate is multiplied by `after` / staleness; or, with `drop`, it counts as its worker's and
     changes no weights. Dropping biases training against the data of slow workers. The bound limits
@@ -64,7 +64,7 @@ class StaleLimit(msgspec.Struct, frozen=True):
         )
 
     def drops(self, staleness: int) -> bool:
-        """Whether a push of this staleness is dropped."""
+        """Return whether a push of this staleness is dropped."""
         return self.drop and staleness > self.after
 
     def factor(self, staleness: int) -> float:
@@ -72,7 +72,7 @@ class StaleLimit(msgspec.Struct, frozen=True):
         return min(1.0, self.after / max(1, staleness))
 
 
-def stale_limit_of(what: str, value: object) -> StaleLimit | None:
+def stale_limit_of(argument: str, value: object) -> StaleLimit | None:
     """The limit in `wait` (none: only the bound holds), `scale:AFTER` or `drop:AFTER`."""
     if isinstance(value, StaleLimit | None):
         return value
@@ -82,7 +82,7 @@ def stale_limit_of(what: str, value: object) -> StaleLimit | None:
     digits = after.isascii() and after.isdecimal() and len(after) < _MAX_DIGITS
     if action not in ("scale", "drop") or not digits or not int(after):
         expected = "wait, scale:AFTER or drop:AFTER, with AFTER of at least 1 update"
-        raise argument_checks.wrong(what, expected, value)
+        raise argument_checks.wrong(argument, expected, value)
     return StaleLimit(int(after), drop=action == "drop")
 
 
@@ -130,17 +130,19 @@ BUFFER = "buffer"
 _MERGES: dict[str, Merge] = {"each": EACH, "round": ROUND}
 
 
-def merge_of(what: str, value: object) -> Merge:
-    """How to merge pushes: a value, or the name of one without options. Raises BadInput."""
+def merge_of(argument: str, value: object) -> Merge:
+    """The way to merge pushes: a value, or the name of one without options. Raises BadInput."""
     if isinstance(value, _Merging):
         return cast(Merge, value)
     if isinstance(value, str) and value in _MERGES:
         return _MERGES[value]
-    raise argument_checks.wrong(what, f"{', '.join(_MERGES)}, or a value such as Buffer(10)", value)
+    raise argument_checks.wrong(
+        argument, f"{', '.join(_MERGES)}, or a value such as Buffer(10)", value
+    )
 
 
 class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy asks of the shards.
+    """The choices that a strategy makes for the shards.
 
     `scale` multiplies the rate of every push. With `rate` the pushes are differences of weights, in
     which the workers have applied their own rates, the tensors' multipliers and the weight decay;
@@ -171,11 +173,11 @@ class ServerHalf(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deltas(self) -> bool:
-        """Whether pushes are differences of weights."""
+        """True if pushes are differences of weights."""
         return self.rate is not None
 
     def settings(self, rule: Rule, rate: Schedule, decay: Decay) -> tuple[Rule, Schedule, Decay]:
-        """What the shards apply to a table for which the user has chosen these.
+        """The rule, rate and decay that the shards apply to a table with these of the user.
 
         The strategy may bring a rule of its own. Where pushes are differences of weights, the rate
         and decay are the workers' to apply, and the shards have the strategy's fixed rate.

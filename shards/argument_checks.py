@@ -33,12 +33,12 @@ _NAMES_SHOWN = 8  # names of a long list that an error quotes
 _NAME_BYTES = 128  # the length of a name in an update record
 
 
-def wrong(what: str, expected: str, value: object) -> BadInput:
-    """The error for an argument `what` that should have been something else."""
-    return BadInput(what, expected=expected, got=shown(value))
+def wrong(argument: str, expected: str, value: object) -> BadInput:
+    """The error for an argument that should have been something else."""
+    return BadInput(argument, expected=expected, got=describe_value(value))
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value in one short line: a plain value as Python writes it, any other by its type."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} of shape {value.shape}"
@@ -67,178 +67,178 @@ def _plain(value: object) -> str:
     return str(value).replace("\n", " ")
 
 
-def whole(what: str, value: object, least: int | None = None, most: int | None = None) -> int:
+def whole(argument: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """A whole number, Python's or NumPy's, from `least` to `most`; by default up to ±MAX_INT."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
         plain = index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise wrong(what, "a whole number", value) from None
+        raise wrong(argument, "a whole number", value) from None
     if least is not None and most is not None and not least <= plain <= most:
-        raise wrong(what, f"{least} to {most}", plain)
+        raise wrong(argument, f"{least} to {most}", plain)
     if plain < (-MAX_INT if least is None else least):
-        raise wrong(what, f"at least {-MAX_INT if least is None else least}", plain)
+        raise wrong(argument, f"at least {-MAX_INT if least is None else least}", plain)
     if plain > (MAX_INT if most is None else most):
-        raise wrong(what, f"at most {MAX_INT if most is None else most}", plain)
+        raise wrong(argument, f"at most {MAX_INT if most is None else most}", plain)
     return plain
 
 
 def number(
-    what: str,
+    argument: str,
     value: object,
     *,
     least: float = -LARGEST,
     expected: str = "a finite number",
 ) -> float:
     """A number of at least `least` in the range of float32; `expected` is for the error."""
-    plain = _real(what, value, expected)
+    plain = _real(argument, value, expected)
     if not least <= plain <= LARGEST:
-        raise wrong(what, expected, plain)
+        raise wrong(argument, expected, plain)
     return plain
 
 
-def loss(what: str, value: object) -> float:
+def loss(argument: str, value: object) -> float:
     """A loss: any number, NaN and infinity included, because it is a measurement."""
-    return _real(what, value, "a number")
+    return _real(argument, value, "a number")
 
 
-def loss_of(what: str, value: object) -> float:
+def loss_of(argument: str, value: object) -> float:
     """A step's loss: any number, or an array or a tensor of one, in whatever library."""
     try:
         # PyTorch warns where a tensor that has a gradient becomes a number.
         return float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        raise wrong(what, "a number", value) from None
+        raise wrong(argument, "a number", value) from None
 
 
-def seconds(what: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
+def seconds(argument: str, value: object, *, zero: bool = False, endless: bool = False) -> float:
     """A time in seconds: above 0 (or 0 if `zero`), up to MAX_SECONDS (or inf if `endless`)."""
     least = "0 s or more" if zero else "more than 0 s"
     expected = least if endless else f"{least}, and finite"
-    plain = _real(what, value, expected)
+    plain = _real(argument, value, expected)
     if plain < 0 or isnan(plain) or (plain == 0 and not zero) or (plain == inf and not endless):
-        raise wrong(what, expected, plain)
+        raise wrong(argument, expected, plain)
     if MAX_SECONDS < plain < inf:
-        raise wrong(what, f"at most {MAX_SECONDS:.0f} s", plain)
+        raise wrong(argument, f"at most {MAX_SECONDS:.0f} s", plain)
     return plain
 
 
-def _real(what: str, value: object, expected: str) -> float:
+def _real(argument: str, value: object, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real | np.floating | np.integer):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     try:
         return float(value)
     except OverflowError:
-        raise wrong(what, expected, value) from None
+        raise wrong(argument, expected, value) from None
 
 
-def bound(what: str, value: object) -> int | None:
+def staleness_bound(argument: str, value: object) -> int | None:
     """A staleness bound in steps; None, inf and "inf" mean no bound."""
     if value is None or (isinstance(value, str | float) and value in ("inf", inf)):
         return None
     try:
-        return whole(what, value, 0)
+        return whole(argument, value, 0)
     except BadInput as error:
         if isinstance(value, int | np.integer):
             raise
-        raise wrong(what, "a whole number of steps, or None for no bound", value) from error
+        raise wrong(argument, "a whole number of steps, or None for no bound", value) from error
 
 
-def choice(what: str, value: object, kind: type[Choice]) -> Choice:
+def choice(argument: str, value: object, kind: type[Choice]) -> Choice:
     """A member of the enum `kind`, given as itself or by its value."""
     try:
         return kind(value)  # type: ignore[arg-type]  # any object may be looked up
     except ValueError:
-        raise wrong(what, " or ".join(kind), value) from None
+        raise wrong(argument, " or ".join(kind), value) from None
 
 
-def known_names(what: str, given: Iterable[str], names: Iterable[str]) -> None:
-    """Raise BadInput for a name among those `given` that is none of `names`.
+def check_names(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise BadInput for one of `names` that is not among the `known` ones.
 
-    The error names the most similar of `names`; where none is similar the first few, or all of a
+    The error names the most similar known one; where none is similar the first few, or all of a
     short list, so that it stays one readable line.
     """
-    names = tuple(names)
-    for name in given:
-        if name not in names:
-            similar = get_close_matches(name, names, 1)
-            expected = f"{similar[0]}, or another known name" if similar else _listed(names)
-            raise BadInput(what, expected=expected, got=f"{name!r}")
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            similar = get_close_matches(name, known, 1)
+            expected = f"{similar[0]}, or another known name" if similar else _list_names(known)
+            raise BadInput(argument, expected=expected, got=f"{name!r}")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     rest = len(names) - _NAMES_SHOWN
     if rest < 2:
         return ", ".join(names)
     return f"{', '.join(names[:_NAMES_SHOWN])} or one of {rest} more, which help() lists"
 
 
-def items(what: str, value: object, expected: str) -> tuple[Any, ...]:
+def items(argument: str, value: object, expected: str) -> tuple[Any, ...]:
     """The items of an iterable other than a string, mapping or set."""
-    return tuple(iterable(what, value, expected))
+    return tuple(iterable(argument, value, expected))
 
 
-def iterable(what: str, value: object, expected: str) -> Iterable[Any]:
+def iterable(argument: str, value: object, expected: str) -> Iterable[Any]:
     """An iterable other than a string, mapping or set."""
     if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     return value
 
 
-def flag(what: str, value: object) -> bool:
+def flag(argument: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise wrong(what, "True or False", value)
+        raise wrong(argument, "True or False", value)
     return bool(value)
 
 
-def name(what: str, value: object, max_bytes: int = _NAME_BYTES) -> str:
+def name(argument: str, value: object, max_bytes: int = _NAME_BYTES) -> str:
     """A name: printable text, short enough for messages and update records."""
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise wrong(what, "a name of printable characters", value)
+        raise wrong(argument, "a name of printable characters", value)
     if len(value.encode(errors="replace")) > max_bytes:
-        raise wrong(what, f"a name of at most {max_bytes} bytes", value)
+        raise wrong(argument, f"a name of at most {max_bytes} bytes", value)
     return value
 
 
-def text(what: str, value: object, expected: str) -> str:
+def text(argument: str, value: object, expected: str) -> str:
     """A string, which the caller parses further."""
     if not isinstance(value, str):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     return value
 
 
-def instance(what: str, value: object, kind: type[Value], expected: str) -> Value:
+def instance(argument: str, value: object, kind: type[Value], expected: str) -> Value:
     """A value of type `kind`."""
     if not isinstance(value, kind):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     return value
 
 
-def function(what: str, value: Value, expected: str) -> Value:
+def function(argument: str, value: Value, expected: str) -> Value:
     """A callable."""
     if not callable(value):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     return value
 
 
-def array(what: str, value: object, size: int) -> NDArray[np.float32]:
+def array(argument: str, value: object, size: int) -> NDArray[np.float32]:
     """A float32 array of shape (size,): an array unchanged, a list or a tensor converted."""
     expected = f"float32 of shape ({size},)"
     if not isinstance(value, np.ndarray):
-        value = _converted(what, value, expected)
+        value = _convert(argument, value, expected)
     if value.dtype != np.float32 or value.shape != (size,):
-        raise BadInput(what, expected=expected, got=f"{value.dtype} of shape {value.shape}")
+        raise BadInput(argument, expected=expected, got=f"{value.dtype} of shape {value.shape}")
     return value
 
 
-def _converted(what: str, value: object, expected: str) -> NDArray[Any]:
+def _convert(argument: str, value: object, expected: str) -> NDArray[Any]:
     numbers = isinstance(value, list | tuple)
     if not numbers and not hasattr(value, "__array__"):
-        raise wrong(what, expected, value)
+        raise wrong(argument, expected, value)
     try:
         with np.errstate(over="ignore"):
             return np.asarray(value, np.float32 if numbers else None)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise wrong(what, expected, value) from None
+        raise wrong(argument, expected, value) from None

@@ -26,7 +26,7 @@ PIECE = 1 << 19  # floats; 2 MB of each array are in use at once
 
 
 def may_be_summed(rule: Rule, decay: Decay) -> bool:
-    """Whether an update by a sum of gradients equals the updates by each, up to rounding."""
+    """Return whether an update by a sum of gradients equals one by each, up to rounding."""
     return rule.additive and decay.weight == 0
 
 
@@ -77,13 +77,13 @@ def _cut(
             slice(start, stop),
             tuple(
                 RateRun(
-                    max(one.start, start) - start,
-                    min(one.stop, stop) - start,
-                    one.lr_mult,
-                    one.decay_mult,
-                    one.buffer,
+                    max(run.start, start) - start,
+                    min(run.stop, stop) - start,
+                    run.lr_mult,
+                    run.decay_mult,
+                    run.buffer,
                 )
-                for one in segments
-                if one.start < stop and one.stop > start
+                for run in segments
+                if run.start < stop and run.stop > start
             ),
         )

@@ -23,20 +23,20 @@ def heap_allocator(size: int) -> NDArray[np.float32]:
     return np.zeros(size, np.float32)
 
 
-def allocator(place: Backend) -> Allocator:
+def allocator(backend: Backend) -> Allocator:
     """The allocator of a backend: the host's heap, or a device's memory."""
 
-    def zeroed(size: int) -> NDArray[np.float32]:
-        array = place.empty((size,), np.float32)
+    def allocate_zeroed(size: int) -> NDArray[np.float32]:
+        array = backend.empty((size,), np.float32)
         array.fill(0)
         return array
 
-    return heap_allocator if place == HOST else zeroed
+    return heap_allocator if backend == HOST else allocate_zeroed
 
 
-def staging(place: Backend) -> Allocator:
+def staging(backend: Backend) -> Allocator:
     """An allocator of host arrays that are fast to fill from a backend's memory."""
-    return lambda size: place.staging((size,), np.float32)
+    return lambda size: backend.staging((size,), np.float32)
 
 
 def _count_of_the_unshared() -> int:
@@ -55,8 +55,8 @@ _LATELY = 64  # calls of `take` between two checks for surplus buffers
 _UNSHARED = _count_of_the_unshared()
 
 
-def unshared(arrays: list[NDArray[np.float32]]) -> bool:
-    """Whether only this list refers to each of its arrays."""
+def are_unshared(arrays: list[NDArray[np.float32]]) -> bool:
+    """Return whether only this list refers to each of its arrays."""
     for array in arrays:  # noqa: SIM110  # a generator would hold one more reference
         if sys.getrefcount(array) != _UNSHARED:
             return False
@@ -73,7 +73,7 @@ class Buffers:
         self.size = size
         self._allocate = allocate
         self._all: list[NDArray[np.float32]] = []
-        self._taken = 0
+        self._takes = 0
         self._idle: int | None = None  # the fewest unused at any recent `take`
 
     def take(self) -> NDArray[np.float32]:
@@ -92,8 +92,8 @@ class Buffers:
         """Drop the buffers that stayed unused in the last `_LATELY` calls of `take`, except one."""
         idle = len(free) - 1
         self._idle = idle if self._idle is None else min(self._idle, idle)
-        self._taken += 1
-        if self._taken % _LATELY == 0:
+        self._takes += 1
+        if self._takes % _LATELY == 0:
             surplus = [id(buffer) for buffer in free[1:][: max(0, self._idle - 1)]]
             self._all = [buffer for buffer in self._all if id(buffer) not in surplus]
             self._idle = None

@@ -70,12 +70,12 @@ class DeltaViews:
 
 def _difference(kind: Kind, share: float, new: Floats, view: Floats) -> NDArray[np.uint8]:
     """The payload of new - view; adds it to `view` in place."""
-    left = -view
+    difference = -view
     if kind is Kind.SPARSE:
-        left += new
-        payload = payloads.largest(left, None, payloads.pairs_of(share, new.size))
+        difference += new
+        payload = payloads.largest(difference, None, payloads.pairs_of(share, new.size))
     else:
-        payload = payloads.rounded(kind, new, left)
+        payload = payloads.encode_rounded(kind, new, difference)
     add(kind, payload, view, view)
     return payload
 

@@ -22,7 +22,7 @@ from cupy_kernels.backends import HOST, Backend
 from cupy_kernels.updates import squared_norm
 from shards import payloads, pull_encodings, zstd_frames
 from shards.batched_apply import FusedApply, may_be_summed
-from shards.buffer_pool import Buffers, unshared
+from shards.buffer_pool import Buffers, are_unshared
 from shards.delta_pulls import KINDS, DeltaViews
 from shards.errors import BadInput, BadMessage
 from shards.messages import AskedPart, Kind, Part, PulledPart
@@ -40,18 +40,20 @@ _PIECE = 1 << 19  # floats of each slot, 2 MB: a push waits for at most one piec
 class DensePart:
     """One section of a dense table; see `TablePart`. Its arrays are flat float32 of `size`."""
 
-    def __init__(self, shard: ShardSpec, spec: TableSpec, section: Section, place: Backend) -> None:
-        """`place` is the backend that holds weights and slots."""
+    def __init__(
+        self, shard: ShardSpec, spec: TableSpec, section: Section, backend: Backend
+    ) -> None:
+        """`backend` holds weights and slots."""
         self.spec = spec
         base = section.start - shard.keys.start
         self.keys = section.keys
         self.size = len(section.keys)
         self.count = self.buffered = 0
-        self.sums = place == HOST and may_be_summed(spec.rule, spec.decay)
+        self.sums = backend == HOST and may_be_summed(spec.rule, spec.decay)
         self.max_squares = spec.guard.max_squares
         self._where = slice(base, base + self.size)
-        self._place = place
-        self._here = place == HOST
+        self._backend = backend
+        self._on_host = backend == HOST
         self._slot_names = shard.slots_of(spec)
         self.copies = bool(self._slot_names)
         self._slots: list[Floats] = []
@@ -60,7 +62,7 @@ class DensePart:
         self._segments = segments(spec.table, section.keys)
         if shard.deltas:  # the workers have applied their own multipliers
             plain = {"lr_mult": 1.0, "decay_mult": 0.0}
-            self._segments = tuple(structs.replace(one, **plain) for one in self._segments)
+            self._segments = tuple(structs.replace(run, **plain) for run in self._segments)
         self._one_pass = FusedApply(self._segments, self.size) if self.sums else None
         self._decoded = Buffers(self.size)
         self._encoded = PullEncodings()
@@ -70,21 +72,21 @@ class DensePart:
 
     # --- pushes -----------------------------------------------------------------------------------
 
-    def check(self, what: str, part: Part, frame: Buffer) -> Floats:
+    def check(self, label: str, part: Part, frame: Buffer) -> Floats:
         """The gradient in a frame, in the memory of the weights; raises BadMessage."""
         keys = self.keys
         if part.start != keys.start or part.stop != keys.stop:
             raise BadMessage(
-                f"{what}: expected keys {keys} of table {part.table},"
+                f"{label}: expected keys {keys} of table {part.table},"
                 f" got [{part.start}, {part.stop})"
             )
-        payload = payloads.checked(what, part.kind, part.zstd, keys, frame)
+        payload = payloads.validate(label, part.kind, part.zstd, keys, frame)
         if part.kind is Kind.F4:
             gradient = payload.view(np.float32)
         else:
             gradient = self._decoded.take()
             payloads.decode(part.kind, payload, gradient)
-        return gradient if self._here else backends.copied(gradient, self._place)
+        return gradient if self._on_host else backends.copied(gradient, self._backend)
 
     def measure(self, gradient: Floats) -> float:
         """The squared norm of a gradient; infinite or NaN if one of its values is."""
@@ -101,8 +103,8 @@ class DensePart:
         """Write the section's next version into `out`, and advance its slots."""
         where = self._where
         if self._one_pass is not None:
-            own, target = weights[where], out[where]
-            return self._one_pass.apply(self.spec.rule, own, gradients, target, rate)
+            section, target = weights[where], out[where]
+            return self._one_pass.apply(self.spec.rule, section, gradients, target, rate)
         (gradient,) = gradients
         self._own_slots()
         rule = self.spec.rule
@@ -147,14 +149,14 @@ class DensePart:
         self, weights: Floats, version: int, ask: AskedPart, worker: str
     ) -> tuple[PulledPart, NDArray[Any]]:
         """The section as plain floats, rounded, or as the changes to what the worker has."""
-        own = weights[self._where]
+        section = weights[self._where]
         if ask.kind is Kind.F4 and not ask.zstd:
-            return self._plain, own
+            return self._plain, section
         edges = self.keys.start, self.keys.stop
         if ask.kind not in KINDS:
-            frame = self._encoded.frame(own, version, ask.kind, ask.zstd)
+            frame = self._encoded.frame(section, version, ask.kind, ask.zstd)
             return PulledPart(ask.table, ask.kind, *edges, ask.zstd), frame
-        change = self._views.serve(worker, own, ask.kind, ask.share, ask.base)
+        change = self._views.serve(worker, section, ask.kind, ask.share, ask.base)
         frame = zstd_frames.pack(change.frame) if ask.zstd else change.frame
         read = PulledPart(ask.table, change.kind, *edges, ask.zstd, change.base, change.number)
         return read, frame
@@ -167,28 +169,30 @@ class DensePart:
 
     def export(self, weights: Floats, past: Sequence[Floats]) -> Arrays:
         """The weights and each slot. Drop them when done: until then updates use other arrays."""
-        kept = past[: self.spec.rule.versions]
+        earlier = past[: self.spec.rule.versions]
         arrays = dict(zip(self._slot_names, self._slots, strict=True))
-        arrays |= zip(past_names(len(kept)), [one[self._where] for one in kept], strict=True)
-        if not self._here:
+        arrays |= zip(
+            past_names(len(earlier)), [version[self._where] for version in earlier], strict=True
+        )
+        if not self._on_host:
             arrays = {name: backends.copied(array, HOST) for name, array in arrays.items()}
         return {WEIGHTS: weights[self._where], **arrays}
 
     def check_state(self, arrays: Arrays) -> None:
         """Raise BadInput unless these are the weights, and all slots or none."""
         slots = sorted(self._slot_names)
-        what = f"table {self.spec.table.name}"
+        subject = f"table {self.spec.table.name}"
         names = sorted(arrays.keys() - {WEIGHTS, *past_names(self.spec.rule.versions)})
         if WEIGHTS not in arrays or (names and names != slots):
             raise BadInput(
-                what,
+                subject,
                 expected=(f"weights and the slots {slots} of rule {type(self.spec.rule).__name__}"),
                 got=sorted(arrays),
             )
         for name, array in arrays.items():
             if array.dtype != np.float32 or array.shape != (self.size,):
                 raise BadInput(
-                    f"{what}: {name}",
+                    f"{subject}: {name}",
                     expected=f"{self.size} float32 for keys {self.keys}",
                     got=f"{array.dtype} of shape {array.shape}",
                 )
@@ -201,22 +205,22 @@ class DensePart:
                 backends.copy(arrays[name], version[self._where])
         zeros = np.zeros(self.size, np.float32)
         names = self._slot_names
-        self._slots = [backends.copied(arrays.get(name, zeros), self._place) for name in names]
+        self._slots = [backends.copied(arrays.get(name, zeros), self._backend) for name in names]
         self._spare, self._moved = [], 0
         self._encoded.forget()
 
     @property
-    def prepared(self) -> bool:
-        """Whether the next push has no slots to copy first."""
-        return not self._slots or self._moved == self.size or unshared(self._slots)
+    def is_prepared(self) -> bool:
+        """True if the next push has no slots to copy first."""
+        return not self._slots or self._moved == self.size or are_unshared(self._slots)
 
     def prepare(self) -> None:
-        """Copy one piece of the slots ahead of the next push; only while not `prepared`."""
+        """Copy one piece of the slots ahead of the next push; only while not `is_prepared`."""
         self._copy_slots(_PIECE)
 
     def _own_slots(self) -> None:
         """Prepare the slots for a change in place."""
-        if not unshared(self._slots):  # a reader holds them
+        if not are_unshared(self._slots):  # a reader holds them
             self._move_slots()
         self._moved = 0  # pieces copied before this change are out of date
 
@@ -230,8 +234,8 @@ class DensePart:
         """Copy at most `most` further floats of each slot to the second set."""
         # An earlier reader may still hold the second set, so it is checked before the first piece;
         # from then on only this part refers to it.
-        if not self._moved and not (self._spare and unshared(self._spare)):
-            self._spare = [self._place.empty((self.size,), np.float32) for _ in self._slots]
+        if not self._moved and not (self._spare and are_unshared(self._spare)):
+            self._spare = [self._backend.empty((self.size,), np.float32) for _ in self._slots]
         piece = slice(self._moved, min(self._moved + most, self.size))
         for slot, spare in zip(self._slots, self._spare, strict=True):
             backends.copy(slot[piece], spare[piece])

@@ -14,7 +14,7 @@
         └── WrongBuild    two processes of one job run different code
 
 An error's text is one line: the thing, what was expected, what was found. It may quote foreign
-text, so its length is bounded: `quoted` shortens one quotation, and every error its whole text.
+text, so its length is bounded: `quote` shortens one quotation, and every error its whole text.
 """
 
 from typing import ClassVar
@@ -36,14 +36,14 @@ class DownpourError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(_bounded(str(text)))
+        super().__init__(_shorten(str(text)))
         self.table: str | None = None
         self.shard: int | None = None
         self.worker: str | None = None
 
 
 class Retry(DownpourError):
-    """The same request may succeed if it is repeated."""
+    """A request failed that may succeed if it is repeated."""
 
     retryable = True
 
@@ -123,7 +123,7 @@ class WrongBuild(GiveUp):
     """Two processes of one job run different code."""
 
 
-def _bounded(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shorten a long text in the middle, because its end may say what to do."""
     surplus = len(text) - _MAX_TEXT
     if surplus <= 0:
@@ -132,11 +132,11 @@ def _bounded(text: str) -> str:
     return f"{front}... ({surplus} characters left out) ...{back}"
 
 
-def quoted(value: object, limit: int = 80) -> str:
+def quote(value: object, limit: int = 80) -> str:
     """Foreign text as an error may quote it: one line, printable, at most about `limit` characters.
 
     A longer text is cut, and its length is appended.
     """
     text = value if isinstance(value, str) else repr(value)
-    short = "".join(one if one.isprintable() else "?" for one in text[:limit])
+    short = "".join(character if character.isprintable() else "?" for character in text[:limit])
     return short if len(text) <= limit else f"{short}... ({len(text)} characters)"

@@ -11,6 +11,6 @@ def install_command(extra: str) -> str:
     return f'pip install "/path/to/downpour[{extra}]"'
 
 
-def missing(what: str, library: str, extra: str) -> BadInput:
-    """The error of `what`, which needs a library of an extra that is not installed."""
-    return BadInput(what, expected=f"{library} ({install_command(extra)})", got="none")
+def missing(feature: str, library: str, extra: str) -> BadInput:
+    """The error of a feature that needs a library of an extra that is not installed."""
+    return BadInput(feature, expected=f"{library} ({install_command(extra)})", got="none")

@@ -40,7 +40,7 @@ class Gate:
         self.parked: dict[tuple[str, int], Waiting] = {}
 
     def passes(self, clock: int, min_clock: int | None) -> bool:
-        """Whether a step at `clock` may start while the slowest worker is at `min_clock`."""
+        """Return whether a step at `clock` may start while the slowest worker is at `min_clock`."""
         return self.bound is None or min_clock is None or clock - self.bound <= min_clock
 
     def park(self, sender: bytes, message: Pull | Join, now: float) -> bool:
@@ -53,8 +53,8 @@ class Gate:
         key = (message.worker, message.request)
         known = self.parked.get(key)
         if known is None and len(self.parked) >= MAX_PARKED:
-            own = sum(worker == message.worker for worker, _ in self.parked)
-            if own >= MAX_PARKED:
+            count = sum(worker == message.worker for worker, _ in self.parked)
+            if count >= MAX_PARKED:
                 raise BadMessage(
                     f"worker {message.worker}: expected at most {MAX_PARKED} requests that wait,"
                     " got one more"

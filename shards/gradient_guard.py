@@ -38,10 +38,10 @@ class Guard(msgspec.Struct, frozen=True, metaclass=NamedFields):
 
     def __post_init__(self) -> None:
         if self.max_norm is not None:
-            expected, what = "a max_norm above 0", "guard"
-            most = argument_checks.number(what, self.max_norm, least=0, expected=expected)
+            expected, argument = "a max_norm above 0", "guard"
+            most = argument_checks.number(argument, self.max_norm, least=0, expected=expected)
             if most == 0:
-                raise argument_checks.wrong(what, expected, most)
+                raise argument_checks.wrong(argument, expected, most)
             structs.force_setattr(self, "max_norm", most)
         after = argument_checks.whole("guard: quarantine_after", self.quarantine_after, 1)
         structs.force_setattr(self, "quarantine_after", after)
@@ -59,7 +59,7 @@ class Guard(msgspec.Struct, frozen=True, metaclass=NamedFields):
         return f"has {norm}: expected at most {min(self.max_norm or inf, _MAX_NORM):g}"
 
     def quarantines(self, refused: int) -> bool:
-        """Whether a worker with this number of refused gradients is quarantined."""
+        """Return whether a worker with this number of refused gradients is quarantined."""
         return refused >= self.quarantine_after
 
     def check(self, worker: str, refused: int) -> None:

@@ -32,16 +32,16 @@ MAX_FACTOR = 1e6
 """The largest factor on the rates."""
 
 
-def checked_factor(what: str, value: object) -> float:
-    """A factor on the rates; raises BadInput naming `what`."""
+def check_factor(argument: str, value: object) -> float:
+    """A factor on the rates; raises BadInput naming `argument`."""
     expected = f"more than 0, up to {MAX_FACTOR:g}"
-    factor = argument_checks.number(what, value, expected=expected)
+    factor = argument_checks.number(argument, value, expected=expected)
     if not 0 < factor <= MAX_FACTOR:
-        raise argument_checks.wrong(what, expected, factor)
+        raise argument_checks.wrong(argument, expected, factor)
     return factor
 
 
-def described(settings: LiveSettings) -> str:
+def describe_settings(settings: LiveSettings) -> str:
     """Settings that an operator has changed, in words."""
     bound = "no staleness bound" if settings.bound is None else f"staleness bound {settings.bound}"
     return f"the job trains with {bound} and rate factor {settings.rate_factor:g} from now on"
@@ -76,7 +76,7 @@ def check_change(spec: ShardSpec, settings: LiveSettings) -> None:
         )
 
 
-def agreed(states: Sequence[ShardState], spec: ShardSpec) -> Sequence[ShardState]:
+def unify_settings(states: Sequence[ShardState], spec: ShardSpec) -> Sequence[ShardState]:
     """The states, all with the settings of the highest revision that any of them has.
 
     A change may have reached some shards only when these states were saved. Settings that the

@@ -132,12 +132,12 @@ class Metrics:
         self._reads.pop(worker, None)
         self._repeated.pop(worker, None)
 
-    def repeated(self, worker: str) -> None:
+    def count_duplicate(self, worker: str) -> None:
         """Count a push of `worker` that had been applied before."""
         self.duplicates += 1
         self._repeated[worker] = self._repeated.get(worker, 0) + 1
 
-    def applied(
+    def record_push(
         self,
         push: Push,
         *,

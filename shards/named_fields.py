@@ -27,7 +27,7 @@ class NamedFields(msgspec.StructMeta):
                     expected=", ".join(known) or "no argument",
                     got=f"{name!r} (a table has it: ps.Dense.like(params, {setting}=...))",
                 )
-        argument_checks.known_names(self.__name__, named, known)
+        argument_checks.check_names(self.__name__, named, known)
         try:
             return super().__call__(*values, **named)
         except TypeError as error:

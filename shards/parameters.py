@@ -14,8 +14,8 @@ Some rules need the weights that a late gradient was computed from. Versions are
 last few are kept by reference. They are part of the state: a shard that is restored or replayed
 makes the same bits.
 
-Left to others: accepting and acknowledging a push (worker_requests.py), checking it (pushes.py),
-its rates (updates.py), and sending a version (pull_replies.py).
+Left to others: accepting and acknowledging a push (worker_requests.py), checking it
+(push_checks.py), its rates (updates.py), and sending a version (pull_replies.py).
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ Gradients = Mapping[str, NDArray[Any]]
 """The checked gradient of each table in a push."""
 
 
-_PREPARED = attrgetter("prepared")
+_IS_PREPARED = attrgetter("is_prepared")
 
 
 class ParameterStore:
@@ -51,35 +51,37 @@ class ParameterStore:
     which these keys hold a section, in the arena's order.
     """
 
-    def __init__(self, spec: ShardSpec, buffers: Callable[[int], Buffers], place: Backend) -> None:
+    def __init__(
+        self, spec: ShardSpec, buffers: Callable[[int], Buffers], backend: Backend
+    ) -> None:
         """Start without weights.
 
         `buffers` makes the host buffers that weights are sent from, given their size in floats;
-        `place` is the backend that holds weights and slots in its memory.
+        `backend` holds weights and slots in its memory.
         """
         self.size = len(spec.keys)
         self.version = 0
-        tables = {one.table.name: one for one in spec.tables}
+        tables = {table_spec.table.name: table_spec for table_spec in spec.tables}
         self.parts: dict[str, TablePart] = {
-            one.table: DensePart(spec, tables[one.table], one, place)
-            for one in spec.layout.sections(spec.keys)
+            section.table: DensePart(spec, tables[section.table], section, backend)
+            for section in spec.layout.sections(spec.keys)
         }
         self.sums = all(part.sums for part in self.parts.values())
         self._copying = [part for part in self.parts.values() if part.copies]
         self._shard = spec.shard
-        self._here = place == HOST
+        self._on_host = backend == HOST
         self._weights: Floats | None = None
         self._readable = buffers(self.size)
-        self._buffers = self._readable if self._here else Buffers(self.size, allocator(place))
+        self._buffers = self._readable if self._on_host else Buffers(self.size, allocator(backend))
         self._read: Floats | None = None
         self.buffered = 0  # pushes in the buffer
         versions = max((part.spec.rule.versions for part in self.parts.values()), default=0)
         self._past: deque[Floats] = deque(maxlen=versions)  # the newest version first
-        self._place = place
+        self._backend = backend
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been installed yet."""
+        """True if nothing has been installed yet."""
         return self._weights is None
 
     def weights(self) -> Floats:
@@ -93,7 +95,7 @@ class ParameterStore:
 
     def host_weights(self) -> Floats:
         """The present version in host memory; a device's is copied once for all requests."""
-        if self._here and self._weights is not None:
+        if self._on_host and self._weights is not None:
             return self._weights
         weights = self.weights()
         if self._read is None:
@@ -133,12 +135,12 @@ class ParameterStore:
                 part.keep(present, out)
                 continue
             if part.sums:
-                found = part.apply(present, gradients, out, rates[name] * scale, read)
+                part_squares = part.apply(present, gradients, out, rates[name] * scale, read)
             else:  # its slots change in place, so all tables are measured before it is applied
-                found = [part.measure(gradient) for gradient in gradients]
+                part_squares = [part.measure(gradient) for gradient in gradients]
                 waiting.append((part, gradients, rates[name] * scale))
             most = part.max_squares
-            for number, square in zip(pushed, found, strict=True):
+            for number, square in zip(pushed, part_squares, strict=True):
                 if guarded and not square <= most:  # true for NaN, too
                     return None
                 squares[number] += square
@@ -186,21 +188,21 @@ class ParameterStore:
         """
         weights, past = self.host_weights(), tuple(self._past)
         return {
-            array_name(name, what): array
+            array_name(name, slot): array
             for name, part in self.parts.items()
-            for what, array in part.export(weights, past).items()
+            for slot, array in part.export(weights, past).items()
         }
 
     def check_state(self, arrays: Arrays) -> None:
         """Raise BadInput unless `restore` can take over these arrays."""
         known = 0
         for name, part in self.parts.items():
-            own = of_table(arrays, name)
-            part.check_state(own)
-            known += len(own)
+            part_arrays = of_table(arrays, name)
+            part.check_state(part_arrays)
+            known += len(part_arrays)
         if known != len(arrays):
-            held = ", ".join(self.parts)
-            raise BadInput("state", expected=f"arrays of the tables {held}", got=", ".join(arrays))
+            names = ", ".join(self.parts)
+            raise BadInput("state", expected=f"arrays of the tables {names}", got=", ".join(arrays))
 
     def restore(self, saved: SavedProgress, arrays: Arrays) -> None:
         """Take over the arrays that another store's `copy` returned, and their counts.
@@ -209,8 +211,11 @@ class ParameterStore:
         """
         out, tables = self._buffers.take(), {name: of_table(arrays, name) for name in self.parts}
         most = self._past.maxlen or 0
-        kept = max((len(own.keys() & past_names(most)) for own in tables.values()), default=0)
-        past = [self._place.empty((self.size,), np.float32) for _ in range(kept)]
+        past_count = max(
+            (len(part_arrays.keys() & past_names(most)) for part_arrays in tables.values()),
+            default=0,
+        )
+        past = [self._backend.empty((self.size,), np.float32) for _ in range(past_count)]
         for name, part in self.parts.items():
             part.restore(tables[name], out, past)
             part.count = saved.updates.get(name, 0)
@@ -222,22 +227,23 @@ class ParameterStore:
         self.buffered = saved.buffered
 
     def is_at(self, arrays: Arrays) -> bool:
-        """Whether it holds exactly these arrays, bit for bit; equal NaNs count as equal."""
+        """Return whether it holds exactly these arrays, bit for bit; equal NaNs count as equal."""
         if self.empty:
             return False
-        held = self.copy()
-        return held.keys() == arrays.keys() and all(
-            np.array_equal(held[name].view(np.uint8), arrays[name].view(np.uint8)) for name in held
+        present = self.copy()
+        return present.keys() == arrays.keys() and all(
+            np.array_equal(present[name].view(np.uint8), arrays[name].view(np.uint8))
+            for name in present
         )
 
     @property
-    def prepared(self) -> bool:
-        """Whether the next push has nothing to copy first."""
-        return all(map(_PREPARED, self._copying))  # no generator: it is asked at every turn
+    def is_prepared(self) -> bool:
+        """True if the next push has nothing to copy first."""
+        return all(map(_IS_PREPARED, self._copying))  # no generator: it is asked at every turn
 
     def prepare(self) -> None:
-        """Do a small part of the work that the next push would wait for; only if not `prepared`."""
-        next(part for part in self._copying if not part.prepared).prepare()
+        """Do a part of the work that the next push would wait for; only if not `is_prepared`."""
+        next(part for part in self._copying if not part.is_prepared).prepare()
 
     def _version(self, number: int) -> Floats:
         """The weights of a version, or the oldest kept if it is older than the rules need."""

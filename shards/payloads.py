@@ -58,7 +58,7 @@ def pairs_of(share: float, keys: int) -> int:
     return min(max_pairs(keys), max(1, round(share * keys)))
 
 
-def rounded(kind: Kind, g: Floats, error: Floats) -> Bytes:
+def encode_rounded(kind: Kind, g: Floats, error: Floats) -> Bytes:
     """The payload of g + error in a kind of ROUNDED; `error` becomes the rounding error."""
     codec = ROUNDED[kind]
     payload = np.empty(codecs.payload_bytes(codec, g.size), np.uint8)
@@ -131,7 +131,7 @@ PAYLOADS: dict[Kind, Payload] = {kind: _dense(codec) for kind, codec in ROUNDED.
 }
 
 
-def checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) -> Bytes:
+def validate(label: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) -> Bytes:
     """The frame for a key range as a payload to decode; raises BadMessage.
 
     It is copied only if zstd decompresses it or its address is not aligned.
@@ -147,19 +147,19 @@ def checked(what: str, kind: Kind, zstd: bool, keys: KeyRange, frame: Buffer) ->
     most = row.max_bytes(count)
     packed = plain.cast("B")
     if zstd:
-        packed = zstd_frames.unpack(f"{what}: keys {keys}", packed, most)
+        packed = zstd_frames.unpack(f"{label}: keys {keys}", packed, most)
     if packed.nbytes > most or (packed.nbytes < most and not row.sparse):
         raise BadMessage(
-            f"{what}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"
+            f"{label}: keys {keys} as {kind} take {'up to ' * row.sparse}{most} bytes,"
             f" got {packed.nbytes}"
         )
-    payload = _aligned(np.frombuffer(packed, np.uint8))
+    payload = _align(np.frombuffer(packed, np.uint8))
     if row.fault is not None and (fault := row.fault(payload, count)):
-        raise BadMessage(f"{what}: keys {keys} as {kind}: {fault}")
+        raise BadMessage(f"{label}: keys {keys} as {kind}: {fault}")
     return payload
 
 
-def _aligned(payload: Bytes) -> Bytes:
+def _align(payload: Bytes) -> Bytes:
     """Copy an unaligned payload, as ZeroMQ's short frames may be; compiled loops need alignment."""
     return payload.copy() if payload.__array_interface__["data"][0] % _ALIGNED else payload
 

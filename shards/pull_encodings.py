@@ -46,26 +46,26 @@ class PullEncodings:
 
     def __init__(self) -> None:
         self._version = -1
-        self._made: dict[tuple[Kind, bool], Frame] = {}
+        self._frames: dict[tuple[Kind, bool], Frame] = {}
 
     def frame(self, weights: NDArray[np.float32], version: int, kind: Kind, zstd: bool) -> Frame:
         """The frame of `weights`; receivers must not write into it."""
         if version != self._version:
-            self._made.clear()
+            self._frames.clear()
             self._version = version
         if kind is Kind.F4 and not zstd:
             return weights  # kept here, it would hold the buffer
-        made = self._made.get((kind, zstd))
-        if made is None:
-            made = self._made[kind, zstd] = _made(weights, kind, zstd)
-        return made
+        encoded = self._frames.get((kind, zstd))
+        if encoded is None:
+            encoded = self._frames[kind, zstd] = _encode(weights, kind, zstd)
+        return encoded
 
     def forget(self) -> None:
         """Drop the frames: other weights are being installed, perhaps under the same version."""
-        self._made.clear()
+        self._frames.clear()
 
 
-def _made(weights: NDArray[np.float32], kind: Kind, zstd: bool) -> Frame:
+def _encode(weights: NDArray[np.float32], kind: Kind, zstd: bool) -> Frame:
     frame: Frame = weights
     if kind is Kind.FP16 or kind is Kind.BF16:
         payload = np.empty(2 * weights.size, np.uint8)

@@ -70,5 +70,5 @@ class PullReplies:
             sent_bytes += frame.nbytes
         self._metrics.pulls += 1
         self._metrics.bytes_out += sent_bytes
-        place = request, self._shard, self._boot, self._epoch
-        return Weights(*place, parameters.version, parts, waited_s), tuple(frames)
+        origin = request, self._shard, self._boot, self._epoch
+        return Weights(*origin, parameters.version, parts, waited_s), tuple(frames)

@@ -54,12 +54,12 @@ def examine(
     gradients: dict[str, NDArray[Any]] = {}
     payload_bytes = 0
     for part, frame in zip(message.parts, frames, strict=True):
-        own = parameters.parts.get(part.table)
-        if own is None or part.table in gradients:
+        table_part = parameters.parts.get(part.table)
+        if table_part is None or part.table in gradients:
             raise BadMessage(
                 f"push {message.seq}: expected at most one part for each of the tables"
                 f" {', '.join(parameters.parts)} of shard {shard}, got one more of {part.table}"
             )
-        gradients[part.table] = own.check(f"push {message.seq}", part, frame)
+        gradients[part.table] = table_part.check(f"push {message.seq}", part, frame)
         payload_bytes += memoryview(frame).nbytes
     return Arrived(sender, message, tuple(frames), gradients, payload_bytes)

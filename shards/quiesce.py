@@ -75,7 +75,7 @@ class QuiesceTracker:
         return 0.0 if self._ends_at is None else max(0.0, self._ends_at - now)
 
     def is_owned(self, owner: int, now: float) -> bool:
-        """Whether the limit is in force, and `owner` began it."""
+        """Return whether the limit is in force, and `owner` began it."""
         return self.is_active(now) and self._owner == owner
 
     def reset(self, now: float) -> None:
@@ -84,11 +84,11 @@ class QuiesceTracker:
             self._ends_at = now + self._seconds
 
     def is_active(self, now: float) -> bool:
-        """Whether the limit is in force."""
+        """Return whether the limit is in force."""
         return self._ends_at is not None and now < self._ends_at
 
     def allows(self, worker: str, seq: int, now: float) -> bool:
-        """Whether push `seq` may be applied."""
+        """Return whether push `seq` may be applied."""
         return not self.is_active(now) or seq <= self._cut.get(worker, 0)
 
     def check(self, worker: str, seq: int, now: float) -> None:

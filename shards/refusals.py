@@ -47,8 +47,8 @@ def refusal(request: int, shard: int, boot: int, error: DownpourError) -> Refusa
     return Refusal(request, shard, boot, remedy, text, expected)
 
 
-def changed_nothing(answer: Message) -> bool:
-    """Whether this answer shows that its request changed no state.
+def leaves_state_unchanged(answer: Message) -> bool:
+    """Return whether this answer shows that its request changed no state.
 
     A gradient that the guard refuses does change it: the refusal is counted (gradient_guard.py).
     """

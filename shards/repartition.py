@@ -21,22 +21,24 @@ from shards.tables import KeyRange, Layout, ShardMap
 def repartition(
     states: Sequence[ShardState], layout: Layout, before: ShardMap, after: ShardMap
 ) -> list[ShardState]:
-    """The same state, cut into one for each shard of `after`; arrays are new.
+    """Cut a job's state into one for each shard of `after`; arrays are new.
 
     Raises BadInput if a map does not hold all keys of `layout`, or if a state does not hold those
     of its shard.
     """
     _check_whole("before", before, layout)
     _check_whole("after", after, layout)
-    whole = _joined([state.arrays for state in states], layout, before)
-    saved = _merged([state.saved for state in states])
+    whole = _join([state.arrays for state in states], layout, before)
+    saved = _merge([state.saved for state in states])
     return [
         ShardState(
-            msgspec.structs.replace(saved, ledger=_copied(saved.ledger)),
+            msgspec.structs.replace(saved, ledger=_copy_ledger(saved.ledger)),
             {
-                array_name(one.table, what): array[one.keys.start : one.keys.stop].copy()
-                for one in layout.sections(keys)
-                for what, array in whole[one.table].items()
+                array_name(section.table, slot): array[
+                    section.keys.start : section.keys.stop
+                ].copy()
+                for section in layout.sections(keys)
+                for slot, array in whole[section.table].items()
             },
         )
         for keys in after.ranges
@@ -44,7 +46,7 @@ def repartition(
 
 
 def evenly_buffered(progress: Sequence[SavedProgress]) -> bool:
-    """Whether all shards have as many pushes in their buffers, of each table that several hold."""
+    """Return whether all shards have as many pushes in their buffers, of each shared table."""
     counts = {(table, count) for saved in progress for table, count in saved.collected.items()}
     tables = {table for table, _ in counts}
     return len(counts) == len(tables) and len({saved.buffered for saved in progress}) == 1
@@ -63,40 +65,44 @@ def whole_tables(
 ) -> dict[str, Arrays]:
     """The arrays of each table, over all its keys; raises BadInput as `repartition` does."""
     _check_whole("snapshot", shard_map, layout)
-    return _joined([state.arrays for state in states], layout, shard_map)
+    return _join([state.arrays for state in states], layout, shard_map)
 
 
-def _joined(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict[str, Arrays]:
+def _join(states: Sequence[Arrays], layout: Layout, shard_map: ShardMap) -> dict[str, Arrays]:
     whole: dict[str, Arrays] = {name: {} for name in layout.names}
     sizes = {table.name: table.size for table in layout.tables}
     for shard, keys in enumerate(shard_map.ranges):
-        for one in layout.sections(keys):
-            for what, array in of_table(states[shard], one.table).items():
-                if array.shape != (len(one.keys),):
+        for section in layout.sections(keys):
+            for slot, array in of_table(states[shard], section.table).items():
+                if array.shape != (len(section.keys),):
                     raise BadInput(
                         f"repartition: shard {shard}",
-                        expected=f"{len(one.keys)} floats of {array_name(one.table, what)}",
+                        expected=f"{len(section.keys)} floats of {array_name(section.table, slot)}",
                         got=array.shape,
                     )
-                empty = np.zeros(sizes[one.table], array.dtype)
-                whole[one.table].setdefault(what, empty)[one.keys.start : one.keys.stop] = array
+                empty = np.zeros(sizes[section.table], array.dtype)
+                whole[section.table].setdefault(slot, empty)[
+                    section.keys.start : section.keys.stop
+                ] = array
     return whole
 
 
-def _check_whole(what: str, shard_map: ShardMap, layout: Layout) -> None:
+def _check_whole(label: str, shard_map: ShardMap, layout: Layout) -> None:
     """Raise BadInput unless the ranges of a map are the whole arena, in order and without gaps."""
     reached = 0
     for keys in shard_map.ranges:
         if keys.start != reached:
-            raise BadInput(f"shard map {what}", expected=f"a range from key {reached}", got=keys)
+            raise BadInput(f"shard map {label}", expected=f"a range from key {reached}", got=keys)
         reached = keys.stop
     if reached != layout.size:
         raise BadInput(
-            f"shard map {what}", expected=f"keys {KeyRange(0, layout.size)}", got=f"up to {reached}"
+            f"shard map {label}",
+            expected=f"keys {KeyRange(0, layout.size)}",
+            got=f"up to {reached}",
         )
 
 
-def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
+def _merge(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     ledgers = [saved.ledger for saved in all_saved]
     workers = {worker for ledger in ledgers for worker in ledger.entries}
     entries = {
@@ -109,7 +115,7 @@ def _merged(all_saved: Sequence[SavedProgress]) -> SavedProgress:
     tables = {name for saved in all_saved for name in saved.updates}
     updates = {name: max(saved.updates.get(name, 0) for saved in all_saved) for name in tables}
     # A shard that alone has applied its buffer counts fewer pushes in it: keep the highest count.
-    collected = {name: max(one.collected.get(name, 0) for one in all_saved) for name in tables}
+    collected = {name: max(saved.collected.get(name, 0) for saved in all_saved) for name in tables}
     # A change of the settings may have reached some shards only; the new ones must agree.
     changed = [saved.settings for saved in all_saved if saved.settings is not None]
     return msgspec.structs.replace(
@@ -141,7 +147,7 @@ def _furthest(entries: Iterable[LedgerEntry]) -> LedgerEntry:
     )
 
 
-def _copied(ledger: Ledger) -> Ledger:
+def _copy_ledger(ledger: Ledger) -> Ledger:
     """A separate ledger for each shard, because a shard changes its own in place."""
     entries = {name: msgspec.structs.replace(entry) for name, entry in ledger.entries.items()}
     return Ledger(entries, ledger.floor)

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from shards import shard_state, wire_format
 from shards.errors import BadMessage, Retry
 from shards.messages import CHANGING, PIECE_BYTES, Count, Registered, Request
-from shards.refusals import changed_nothing
+from shards.refusals import leaves_state_unchanged
 from shards.replication_messages import (
     MAX_EXPIRED,
     Assignment,
@@ -79,7 +79,7 @@ class Post(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """What the driver must send: answers to clients, posts to peers, a beat to the coordinator."""
+    """Messages for the driver to send: answers to clients, posts to peers, a beat."""
 
     answers: list[Outgoing] = []
     posts: list[Post] = []
@@ -151,7 +151,7 @@ class ShardReplica:
         self._alone_until: int | None = None
         self._first = (0, 0)
         self._unreported: deque[_Entry] = deque()
-        self._held: deque[tuple[int, list[Outgoing]]] = deque()
+        self._pending_answers: deque[tuple[int, list[Outgoing]]] = deque()
         self._quiet_since = 0.0
         self._patience_s = retry_s  # until pieces of the state are sent again
         self.retired = False
@@ -160,18 +160,18 @@ class ShardReplica:
 
     @property
     def serving(self) -> bool:
-        """Whether this copy is the primary of a confirmed configuration."""
+        """True if this copy is the primary of a confirmed configuration."""
         return not self.retired and self._active is not None and self._active.primary == self.boot
 
     @property
-    def called(self) -> bool:
-        """Whether this copy has accepted to be the primary and waits for the confirmation."""
+    def awaits_confirmation(self) -> bool:
+        """True if this copy has accepted to be the primary and waits for the confirmation."""
         accepted = self._accepted
         called = accepted is not None and accepted.primary == self.boot
         return called and not self.serving and not self.retired
 
     @property
-    def committed(self) -> int:
+    def commit_position(self) -> int:
         """The last entry held by every copy that the configuration counts on."""
         if self._reported is None or self._alone_until is None:
             return self.position
@@ -186,7 +186,7 @@ class ShardReplica:
 
     @property
     def in_sync(self) -> bool:
-        """Whether its backup holds all that is committed, and nothing is committed without it."""
+        """True if its backup holds all that is committed, and nothing is committed without it."""
         return self.behind == 0 and self._accepted == self._active
 
     def beat(self) -> Beat:
@@ -226,7 +226,7 @@ class ShardReplica:
             )
             return Effects([self.shard.refuse(sender, message.request, reason)])
         answers = self.shard.handle(sender, message, frames, now)
-        unchanged = any(changed_nothing(answer.message) for answer in answers)
+        unchanged = any(leaves_state_unchanged(answer.message) for answer in answers)
         if unchanged or not isinstance(message, CHANGING):
             return self._answer(answers)
         return self._log(now, (wire_format.encode(message), *frames), (), answers)
@@ -253,9 +253,9 @@ class ShardReplica:
         """Handle a message of the peer with boot number `origin`."""
         match message:
             case Replicated():
-                return self._heard(origin, message, now)
+                return self._handle_report(origin, message, now)
             case Sync() | Replicate():
-                return self._copied(origin, message, frames)
+                return self._handle_copy(origin, message, frames)
 
     # --- configurations ---------------------------------------------------------------------------
 
@@ -276,12 +276,12 @@ class ShardReplica:
         if promoted:
             self.shard.take_over(now)
         posts = self._send_state(now) if new.backup is not None else []
-        return Effects(self._released(), posts)
+        return Effects(self._release(), posts)
 
     def _step_down(self) -> None:
         """Retire: this copy is in no configuration any more, and never sends the held answers."""
         self.retired = True
-        self._held.clear()
+        self._pending_answers.clear()
         self._unreported.clear()
         self._sending = None
 
@@ -309,20 +309,22 @@ class ShardReplica:
         # have no sender's address.
         awaited = [answer for answer in answers if answer.to]
         if awaited:
-            self._held.append((self.position, awaited))
-        return Effects(self._released())
+            self._pending_answers.append((self.position, awaited))
+        return Effects(self._release())
 
-    def _released(self) -> list[Outgoing]:
+    def _release(self) -> list[Outgoing]:
         out: list[Outgoing] = []
-        while self._held and self._held[0][0] <= self.committed:
-            out += self._held.popleft()[1]
+        while self._pending_answers and self._pending_answers[0][0] <= self.commit_position:
+            out += self._pending_answers.popleft()[1]
         return out
 
     def _send_state(self, now: float) -> list[Post]:
         """Begin to send the whole state to a new backup."""
         self._patience_s = self.retry_s
         state = () if self.shard.parameters.empty else shard_state.encode(self.shard.copy())
-        waiting = [(wire_format.encode(one), *payload) for one, payload in self.shard.waiting()]
+        waiting = [
+            (wire_format.encode(request), *payload) for request, payload in self.shard.waiting()
+        ]
         counts = [len(frames) for frames in waiting]
         first = _Copied(now, self.shard.progress, len(state), counts)
         frames: Frames = (wire_format.encode_state(first), *state, *chain(*waiting))
@@ -367,7 +369,7 @@ class ShardReplica:
         self._quiet_since = now
         return [self._replicate(entry) for entry in self._unreported]
 
-    def _heard(self, origin: int, message: Replicated, now: float) -> Effects:
+    def _handle_report(self, origin: int, message: Replicated, now: float) -> Effects:
         active = self._active
         if active is None or active.backup != origin or message.epoch != active.epoch:
             return Effects()
@@ -392,12 +394,14 @@ class ShardReplica:
             further = alone + (self._reported - reported) // 2
             self._alone_until = max(self._alone_until, min(self.position, further))
         return Effects(
-            self._released(), [], self.beat() if self.in_sync and not was_in_sync else None
+            self._release(), [], self.beat() if self.in_sync and not was_in_sync else None
         )
 
     # --- as a backup ------------------------------------------------------------------------------
 
-    def _copied(self, origin: int, message: Sync | Replicate, frames: Sequence[Buffer]) -> Effects:
+    def _handle_copy(
+        self, origin: int, message: Sync | Replicate, frames: Sequence[Buffer]
+    ) -> Effects:
         accepted = self._accepted
         if accepted is None or message.epoch > accepted.epoch:
             # The coordinator's Assignment has yet to reach this copy; the primary will repeat this.
@@ -409,7 +413,7 @@ class ShardReplica:
                 self._take_piece(message, frames)
         elif self._holds is not None and message.position == self._holds + 1:
             self._apply(message, frames)
-        pieces = self._gathered.held if self._gathered is not None else 0
+        pieces = self._gathered.gapless_count if self._gathered is not None else 0
         return Effects(posts=[Post(origin, Replicated(message.epoch, self._holds, pieces))])
 
     def _take_piece(self, message: Sync, frames: Sequence[Buffer]) -> None:

@@ -34,7 +34,7 @@ class Configuration(msgspec.Struct, frozen=True):
         return {self.primary} if self.backup is None else {self.primary, self.backup}
 
     def holds(self, boot: int) -> bool:
-        """Whether process `boot` is the primary or the backup."""
+        """Return whether process `boot` is the primary or the backup."""
         return boot in self.members
 
 

@@ -37,8 +37,8 @@ class ReshardState:
             raise GiveUp(f"hand over: shard {self._shard} has handed over its part to others")
         self.moved_to = successors
 
-    def begun(self, now: float) -> bool:
-        """Whether the shard is quiesced or has handed over its part."""
+    def has_begun(self, now: float) -> bool:
+        """Return whether the shard is quiesced or has handed over its part."""
         return self.moved_to is not None or self.quiesce.is_active(now)
 
     @property

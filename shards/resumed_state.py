@@ -6,7 +6,7 @@ from msgspec import structs
 
 from cupy_kernels.backends import HOST
 from shards.buffer_pool import Buffers
-from shards.live_settings import agreed
+from shards.live_settings import unify_settings
 from shards.repartition import evenly_buffered, repartition
 from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
@@ -14,7 +14,7 @@ from shards.spec import ShardSpec
 from shards.tables import ShardMap
 
 
-def resumed(
+def resume_states(
     states: Sequence[ShardState], before: ShardMap, spec: ShardSpec
 ) -> Sequence[ShardState]:
     """The `states` that were saved with the map `before`, one for each shard of `spec.map`.
@@ -25,18 +25,18 @@ def resumed(
     the job that resumes. What an operator has changed of the settings stays changed. Raises
     BadInput as `repartition` does.
     """
-    states = agreed(states, spec)
+    states = unify_settings(states, spec)
     if before.ranges == spec.map.ranges:
         return states
     if not evenly_buffered([state.saved for state in states]):
-        states = [_settled(state, shard, before, spec) for shard, state in enumerate(states)]
+        states = [_apply_buffer(state, shard, before, spec) for shard, state in enumerate(states)]
     return repartition(states, spec.layout, before, spec.map)
 
 
-def _settled(state: ShardState, shard: int, before: ShardMap, spec: ShardSpec) -> ShardState:
+def _apply_buffer(state: ShardState, shard: int, before: ShardMap, spec: ShardSpec) -> ShardState:
     """The state of a shard after it has applied what its buffer holds."""
-    own = structs.replace(spec, shard=shard, map=before)
-    part = ShardPart(own, 0, Buffers, HOST)
+    spec_before = structs.replace(spec, shard=shard, map=before)
+    part = ShardPart(spec_before, 0, Buffers, HOST)
     part.restore(state)
     part.updates.apply_buffer()
     return part.copy()

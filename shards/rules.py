@@ -115,17 +115,17 @@ class UpdateRule(msgspec.Struct, frozen=True, tag_field="rule", metaclass=NamedF
         for buffer in plan.buffers:
             out[buffer] = weights[buffer] - gradient[buffer]
 
-    def prepare(self, place: Backend = HOST) -> None:
+    def prepare(self, backend: Backend = HOST) -> None:
         """Compile the rule before the first gradient arrives; it takes a second or two.
 
-        Raises BadInput if `place` is a device for which the rule has no kernel.
+        Raises BadInput if `backend` is a device for which the rule has no kernel.
         """
         name = str(self.__struct_config__.tag)
-        if not updates.runs_on(place, name):
+        if not updates.runs_on(backend, name):
             raise BadInput(
                 f"update rule {name}", expected="one with a CUDA kernel, to run on a GPU"
             )
-        zeros = allocator(place)
+        zeros = allocator(backend)
         blank, out, *slots = (zeros(1) for _ in range(2 + len(self.slot_names)))
         whole = (RateRun(0, 1, 1.0, 1.0),)
         updates.squared_norm(updates.mean([blank, blank]))  # these precede the rule in a push
@@ -149,9 +149,9 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
 
     additive: ClassVar[bool] = True
 
-    def prepare(self, place: Backend = HOST) -> None:
-        super().prepare(place)
-        if place == HOST:
+    def prepare(self, backend: Backend = HOST) -> None:
+        super().prepare(backend)
+        if backend == HOST:
             blank, out = np.zeros((2, 1), np.float32)
             self.apply_measured(blank, blank, out, (RateRun(0, 1, 1.0, 1.0),), 0.0)
 
@@ -169,7 +169,7 @@ class SGD(UpdateRule, frozen=True, tag="sgd"):
         So if the norm turns out not to be finite, `out` can be dropped, and no separate pass over
         the gradient is needed.
         """
-        return updates.sgd_measured(weights, gradient, out, _covered(segments, out.size, rate))
+        return updates.sgd_measured(weights, gradient, out, _cover_gaps(segments, out.size, rate))
 
 
 class Momentum(UpdateRule, frozen=True, tag="momentum"):
@@ -380,20 +380,22 @@ Rule = (
 RULES: dict[str, type[Rule]] = {str(rule.__struct_config__.tag): rule for rule in get_args(Rule)}
 
 
-def rule_of(what: str, value: object) -> Rule:
-    """A rule, given as itself or by name with default values; raises BadInput naming `what`."""
+def rule_of(argument: str, value: object) -> Rule:
+    """A rule, given as itself or by name with default values; raises BadInput."""
     if isinstance(value, UpdateRule):  # the project's, or defined by the user
         return cast(Rule, value)
     if isinstance(value, str) and value.lower() in RULES:
         return RULES[value.lower()]()
-    raise argument_checks.wrong(what, f"{', '.join(RULES)}, or a rule such as Adam()", value)
+    raise argument_checks.wrong(argument, f"{', '.join(RULES)}, or a rule such as Adam()", value)
 
 
-def decay_of(what: str, value: object) -> Decay:
-    """A weight decay, given as itself or as a number for L2; raises BadInput naming `what`."""
+def decay_of(argument: str, value: object) -> Decay:
+    """A weight decay, given as itself or as a number for L2; raises BadInput."""
     if isinstance(value, Decay):
         return value
-    return Decay(argument_checks.number(what, value, least=0, expected=f"{_OF_DECAY}, or a Decay"))
+    return Decay(
+        argument_checks.number(argument, value, least=0, expected=f"{_OF_DECAY}, or a Decay")
+    )
 
 
 class _Layout(NamedTuple):
@@ -425,28 +427,28 @@ class _Plan(NamedTuple):
 @lru_cache(maxsize=256)
 def _plan(segments: tuple[RateRun, ...], size: int, rate: float, decay: Decay) -> _Plan:
     """The segments as the loops need them; cached, because the rate seldom changes."""
-    layout = _layout(tuple(one for one in segments if not one.buffer), size)
+    layout = _layout(tuple(segment for segment in segments if not segment.buffer), size)
     runs = updates.Runs(
         layout.bounds,
         np.float32(rate) * layout.lr_mults,
         np.float32(decay.weight) * layout.decay_mults,
         decay.kind is DecayKind.L1,
     )
-    buffers = tuple(one.keys for one in segments if one.buffer)
+    buffers = tuple(segment.keys for segment in segments if segment.buffer)
     return _Plan(runs, _layout(segments, size).gaps, buffers)
 
 
 @lru_cache(maxsize=256)
-def _covered(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
+def _cover_gaps(segments: tuple[RateRun, ...], size: int, rate: float) -> updates.Runs:
     """The segments, and the gaps between them as runs of rate 0: w - 0*g is w if g is finite.
 
     A buffer is a run of rate 1.
     """
     gaps = [RateRun(gap.start, gap.stop, 0.0, 0.0) for gap in _layout(segments, size).gaps]
-    ordered = sorted((*segments, *gaps), key=lambda one: one.start)
-    trained = tuple(structs.replace(one, buffer=False) for one in ordered)
+    ordered = sorted((*segments, *gaps), key=lambda run: run.start)
+    trained = tuple(structs.replace(run, buffer=False) for run in ordered)
     runs = _plan(trained, size, rate, Decay()).runs
-    buffers = np.array([one.buffer for one in ordered])
+    buffers = np.array([run.buffer for run in ordered])
     return runs._replace(rates=np.where(buffers, np.float32(1), runs.rates))
 
 

@@ -144,16 +144,18 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
-def schedule_of(what: str, value: object) -> Schedule:
-    """A schedule, given as itself or as a fixed rate; raises BadInput naming `what`."""
+def schedule_of(argument: str, value: object) -> Schedule:
+    """A schedule, given as itself or as a fixed rate; raises BadInput."""
     if isinstance(value, _Policy):  # the project's, or defined by the user
         return cast(Schedule, value)
     if not isinstance(value, bool) and isinstance(value, Real | np.floating):
         rate = argument_checks.number(
-            what, value, least=0, expected="a rate of 0 or more, and finite"
+            argument, value, least=0, expected="a rate of 0 or more, and finite"
         )
         return Fixed(base_rate=rate)
-    raise argument_checks.wrong(what, "a rate or a schedule such as Fixed(base_rate=0.1)", value)
+    raise argument_checks.wrong(
+        argument, "a rate or a schedule such as Fixed(base_rate=0.1)", value
+    )
 
 
 def _field(policy: _Policy, field: str) -> str:
@@ -177,10 +179,10 @@ def _whole(policy: _Policy, field: str) -> None:
 
 
 def _steps(policy: MultiStep) -> None:
-    what, steps = _field(policy, "steps"), policy.steps
-    listed = argument_checks.items(what, steps, "a list of whole numbers")
+    argument, steps = _field(policy, "steps"), policy.steps
+    listed = argument_checks.items(argument, steps, "a list of whole numbers")
     structs.force_setattr(
-        policy, "steps", tuple(argument_checks.whole(what, step) for step in listed)
+        policy, "steps", tuple(argument_checks.whole(argument, step) for step in listed)
     )
 
 

@@ -22,31 +22,33 @@ _DIGITS = 16
 
 def schema_id(types: Iterable[Any] = MESSAGES) -> str:
     """Sixteen hexadecimal digits over the structs and enums that `types` refer to."""
-    found: dict[str, Any] = {}
-    described = [_described(one, found) for one in inspect.multi_type_info(list(types))]
-    canonical = msgspec.json.encode([described, found], order="deterministic")
+    definitions: dict[str, Any] = {}
+    described = [
+        _describe(type_info, definitions) for type_info in inspect.multi_type_info(list(types))
+    ]
+    canonical = msgspec.json.encode([described, definitions], order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:_DIGITS]
 
 
-def _described(value: Any, found: dict[str, Any]) -> Any:
-    """A type of `msgspec.inspect` as plain values; structs and enums are described in `found`."""
+def _describe(value: Any, definitions: dict[str, Any]) -> Any:
+    """A type of `msgspec.inspect` as plain values; `definitions` has those of structs and enums."""
     match value:
         case inspect.StructType(cls=cls):
-            if cls.__name__ not in found:
-                found[cls.__name__] = None  # a struct may refer to itself
-                fields = [_described(field, found) for field in value.fields]
+            if cls.__name__ not in definitions:
+                definitions[cls.__name__] = None  # a struct may refer to itself
+                fields = [_describe(field, definitions) for field in value.fields]
                 if not value.array_like:
                     fields.sort(key=lambda field: str(field["encode_name"]))
                 layout = value.tag_field, value.tag, value.array_like, value.forbid_unknown_fields
-                found[cls.__name__] = [layout, fields]
+                definitions[cls.__name__] = [layout, fields]
             return cls.__name__
         case inspect.EnumType(cls=cls):
-            found[cls.__name__] = sorted(str(one.value) for one in cls)
+            definitions[cls.__name__] = sorted(str(member.value) for member in cls)
             return cls.__name__
         case inspect.UnionType(types=types):
-            return sorted((_described(one, found) for one in types), key=str)
+            return sorted((_describe(alternative, definitions) for alternative in types), key=str)
         case inspect.Metadata(type=plain):
-            return _described(plain, found)
+            return _describe(plain, definitions)
         case inspect.Type() | inspect.Field():
             present = {
                 name: part
@@ -56,9 +58,15 @@ def _described(value: Any, found: dict[str, Any]) -> Any:
             if "encode_name" in present:  # a renamed attribute changes nothing on the wire
                 present["name"] = present["encode_name"]
             kind = type(value).__name__
-            return {"kind": kind, **{name: _described(one, found) for name, one in present.items()}}
+            return {
+                "kind": kind,
+                **{
+                    name: _describe(field_value, definitions)
+                    for name, field_value in present.items()
+                },
+            }
         case list() | tuple():
-            return [_described(one, found) for one in value]
+            return [_describe(element, definitions) for element in value]
         case None | bool() | int() | float() | str():
             return value
     return getattr(value, "__qualname__", None) or repr(value)  # a default, or what makes it
@@ -68,7 +76,7 @@ SCHEMA = schema_id()
 
 
 def differs(protocol: int, schema: str) -> str:
-    """How another side's protocol and schema differ from ours, in words; empty if they do not."""
+    """The difference of another side's protocol and schema from ours, in words; empty if none."""
     if (protocol, schema) == (PROTOCOL, SCHEMA):
         return ""
     if protocol != PROTOCOL:

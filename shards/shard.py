@@ -52,7 +52,7 @@ from shards.shard_part import ShardPart
 from shards.shard_state import ShardState
 from shards.shard_status import ShardStatus
 from shards.spec import ShardSpec
-from shards.transition_io import Arrival, Outgoing, refused
+from shards.transition_io import Arrival, Outgoing, refuse_request
 from shards.wire_format import Buffer
 from shards.worker_requests import WorkerRequests
 
@@ -65,16 +65,16 @@ class Shard:
         spec: ShardSpec,
         boot: int,
         buffers: Callable[[int], Buffers] = Buffers,
-        place: Backend = HOST,
+        backend: Backend = HOST,
     ) -> None:
         """`boot` numbers this incarnation of the shard; a later one must have a larger number.
 
         `buffers` makes the host buffers that weights are sent from, given their size in floats;
-        `place` is the backend that holds weights and slots in its memory.
+        `backend` holds weights and slots in its memory.
         """
         self.spec = spec
         self.boot = boot
-        self.part = ShardPart(spec, boot, buffers, place)
+        self.part = ShardPart(spec, boot, buffers, backend)
         self.parameters, self.ledger = self.part.parameters, self.part.ledger
         self.metrics, self.updates = self.part.metrics, self.part.updates
         self.reshard = ReshardState(spec.shard)
@@ -114,11 +114,11 @@ class Shard:
         out: list[Outgoing] = []
         run: list[Arrived] = []
         pulls: list[Arrival] = []
-        for one in arrivals:
-            message = one.message
+        for arrival in arrivals:
+            message = arrival.message
             if run:
                 if isinstance(message, Pull):
-                    pulls.append(one)
+                    pulls.append(arrival)
                     continue
                 if not (isinstance(message, Push) and self.updates.joins(run, message)):
                     out += self._finish(run, pulls, now)
@@ -126,18 +126,18 @@ class Shard:
             try:
                 self._check_address(message)
                 if isinstance(message, Push):
-                    out += self.workers.examine(one.sender, message, one.frames, run, now)
+                    out += self.workers.examine(arrival.sender, message, arrival.frames, run, now)
                 elif isinstance(message, Pull):
-                    out += self.workers.pull(one.sender, message, now)
+                    out += self.workers.pull(arrival.sender, message, now)
                 else:
-                    out += self._dispatch(one.sender, message, one.frames, now)
+                    out += self._dispatch(arrival.sender, message, arrival.frames, now)
             except DownpourError as error:
-                out.append(self.refuse(one.sender, message.request, error))
+                out.append(self.refuse(arrival.sender, message.request, error))
         if run:
             out += self._finish(run, pulls, now)
         return out
 
-    def probed(
+    def answer_probe(
         self, sender: bytes, probe: Probe, frames: Sequence[Buffer], *, unix_s: float, cpu_s: float
     ) -> Outgoing:
         """Answer a link probe; the driver passes its Unix time and CPU time, both in seconds."""
@@ -145,7 +145,7 @@ class Shard:
             self._check_address(probe)
         except DownpourError as error:
             return self.refuse(sender, probe.request, error)
-        answer = self._admin.probed(probe, frames, unix_s=unix_s, cpu_s=cpu_s)
+        answer = self._admin.answer_probe(probe, frames, unix_s=unix_s, cpu_s=cpu_s)
         return Outgoing(sender, *answer)
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -182,7 +182,7 @@ class Shard:
 
     def refuse(self, sender: bytes, request: int, error: DownpourError) -> Outgoing:
         """The Refusal for `error`; the driver also uses it for bytes that are not a message."""
-        return refused(self.part, sender, request, error)
+        return refuse_request(self.part, sender, request, error)
 
     def _dispatch(
         self,
@@ -242,14 +242,15 @@ class Shard:
         return self._admin.status()
 
     @property
-    def prepared(self) -> bool:
-        """Whether `prepare` has nothing left to do before the next push."""
-        return self.parameters.prepared
+    def is_prepared(self) -> bool:
+        """True if `prepare` has nothing left to do before the next push."""
+        return self.parameters.is_prepared
 
     def prepare(self) -> None:
         """Do a small part of the work that the next push would otherwise wait for.
 
-        The driver calls it while no message is waiting, until `prepared`. No answer depends on it.
+        The driver calls it while no message is waiting, until `is_prepared`. No answer depends on
+        it.
         """
         self.parameters.prepare()
 
@@ -270,7 +271,7 @@ class Shard:
         """Requests that will change the state: pushes of open rounds, parked joins, and the pieces
         of a state that is not installed yet.
         """
-        return [*self.workers.waiting(), *self._admin.staged()]
+        return [*self.workers.waiting(), *self._admin.list_staged_pieces()]
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
         """Park a request that is also parked at the copy that this state was restored from.
@@ -284,8 +285,8 @@ class Shard:
             self.workers.park_request(message, frames, now)
 
     def moving(self, now: float) -> bool:
-        """Whether it is quiesced or has handed over its part; `copy` contains neither fact."""
-        return self.reshard.begun(now)
+        """Return whether it is quiesced or has handed over; `copy` contains neither fact."""
+        return self.reshard.has_begun(now)
 
     @property
     def progress(self) -> ReshardProgress:

@@ -33,12 +33,12 @@ class ShardPart:
     """
 
     def __init__(
-        self, spec: ShardSpec, boot: int, buffers: Callable[[int], Buffers], place: Backend
+        self, spec: ShardSpec, boot: int, buffers: Callable[[int], Buffers], backend: Backend
     ) -> None:
         """The parameters are those of a `Shard`."""
         self.spec = spec
         self.boot = boot
-        self.parameters = ParameterStore(spec, buffers, place)
+        self.parameters = ParameterStore(spec, buffers, backend)
         self.ledger = Ledger()
         self.metrics = Metrics()
         self.updates = Updates(spec, self.parameters, self.ledger, self.metrics)
@@ -83,7 +83,7 @@ class ShardPart:
         self.updates.set_rate_factor(settings.rate_factor)
 
     def is_at(self, state: ShardState) -> bool:
-        """Whether this state was installed here and no push has been applied since."""
+        """Return whether this state was installed here and no push has been applied since."""
         saved, done = state.saved, self.updates
         reached = self.parameters.version, done.steps, done.samples
         same = reached == (saved.version, saved.steps, saved.samples)

@@ -29,7 +29,7 @@ _Dtype = Annotated[str, Meta(pattern="^[<|][biuf][1248]$")]
 
 
 class SavedProgress(msgspec.Struct, frozen=True):
-    """What a snapshot holds in addition to the arrays, all of one version.
+    """The part of a snapshot that is not arrays, all of one version.
 
     `updates` counts the updates of each table; a push that leaves a table out does not count there.
     `buffered` is the number of pushes in the buffer, if the shard has one, and `collected` how many
@@ -72,9 +72,9 @@ class _Contents(msgspec.Struct, frozen=True):
     description: bytes = b""
 
 
-def array_name(table: str, what: str) -> str:
-    """The name of a table's array in a state; `what` is WEIGHTS or a slot's name."""
-    return f"{table}/{what}"
+def array_name(table: str, slot: str) -> str:
+    """The name of a table's array in a state; `slot` is a slot's name or WEIGHTS."""
+    return f"{table}/{slot}"
 
 
 def past_names(versions: int) -> list[str]:
@@ -85,12 +85,12 @@ def past_names(versions: int) -> list[str]:
 def of_table(arrays: Arrays, table: str) -> Arrays:
     """The arrays of one table, by WEIGHTS and the names of its slots."""
     split = ((name.rpartition("/"), array) for name, array in arrays.items())
-    return {what: array for (owner, _, what), array in split if owner == table}
+    return {slot: array for (owner, _, slot), array in split if owner == table}
 
 
 def encode(state: ShardState) -> tuple[bytes | NDArray[Any], ...]:
     """The frames of a state; the arrays are not copied, the ledger is."""
-    described = [_Array(name, one.dtype.str, one.shape) for name, one in state.arrays.items()]
+    described = [_Array(name, array.dtype.str, array.shape) for name, array in state.arrays.items()]
     contents = _Contents(state.saved, described, state.description)
     return wire_format.encode_state(contents), *state.arrays.values()
 
@@ -104,12 +104,12 @@ def decode(frames: Sequence[Buffer]) -> tuple[ShardState, Sequence[Buffer]]:
     if len(frames) < end:
         raise BadMessage(f"state: expected {end} frames, got {len(frames)}")
     arrays = {}
-    for one, frame in zip(contents.arrays, frames[1:end], strict=True):
-        dtype, found = np.dtype(one.dtype), memoryview(frame).nbytes
-        if found != dtype.itemsize * prod(one.shape):
+    for array, frame in zip(contents.arrays, frames[1:end], strict=True):
+        dtype, size = np.dtype(array.dtype), memoryview(frame).nbytes
+        if size != dtype.itemsize * prod(array.shape):
             raise BadMessage(
-                f"state: {one.name} of {one.dtype} and shape {one.shape} takes"
-                f" {dtype.itemsize * prod(one.shape)} bytes, got {found}"
+                f"state: {array.name} of {array.dtype} and shape {array.shape} takes"
+                f" {dtype.itemsize * prod(array.shape)} bytes, got {size}"
             )
-        arrays[one.name] = np.frombuffer(frame, dtype).reshape(one.shape)
+        arrays[array.name] = np.frombuffer(frame, dtype).reshape(array.shape)
     return ShardState(contents.saved, arrays, contents.description), frames[end:]

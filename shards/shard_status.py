@@ -31,7 +31,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How often a measured value was in each of some fixed intervals.
+    """The counts of a measured value in some fixed intervals.
 
     `counts[n]` values were above `bounds[n - 1]` and at most `bounds[n]`; the last of the counts
     has no bound. `total` is the sum of all values.

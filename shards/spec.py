@@ -40,9 +40,9 @@ class TableSpec(msgspec.Struct, frozen=True):
         for field, checked in (("rule", rule_of), ("schedule", schedule_of), ("decay", decay_of)):
             structs.force_setattr(self, field, checked(field, getattr(self, field)))
 
-    def prepare(self, place: Backend) -> None:
+    def prepare(self, backend: Backend) -> None:
         """Compile the rule and the expected codecs. Raises BadInput as `ShardSpec.prepare` does."""
-        self.rule.prepare(place)
+        self.rule.prepare(backend)
         payloads.prepare(self.pushed)
         pull_encodings.prepare(self.pulled)
 
@@ -86,7 +86,7 @@ class ShardSpec(msgspec.Struct, frozen=True):
     @property
     def layout(self) -> Layout:
         """The job's tables in its arena."""
-        return Layout(tuple(one.table for one in self.tables))
+        return Layout(tuple(table.table for table in self.tables))
 
     @property
     def keys(self) -> KeyRange:
@@ -101,15 +101,15 @@ class ShardSpec(msgspec.Struct, frozen=True):
     @property
     def arrays_bytes(self) -> int:
         """The most bytes that the arrays of the shard's state take."""
-        slots = max(len(self.slots_of(one)) + one.rule.versions for one in self.tables)
+        slots = max(len(self.slots_of(table)) + table.rule.versions for table in self.tables)
         return 4 * len(self.keys) * (1 + slots)
 
-    def prepare(self, place: Backend = HOST) -> None:
+    def prepare(self, backend: Backend = HOST) -> None:
         """Compile the update rules and the expected codecs before the first message arrives.
 
         Compiling takes seconds, during which the first push would count as lost and a primary as
-        dead. Other codecs are compiled at their first use. Raises BadInput if `place` is a device
+        dead. Other codecs are compiled at their first use. Raises BadInput if `backend` is a device
         for which a rule has no kernel.
         """
         for table in self.tables:
-            table.prepare(place)
+            table.prepare(backend)

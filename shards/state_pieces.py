@@ -87,8 +87,8 @@ class CutState:
         return Piece(of, number, _digest(slices, number)), (self._encoded, *slices)
 
     def _slices(self, number: int) -> list[Bytes]:
-        places = _places(self._sizes, number)
-        return [self._frames[frame][low:high] for frame, low, high in places]
+        spans = _spans(self._sizes, number)
+        return [self._frames[frame][low:high] for frame, low, high in spans]
 
 
 class GatheredState:
@@ -99,22 +99,24 @@ class GatheredState:
         self._max_bytes = max_bytes
         self._sizes: _Sizes | None = None
         self._frames: list[Bytes] = []
-        self._held: set[int] = set()
+        self._arrived: set[int] = set()
 
     @property
     def missing(self) -> list[int]:
         """The pieces that have yet to arrive, as far as they are known."""
         count = 1 if self._sizes is None else self._sizes.pieces
-        return [number for number in range(count) if number not in self._held]
+        return [number for number in range(count) if number not in self._arrived]
 
     @property
     def complete(self) -> bool:
-        return self._sizes is not None and len(self._held) == self._sizes.pieces
+        return self._sizes is not None and len(self._arrived) == self._sizes.pieces
 
     @property
-    def held(self) -> int:
+    def gapless_count(self) -> int:
         """The number of pieces without a gap that have arrived."""
-        return next((n for n in range(len(self._held)) if n not in self._held), len(self._held))
+        return next(
+            (n for n in range(len(self._arrived)) if n not in self._arrived), len(self._arrived)
+        )
 
     def take(self, piece: Piece, frames: Sequence[Buffer]) -> None:
         """Add a piece; a repeated one changes nothing. Raises BadMessage, and changes nothing."""
@@ -129,23 +131,23 @@ class GatheredState:
                 f" {sizes.pieces} pieces, got {sizes.total} bytes"
             )
         slices = [_as_bytes(frame) for frame in frames[1:]]
-        places = list(_places(sizes, piece.number))
-        expected, found = [high - low for _, low, high in places], [one.size for one in slices]
-        if expected != found:
-            raise BadMessage(f"piece {piece.number}: expected frames of {expected} bytes, {found}")
+        spans = list(_spans(sizes, piece.number))
+        expected, actual = [high - low for _, low, high in spans], [view.size for view in slices]
+        if expected != actual:
+            raise BadMessage(f"piece {piece.number}: expected frames of {expected} bytes, {actual}")
         if _digest(slices, piece.number) != piece.digest:
             raise BadMessage(f"piece {piece.number}: its bytes do not match its digest")
         if self._sizes is None:
             # Memory that is not written yet costs nothing, so each piece adds its own size.
             self._sizes, self._frames = sizes, [np.zeros(n, np.uint8) for n in sizes.frames]
-        if piece.number not in self._held:
-            for (frame, low, high), part in zip(places, slices, strict=True):
+        if piece.number not in self._arrived:
+            for (frame, low, high), part in zip(spans, slices, strict=True):
                 self._frames[frame][low:high] = part
-            self._held.add(piece.number)
+            self._arrived.add(piece.number)
 
     def drop(self, number: int) -> None:
         """Forget a piece."""
-        self._held.discard(number)
+        self._arrived.discard(number)
 
     def frames(self) -> list[Buffer]:
         """The frames of the whole state; call it only once `complete`."""
@@ -156,7 +158,7 @@ class GatheredState:
         """The pieces that have arrived, for another copy; their memory is not written again."""
         if self._sizes is not None:
             cut = CutState(self._frames, self._sizes.piece_bytes)
-            for number in sorted(self._held):
+            for number in sorted(self._arrived):
                 yield cut.piece(number, self.of)
 
 
@@ -170,7 +172,7 @@ class OpenExports:
 
     def open(self, export: "OpenExport") -> int:
         """Keep an export and return its number; it replaces the former one of the same sender."""
-        for number in [n for n, one in self._open.items() if one.sender == export.sender]:
+        for number in [n for n, other in self._open.items() if other.sender == export.sender]:
             del self._open[number]
         while len(self._open) >= MAX_EXPORTS:
             del self._open[min(self._open, key=lambda number: self._open[number].used_at)]
@@ -178,11 +180,12 @@ class OpenExports:
         self._open[self._opened] = export
         return self._opened
 
-    def opened_by(self, sender: bytes, request: int) -> int | None:
+    def find_opened(self, sender: bytes, request: int) -> int | None:
         """The export that this request has opened: a repeated request opens no other one."""
         asker = sender, request
         return next(
-            (n for n, one in self._open.items() if (one.sender, one.request) == asker), None
+            (n for n, export in self._open.items() if (export.sender, export.request) == asker),
+            None,
         )
 
     def find(self, number: int, now: float) -> "OpenExport":
@@ -195,7 +198,7 @@ class OpenExports:
 
     def expire(self, now: float) -> None:
         """Drop the exports that nobody has asked for lately."""
-        for number in [n for n, one in self._open.items() if now - one.used_at > EXPORT_S]:
+        for number in [n for n, export in self._open.items() if now - export.used_at > EXPORT_S]:
             del self._open[number]
 
 
@@ -217,10 +220,10 @@ def _as_bytes(frame: NDArray[Any] | Buffer) -> Bytes:
 
 
 def _digest(slices: Sequence[Bytes], number: int) -> int:
-    return checksum((one.data for one in slices), number) & _DIGEST
+    return checksum((view.data for view in slices), number) & _DIGEST
 
 
-def _places(sizes: _Sizes, number: int) -> Iterator[tuple[int, int, int]]:
+def _spans(sizes: _Sizes, number: int) -> Iterator[tuple[int, int, int]]:
     """The parts of frames in a piece: each frame's index, and the bounds within that frame."""
     ends = list(accumulate(sizes.frames))
     low = number * sizes.piece_bytes

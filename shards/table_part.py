@@ -1,4 +1,4 @@
-"""What a shard asks of its part of a table, whatever the kind of table.
+"""The interface of a shard's part of a table, for any kind of table.
 
 A shard holds a part of some of the job's tables. It judges, applies, logs and acknowledges a push
 as one (worker_requests.py, updates.py). Only checking a frame, applying a gradient, and encoding
@@ -41,16 +41,16 @@ class TablePart(Protocol):
     max_squares: float
 
     @property
-    def prepared(self) -> bool:
-        """Whether `prepare` has nothing left to do before the next push."""
+    def is_prepared(self) -> bool:
+        """True if `prepare` has nothing left to do before the next push."""
 
     def prepare(self) -> None:
         """Do a small part of the work that the next push would otherwise wait for."""
 
     # --- pushes and pulls -----------------------------------------------------------------------
 
-    def check(self, what: str, part: Part, frame: Buffer) -> NDArray[Any]:
-        """Decode one part of push `what`; raises BadMessage and changes nothing."""
+    def check(self, label: str, part: Part, frame: Buffer) -> NDArray[Any]:
+        """Decode one part of the push `label`; raises BadMessage and changes nothing."""
 
     def measure(self, gradient: NDArray[Any]) -> float:
         """The squared norm of a checked gradient."""

@@ -54,12 +54,14 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         name = argument_checks.name("TensorSpec: name", self.name)
-        what = f"TensorSpec {name}"
-        structs.force_setattr(self, "shape", _shape(f"{what}: shape", self.shape))
+        subject = f"TensorSpec {name}"
+        structs.force_setattr(self, "shape", _shape(f"{subject}: shape", self.shape))
         for field in ("lr_mult", "decay_mult"):
-            value = argument_checks.number(f"{what}: {field}", getattr(self, field))
+            value = argument_checks.number(f"{subject}: {field}", getattr(self, field))
             structs.force_setattr(self, field, value)
-        structs.force_setattr(self, "buffer", argument_checks.flag(f"{what}: buffer", self.buffer))
+        structs.force_setattr(
+            self, "buffer", argument_checks.flag(f"{subject}: buffer", self.buffer)
+        )
 
     @property
     def size(self) -> int:
@@ -87,21 +89,21 @@ class DenseTable(msgspec.Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        what = f"table {argument_checks.name('DenseTable: name', self.name)}"
-        structs.force_setattr(self, "tensors", _tensors(what, self.tensors))
+        subject = f"table {argument_checks.name('DenseTable: name', self.name)}"
+        structs.force_setattr(self, "tensors", _tensors(subject, self.tensors))
         names = Counter(tensor.name for tensor in self.tensors)
         twice = [name for name, count in names.items() if count > 1]
         if twice:
-            raise BadInput(f"{what}: tensor {min(twice)} is named more than once")
+            raise BadInput(f"{subject}: tensor {min(twice)} is named more than once")
         for tensor in self.tensors:
             if min(tensor.shape, default=1) < 1:
                 raise BadInput(
-                    f"{what}: tensor {tensor.name}",
+                    f"{subject}: tensor {tensor.name}",
                     expected="sizes of at least 1",
                     got=tensor.shape,
                 )
         if self.parameters > MAX_FLOATS:
-            raise BadInput(what, expected=f"at most {MAX_FLOATS} floats", got=self.parameters)
+            raise BadInput(subject, expected=f"at most {MAX_FLOATS} floats", got=self.parameters)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -181,21 +183,21 @@ class Layout(msgspec.Struct, frozen=True):
     def section(self, table: str) -> KeyRange:
         """The range of the arena that holds `table`; raises BadInput if there is no such table."""
         start = 0
-        for one in self.tables:
-            if one.name == table:
-                return KeyRange(start, start + one.size)
-            start += one.size
+        for dense_table in self.tables:
+            if dense_table.name == table:
+                return KeyRange(start, start + dense_table.size)
+            start += dense_table.size
         raise argument_checks.wrong("table", f"one of {', '.join(self.names)}", table)
 
     def sections(self, keys: KeyRange) -> tuple[Section, ...]:
         """The section of each table within a range of the arena, in order; none is empty."""
-        found, start = [], 0
+        sections, start = [], 0
         for table in self.tables:
             low, high = max(start, keys.start), min(start + table.size, keys.stop)
             if low < high:
-                found.append(Section(table.name, KeyRange(low - start, high - start), low))
+                sections.append(Section(table.name, KeyRange(low - start, high - start), low))
             start += table.size
-        return tuple(found)
+        return tuple(sections)
 
     def select(self, tables: Sequence[str]) -> "Layout":
         """The layout of these tables alone, in this layout's order; raises BadInput."""
@@ -252,8 +254,8 @@ def cut_evenly(layout: Layout, shards: int, epoch: int = 1) -> ShardMap:
     most = min(size // FINEST_ALIGNMENT, MAX_SHARDS)
     shards = argument_checks.whole("shards", shards)
     if not 1 <= shards <= most:
-        what = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
-        raise BadInput(what, expected=f"1 to {most} shards", got=shards)
+        subject = f"table{'s' * (len(layout.names) > 1)} {', '.join(layout.names)}"
+        raise BadInput(subject, expected=f"1 to {most} shards", got=shards)
     unit = _cut_unit(size, shards)
     bounds = [unit * (size // unit * shard // shards) for shard in range(shards)]
     bounds.append(size)
@@ -272,13 +274,13 @@ def _cut_unit(size: int, shards: int) -> int:
 
 def segments(table: DenseTable, keys: KeyRange) -> tuple["RateRun", ...]:
     """The parts of tensors within `keys`, with bounds relative to the start of `keys`."""
-    found = []
+    runs = []
     for tensor, start in zip(table.tensors, table.offsets, strict=True):
         low, high = max(start, keys.start), min(start + tensor.size, keys.stop)
         if low < high:
             bounds = low - keys.start, high - keys.start
-            found.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult, tensor.buffer))
-    return tuple(found)
+            runs.append(RateRun(*bounds, tensor.lr_mult, tensor.decay_mult, tensor.buffer))
+    return tuple(runs)
 
 
 class RateRun(msgspec.Struct, frozen=True):
@@ -292,23 +294,23 @@ class RateRun(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> slice:
-        """Its place in the array."""
+        """The slice of the array that the run covers."""
         return slice(self.start, self.stop)
 
 
-def _shape(what: str, shape: object) -> tuple[int, ...]:
+def _shape(argument: str, shape: object) -> tuple[int, ...]:
     """A shape as a tuple; a one-dimensional shape may be given as a number."""
     if isinstance(shape, int | np.integer):
-        return (argument_checks.whole(what, shape, most=MAX_FLOATS),)
-    sizes = argument_checks.items(what, shape, "a whole number or a tuple of them")
-    return tuple(argument_checks.whole(what, size, most=MAX_FLOATS) for size in sizes)
+        return (argument_checks.whole(argument, shape, most=MAX_FLOATS),)
+    sizes = argument_checks.items(argument, shape, "a whole number or a tuple of them")
+    return tuple(argument_checks.whole(argument, size, most=MAX_FLOATS) for size in sizes)
 
 
-def _tensors(what: str, tensors: object) -> tuple[TensorSpec, ...]:
-    what, expected = f"{what}: tensors", "a list of TensorSpec"
+def _tensors(argument: str, tensors: object) -> tuple[TensorSpec, ...]:
+    argument, expected = f"{argument}: tensors", "a list of TensorSpec"
     return tuple(
-        argument_checks.instance(what, tensor, TensorSpec, expected)
-        for tensor in argument_checks.items(what, tensors, expected)
+        argument_checks.instance(argument, tensor, TensorSpec, expected)
+        for tensor in argument_checks.items(argument, tensors, expected)
     )
 
 

@@ -29,7 +29,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     frames: tuple[NDArray[Any] | bytes, ...] = ()
 
 
-def refused(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
+def refuse_request(part: ShardPart, sender: bytes, request: int, error: DownpourError) -> Outgoing:
     """Make the Refusal for `error`, and count it in the metrics."""
     part.metrics.refused += 1
     where = (error.cluster,) if isinstance(error, Moved) else ()

@@ -13,7 +13,7 @@ yet in a version.
 A push counts with a factor on its rate, by its staleness and the strategy (aggregation.py).
 
 Weights, ledger, counters and metrics change in the same transition, so no reader sees one without
-the others. Whether a push is acceptable at all is decided earlier (shard.py, pushes.py).
+the others. Whether a push is acceptable at all is decided earlier (shard.py, push_checks.py).
 """
 
 from collections.abc import Sequence
@@ -85,15 +85,15 @@ class Updates:
         return self._spec.merge.backups if isinstance(self._spec.merge, Round) else 0
 
     def joins(self, run: Sequence[Arrived], message: Push) -> bool:
-        """Whether a push may be applied in one pass with `run`, which has at least one.
+        """Return whether a push may be applied in one pass with `run`, which has at least one.
 
         A run of several has at most one push per worker, which must be its next, and one rate.
         """
         entry = self._ledger.entries.get(message.worker)
         if not self._sums or entry is None or message.seq != entry.seq + 1:
             return False
-        steps = self.steps + sum(one.message.steps for one in run)
-        if any(one.message.worker == message.worker for one in run):
+        steps = self.steps + sum(arrived.message.steps for arrived in run)
+        if any(arrived.message.worker == message.worker for arrived in run):
             return False
         return self._rates_at(steps) == self._rates_at(self.steps)
 
@@ -104,23 +104,25 @@ class Updates:
         several, returns None and changes nothing; the caller then applies them one by one.
         """
         if self._spec.stale is not None and self._spec.stale.drops(self._staleness(run[0].message)):
-            return [self._drop(self._examined(run[0]), now)]
+            return [self._drop(self._examine(run[0]), now)]
         if self._spec.merge == EACH:
             first = run[0].message
             scale = self._spec.scale if self._constant else self._scale(first)
             before = self._parameters.version
             rates, read = self._rates_at(self.steps), first.read_version
-            gradients = [one.gradients for one in run]
+            gradients = [arrived.gradients for arrived in run]
             squares = self._parameters.apply(gradients, rates, scale=scale, read_version=read)
             if squares is not None:
                 return [
-                    self._note(one, square**0.5, before + number, rates, scale, now, len(run))
-                    for number, (one, square) in enumerate(zip(run, squares, strict=True))
+                    self._record_push(
+                        arrived, square**0.5, before + number, rates, scale, now, len(run)
+                    )
+                    for number, (arrived, square) in enumerate(zip(run, squares, strict=True))
                 ]
             if len(run) > 1:
                 return None
         (arrived,) = run
-        measured = self._examined(arrived)
+        measured = self._examine(arrived)
         match self._spec.merge:
             case Round():
                 return self._collect_round(measured, now)
@@ -128,11 +130,11 @@ class Updates:
                 return [self._collect(measured, size, now)]
         # The two ways to sum a norm differ in its last bits, and this one is at the limit.
         self._parameters.apply(gradients, rates, scale=scale, read_version=read, guarded=False)
-        return [self._note(measured, measured.norm, before, rates, scale, now)]
+        return [self._record_push(measured, measured.norm, before, rates, scale, now)]
 
     def add_to_round(self, arrived: Arrived) -> None:
         """Keep a push for its round that another copy has judged and keeps too."""
-        self.round[arrived.message.worker] = self._measured(arrived)
+        self.round[arrived.message.worker] = self._measure(arrived)
 
     def close_rounds(self, now: float, quiesce: QuiesceTracker) -> list[Applied]:
         """Apply every complete round; a round is the pushes that lead to one clock.
@@ -146,12 +148,15 @@ class Updates:
         while names := self._complete():
             if not all(quiesce.allows(n, self.round[n].message.seq, now) for n in names):
                 break
-            arrived = [self.round.pop(name) for name in names]
+            pushes = [self.round.pop(name) for name in names]
             rates, before = self._rates_at(self.steps), self._parameters.version
-            scale, means = self._spec.scale, _means([one.gradients for one in arrived])
-            reached = max(self._round_clock(one.message) for one in arrived)
+            scale, means = self._spec.scale, _means([arrived.gradients for arrived in pushes])
+            reached = max(self._round_clock(arrived.message) for arrived in pushes)
             self._parameters.apply([means], rates, scale=scale, guarded=False)
-            out += [self._note(one, one.norm, before, rates, scale, now) for one in arrived]
+            out += [
+                self._record_push(arrived, arrived.norm, before, rates, scale, now)
+                for arrived in pushes
+            ]
             if self._backups:
                 # The slowest must not hold the others back, so they skip the round as well.
                 for worker in self._ledger.active:
@@ -160,7 +165,7 @@ class Updates:
 
     def flush(self) -> None:
         """Apply what the buffer holds if no worker is left that could fill it."""
-        if self.unfilled:
+        if self.has_orphaned_buffer:
             self.apply_buffer()
 
     def apply_buffer(self) -> None:
@@ -169,17 +174,17 @@ class Updates:
             self._parameters.apply_buffer(self._spec.merge.size, self._rates_at(self.steps))
 
     @property
-    def unfilled(self) -> bool:
-        """Whether the buffer holds pushes, and no worker is left that could fill it."""
+    def has_orphaned_buffer(self) -> bool:
+        """True if the buffer holds pushes, and no worker is left that could fill it."""
         return bool(self._parameters.buffered) and not self._ledger.active
 
-    def _collect_round(self, one: Arrived, now: float) -> list[Applied]:
+    def _collect_round(self, arrived: Arrived, now: float) -> list[Applied]:
         """Keep a push for its round, or drop it if that round was applied without it."""
-        message = one.message
+        message = arrived.message
         late = message.read_version < self._parameters.version and message.worker not in self.round
         if self._backups and late:
-            return [self._drop(one, now)]
-        self.round[message.worker] = one
+            return [self._drop(arrived, now)]
+        self.round[message.worker] = arrived
         return []
 
     def _complete(self) -> list[str]:
@@ -192,11 +197,11 @@ class Updates:
         entries, names = self._ledger.entries, sorted(self.round)
         if self._backups:
             # A worker that has skipped rounds is behind by its own clock, not by the ledger's.
-            reached = max(self._round_clock(one.message) for one in self.round.values())
+            reached = max(self._round_clock(arrived.message) for arrived in self.round.values())
             behind = [n for n in self._ledger.active if entries[n].clock < reached]
             missing = [name for name in behind if name not in self.round]
             return names if len(missing) <= self._backups else []
-        reached = min(one.message.clock for one in self.round.values())
+        reached = min(arrived.message.clock for arrived in self.round.values())
         behind = [n for n in self._ledger.active if entries[n].clock < reached]
         if not all(worker in self.round for worker in behind):
             return []
@@ -216,19 +221,19 @@ class Updates:
         """The updates since the version that a push was computed from."""
         return self._parameters.version - message.read_version
 
-    def _collect(self, one: Arrived, size: int, now: float) -> Applied:
+    def _collect(self, arrived: Arrived, size: int, now: float) -> Applied:
         """Add a push to the buffer, and apply the buffer if it is full."""
-        scale, before = self._scale(one.message), self._parameters.version
+        scale, before = self._scale(arrived.message), self._parameters.version
         rates = self._rates_at(self.steps)
-        self._parameters.collect(one.gradients, scale)
+        self._parameters.collect(arrived.gradients, scale)
         if self._parameters.buffered >= size:
             self.apply_buffer()
-        return self._note(one, one.norm, before, rates, scale, now)
+        return self._record_push(arrived, arrived.norm, before, rates, scale, now)
 
-    def _drop(self, one: Arrived, now: float) -> Applied:
+    def _drop(self, arrived: Arrived, now: float) -> Applied:
         """Record a push that came too late: its steps are taken, and lost."""
         before, rates = self._parameters.version, self._rates_at(self.steps)
-        return self._note(one, one.norm, before, rates, 0.0, now, dropped=True)
+        return self._record_push(arrived, arrived.norm, before, rates, 0.0, now, dropped=True)
 
     def _rates_at(self, steps: int) -> dict[str, float]:
         """The learning rate of each table after this number of steps.
@@ -246,15 +251,15 @@ class Updates:
                 rates[name] = inf
         return rates
 
-    def _examined(self, arrived: Arrived) -> Arrived:
+    def _examine(self, arrived: Arrived) -> Arrived:
         """The push with its norm; counts it and raises BadInput if the guard refuses it."""
         try:
-            return self._measured(arrived)
+            return self._measure(arrived)
         except BadInput:
             self._ledger.entries[arrived.message.worker].refused += 1
             raise
 
-    def _measured(self, arrived: Arrived) -> Arrived:
+    def _measure(self, arrived: Arrived) -> Arrived:
         """The push with its norm; raises BadInput if the guard refuses it."""
         message = arrived.message
         try:
@@ -268,9 +273,9 @@ class Updates:
             ) from None
         return structs.replace(arrived, norm=squares**0.5)
 
-    def _note(
+    def _record_push(
         self,
-        one: Arrived,
+        arrived: Arrived,
         norm: float,
         before: int,
         rates: dict[str, float],
@@ -285,7 +290,7 @@ class Updates:
         A dropped one made no version. `pass_pushes` counts the pushes that were applied in one
         pass over the weights and have a version each.
         """
-        message = one.message
+        message = arrived.message
         clock_gap = self._ledger.record(
             message.worker,
             message.seq,
@@ -298,7 +303,7 @@ class Updates:
         self.samples += 0 if dropped else message.samples
         staleness = max(0, before - message.read_version)
         version = before if dropped else before + 1
-        self._metrics.applied(
+        self._metrics.record_push(
             message,
             version=version,
             staleness=staleness,
@@ -307,11 +312,11 @@ class Updates:
             scale=scale,
             dropped=dropped,
             norm=norm,
-            payload_bytes=one.payload_bytes,
+            payload_bytes=arrived.payload_bytes,
             pass_pushes=pass_pushes,
             now=now,
         )
-        return Applied(one, version, staleness, scale, dropped)
+        return Applied(arrived, version, staleness, scale, dropped)
 
 
 def _means(pushes: Sequence[Gradients]) -> Gradients:

@@ -67,7 +67,7 @@ from shards.messages import (
     Remedy,
 )
 from shards.metrics import Counts
-from shards.refusals import changed_nothing
+from shards.refusals import leaves_state_unchanged
 from shards.shard import Shard
 from shards.spec import ShardSpec
 from shards.transition_io import Arrival, Outgoing
@@ -158,7 +158,7 @@ class Damage(BadInput):
 
 
 class Mark(NamedTuple):
-    """How far a WAL is known to be whole: up to byte `end` of file `number`, the newest one."""
+    """The extent to which a WAL is known to be whole: byte `end` of the newest file, `number`."""
 
     number: int
     end: int
@@ -185,30 +185,30 @@ def encode(entry: Entry, frames: Frames = (), *, number: int) -> list[Buffer]:
     return [front + _padding(len(front)), *whole, _padding(sum(sizes))]
 
 
-def read(content: memoryview, offset: int, what: str, *, number: int) -> LogRecord:
-    """The record of file `number` at `offset`; `what` names the source.
+def read(content: memoryview, offset: int, source: str, *, number: int) -> LogRecord:
+    """The record of file `number` at `offset`; `source` names the file in errors.
 
     Raises Damage if there is no valid record, and BadInput for a file of an earlier format.
     """
     if offset == 0 and content[: len(_EARLIER)] == _EARLIER:
-        raise BadInput(what, expected=f"format {FORMAT}", got="an earlier one")
-    found = _front(content, offset, number)
-    if found is None:
-        raise Damage(f"{what}: expected a record at byte {offset}, got other bytes", offset)
-    described, frame_bytes, check, start = found
+        raise BadInput(source, expected=f"format {FORMAT}", got="an earlier one")
+    front = _front(content, offset, number)
+    if front is None:
+        raise Damage(f"{source}: expected a record at byte {offset}, got other bytes", offset)
+    described, frame_bytes, check, start = front
     try:
         description = _DESCRIPTIONS.decode(described)
     except UNDECODABLE as error:
-        raise Damage(f"{what}: the record at byte {offset}: {error}", offset) from None
+        raise Damage(f"{source}: the record at byte {offset}: {error}", offset) from None
     end = start + frame_bytes + len(_padding(frame_bytes))
     if end > len(content):
-        raise Damage(f"{what}: the record at byte {offset} is cut off", offset)
+        raise Damage(f"{source}: the record at byte {offset} is cut off", offset)
     frames, at = [], start
     for size in description.sizes:
         frames.append(content[at : at + size])
         at += size
     if at != start + frame_bytes or _check(frames) != check:
-        raise Damage(f"{what}: the record at byte {offset} does not match its checksum", offset)
+        raise Damage(f"{source}: the record at byte {offset} does not match its checksum", offset)
     return LogRecord(description.entry, frames, end)
 
 
@@ -221,8 +221,8 @@ def next_record(content: memoryview, offset: int, *, number: int) -> int | None:
     start = offset - offset % _ALIGNED + _ALIGNED
     words = np.frombuffer(content[start : len(content) - len(content) % _ALIGNED], "<u8")
     firsts = words[:: _ALIGNED // 8] == int.from_bytes(MAGIC, "little")
-    places = (start + _ALIGNED * int(index) for index in np.flatnonzero(firsts))
-    return next((at for at in places if _front(content, at, number) is not None), None)
+    offsets = (start + _ALIGNED * int(index) for index in np.flatnonzero(firsts))
+    return next((at for at in offsets if _front(content, at, number) is not None), None)
 
 
 def encode_mark(mark: Mark) -> bytes:
@@ -280,22 +280,22 @@ def turn_of(
     # An answer is attributed to its request only if the turn has no copy of that request: of two
     # copies of a push the first is applied and the second is acknowledged as a duplicate, and both
     # answers have the same key.
-    copies = Counter(_key(one.sender, one.message) for one in arrivals)
+    copies = Counter(_key(arrival.sender, arrival.message) for arrival in arrivals)
     judged = [(_key(a.to, a.message), a.message) for a in answers]
     judged = [(key, message) for key, message in judged if copies[key] == 1]
-    refused = {key for key, message in judged if changed_nothing(message)}
-    unread = {key for key, message in judged if _left_unread(message)}
+    refused = {key for key, message in judged if leaves_state_unchanged(message)}
+    unread = {key for key, message in judged if _leaves_frames_unread(message)}
     calls: list[Call] = []
     frames: list[Buffer] = []
     apart = changed = False
-    for one in arrivals:
-        if not isinstance(one.message, CHANGING):
-            apart = apart or not isinstance(one.message, Pull)
+    for arrival in arrivals:
+        if not isinstance(arrival.message, CHANGING):
+            apart = apart or not isinstance(arrival.message, Pull)
             continue
-        key = _key(one.sender, one.message)
-        own = () if key in unread else tuple(one.frames)
-        calls.append(Call(wire_format.encode(one.message), len(own), apart))
-        frames += own
+        key = _key(arrival.sender, arrival.message)
+        payload = () if key in unread else tuple(arrival.frames)
+        calls.append(Call(wire_format.encode(arrival.message), len(payload), apart))
+        frames += payload
         changed, apart = changed or key not in refused, False
     return (Turn(now, calls), frames) if changed else None
 
@@ -304,8 +304,8 @@ def _key(sender: bytes, message: Message) -> tuple[bytes, int]:
     return sender, message.request
 
 
-def _left_unread(answer: Message) -> bool:
-    """Whether this answer shows that the frames of its request were not read."""
+def _leaves_frames_unread(answer: Message) -> bool:
+    """Return whether this answer shows that the frames of its request were not read."""
     match answer:
         case Refusal(remedy=remedy):
             return remedy is not Remedy.BAD_INPUT
@@ -366,7 +366,7 @@ class Replay:
         self._call(together, turn.at)
 
     def _call(self, calls: Sequence[tuple[bytes, Sequence[Buffer]]], at: float) -> None:
-        arrivals = [Arrival(b"", self._request(header), own) for header, own in calls]
+        arrivals = [Arrival(b"", self._request(header), payload) for header, payload in calls]
         self.shard.handle_together(arrivals, at)
 
     def _request(self, header: bytes) -> Any:
@@ -388,18 +388,21 @@ def state_of(shard: Shard, number: int) -> tuple[LoggedState, Frames]:
     return LoggedState(number, shard.metrics.counts()), shard_state.encode(shard.copy())
 
 
-def carried(shard: Shard, now: float) -> list[tuple[LogPayload, tuple[Buffer, ...]]]:
+def waiting_payloads(shard: Shard, now: float) -> list[tuple[LogPayload, tuple[Buffer, ...]]]:
     """The waiting requests of a shard and their frames; its state does not contain them."""
-    return [(LogPayload(now, wire_format.encode(message)), own) for message, own in shard.waiting()]
+    return [
+        (LogPayload(now, wire_format.encode(message)), payload)
+        for message, payload in shard.waiting()
+    ]
 
 
 def encode_spec(spec: ShardSpec) -> bytes:
     return msgspec.msgpack.encode(spec)
 
 
-def decode_spec(packed: bytes, what: str) -> ShardSpec:
-    """The spec in an opening; `what` names the file. Raises BadInput."""
+def decode_spec(packed: bytes, source: str) -> ShardSpec:
+    """The spec in an opening; `source` names the file. Raises BadInput."""
     try:
         return msgspec.msgpack.decode(packed, type=ShardSpec)
     except UNDECODABLE as error:
-        raise BadInput(f"{what}: {error}") from None
+        raise BadInput(f"{source}: {error}") from None

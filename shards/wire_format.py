@@ -38,7 +38,7 @@ _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class _Greeting(msgspec.Struct, frozen=True):
-    """What a Hello or Describe of any protocol has; other fields are ignored."""
+    """The fields that a Hello or Describe of any protocol has; others are ignored."""
 
     t: str
     protocol: int
@@ -69,15 +69,15 @@ def decode(
     packed: Buffer,
     decoder: "msgspec.msgpack.Decoder[T]",
     max_bytes: int = MAX_HEADER_BYTES,
-    what: str = "header",
+    label: str = "header",
 ) -> T:
-    """Decode at most `max_bytes`; raises BadMessage, naming the input as `what`."""
+    """Decode at most `max_bytes`; raises BadMessage, naming the input by its `label`."""
     if len(packed) > max_bytes:
-        raise BadMessage(f"{what}: expected at most {max_bytes} bytes, got {len(packed)}")
+        raise BadMessage(f"{label}: expected at most {max_bytes} bytes, got {len(packed)}")
     try:
         return decoder.decode(packed)
     except UNDECODABLE as error:
-        raise BadMessage(f"{what}: {error}") from None
+        raise BadMessage(f"{label}: {error}") from None
 
 
 decode_request = partial(decode, decoder=_REQUESTS)
@@ -131,23 +131,23 @@ def disclose(first: Buffer, frames: Sequence[T]) -> Iterator[tuple[memoryview, S
 
     The whole envelope is checked before the first header is returned.
     """
-    found: list[tuple[memoryview, Sequence[T]]] = []
+    messages: list[tuple[memoryview, Sequence[T]]] = []
     headers, end, base = memoryview(first), 0, 0
     size_of_headers = len(headers)
     while end < size_of_headers:
         start = end + _PLACE.size
-        if start > size_of_headers or len(found) == MAX_TOGETHER:
+        if start > size_of_headers or len(messages) == MAX_TOGETHER:
             raise BadMessage(f"envelope: expected at most {MAX_TOGETHER} headers with their places")
         size, count = _PLACE.unpack_from(headers, end)
-        end, own = start + size, base
+        end, begin = start + size, base
         base += count
-        found.append((headers[start:end], frames[own:base]))
-    if not found or end != size_of_headers or base != len(frames):
+        messages.append((headers[start:end], frames[begin:base]))
+    if not messages or end != size_of_headers or base != len(frames):
         raise BadMessage(
             f"envelope: its headers take {end} bytes and {base} frames,"
             f" got {size_of_headers} and {len(frames)}"
         )
-    return iter(found)
+    return iter(messages)
 
 
 def wrap(frames: Sequence[NDArray[Any] | Buffer]) -> list[Buffer]:

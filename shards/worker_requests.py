@@ -38,7 +38,7 @@ from shards.reshard_state import ReshardState
 from shards.schema_digest import differs
 from shards.shard_part import ShardPart
 from shards.shard_status import Standing
-from shards.transition_io import Outgoing, refused
+from shards.transition_io import Outgoing, refuse_request
 from shards.updates import Applied
 from shards.wire_format import Buffer
 
@@ -123,8 +123,8 @@ class WorkerRequests:
         self._part.metrics.forget(message.worker)
         self._serving.forget(message.worker)
         self.flush(now)
-        left = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
-        return [left, *self.open(now)]
+        reply = Outgoing(sender, Left(message.request, self._spec.shard, self._boot))
+        return [reply, *self.open(now)]
 
     def expire(self, workers: Sequence[str], now: float) -> list[Outgoing]:
         """Stop counting these workers at the gate: their leases ran out."""
@@ -144,8 +144,8 @@ class WorkerRequests:
             self._updates.flush()
 
     def owes_flush(self, now: float) -> bool:
-        """Whether `flush` would apply anything."""
-        return self._updates.unfilled and not self._reshard.begun(now)
+        """Return whether `flush` would apply anything."""
+        return self._updates.has_orphaned_buffer and not self._reshard.has_begun(now)
 
     def redirect_waiting(self) -> None:
         """Forget all waiting requests after a handover; their senders repeat and are redirected."""
@@ -165,13 +165,15 @@ class WorkerRequests:
     # --- waiting --------------------------------------------------------------------------------
 
     def waits(self, worker: str) -> bool:
-        """Whether a request of this worker is parked, or its push waits for its round."""
+        """Return whether a request of this worker is parked, or its push waits for its round."""
         return self.gate.waits(worker) or worker in self._updates.round
 
     def waiting(self) -> list[tuple[Push | Join, tuple[Buffer, ...]]]:
         """Waiting requests that will change the state: pushes of open rounds, parked joins."""
-        pushes = [(one.message, one.frames) for one in self._updates.round.values()]
-        joins = [one.message for one in self.gate.waiting if isinstance(one.message, Join)]
+        pushes = [(arrived.message, arrived.frames) for arrived in self._updates.round.values()]
+        joins = [
+            waiting.message for waiting in self.gate.waiting if isinstance(waiting.message, Join)
+        ]
         return [*pushes, *((join, ()) for join in joins)]
 
     def park_request(self, message: Request, frames: Sequence[Buffer], now: float) -> None:
@@ -183,7 +185,7 @@ class WorkerRequests:
             self.gate.park(b"", message, now)
 
     def may_answer(self, message: Pull | Join, slowest: int | None) -> bool:
-        """Whether the request may be answered now; `slowest` is the ledger's slowest clock."""
+        """Return whether the request may be answered now; `slowest` is the slowest clock."""
         if isinstance(message, Pull):
             in_round = message.worker in self._updates.round
             return not in_round and self.gate.passes(message.clock, slowest)
@@ -206,9 +208,11 @@ class WorkerRequests:
 
     def _park(self, sender: bytes, message: Pull | Join, now: float) -> list[Outgoing]:
         """Park a request; answer a repetition with Parked, which shows that this shard is alive."""
-        return [] if self.gate.park(sender, message, now) else [self._parked(sender, message)]
+        return (
+            [] if self.gate.park(sender, message, now) else [self._answer_parked(sender, message)]
+        )
 
-    def _parked(self, sender: bytes, message: Request) -> Outgoing:
+    def _answer_parked(self, sender: bytes, message: Request) -> Outgoing:
         slowest = self._ledger.min_clock or 0
         return Outgoing(sender, Parked(message.request, self._spec.shard, self._boot, slowest))
 
@@ -273,13 +277,13 @@ class WorkerRequests:
             # The ledger lacks a push of an open round, so the next one would look like a gap.
             ahead_of = self._updates.round.get(message.worker)
             if ahead_of is not None and message.seq > ahead_of.message.seq:
-                return [self._parked(sender, message)]
+                return [self._answer_parked(sender, message)]
         if self._ledger.judge(message.worker, message.seq) is Verdict.DUPLICATE:
-            self._part.metrics.repeated(message.worker)
+            self._part.metrics.count_duplicate(message.worker)
             # The push was applied, so its steps are done: a retried worker's clock catches up.
             self._ledger.advance(message.worker, message.clock)
-            place = message.request, self._spec.shard, self._boot
-            ack = Ack(*place, message.seq, self._parameters.version, staleness=0, duplicate=True)
+            origin = message.request, self._spec.shard, self._boot
+            ack = Ack(*origin, message.seq, self._parameters.version, staleness=0, duplicate=True)
             return [Outgoing(sender, ack), *self.open(now)]
         if refused := self._ledger.entries[message.worker].refused:
             self._guard.check(message.worker, refused)
@@ -291,9 +295,9 @@ class WorkerRequests:
         try:
             applied = self._updates.apply(run, now)
         except BadInput as error:
-            return [refused(self._part, run[0].sender, run[0].message.request, error)]
+            return [refuse_request(self._part, run[0].sender, run[0].message.request, error)]
         if applied is None:
-            return [answer for one in run for answer in self.apply([one], now)]
+            return [answer for arrived in run for answer in self.apply([arrived], now)]
         acknowledged = self._acknowledge_all(applied)
         if self._updates.round or self.gate.parked:
             acknowledged += self.open(now)
@@ -301,10 +305,12 @@ class WorkerRequests:
 
     def _acknowledge_all(self, applied: Sequence[Applied]) -> list[Outgoing]:
         out, shard, boot = [], self._spec.shard, self._boot
-        for one in applied:
-            push = one.push.message
-            made = one.version, one.staleness, False, one.scale, one.dropped
-            out.append(Outgoing(one.push.sender, Ack(push.request, shard, boot, push.seq, *made)))
+        for outcome in applied:
+            push = outcome.push.message
+            details = outcome.version, outcome.staleness, False, outcome.scale, outcome.dropped
+            out.append(
+                Outgoing(outcome.push.sender, Ack(push.request, shard, boot, push.seq, *details))
+            )
         return out
 
     # --- checks ---------------------------------------------------------------------------------

@@ -37,20 +37,20 @@ def pack(payload: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(packed, np.uint8)
 
 
-def unpack(what: str, frame: memoryview, max_bytes: int) -> memoryview:
-    """Decompress one frame to at most `max_bytes`; raises BadMessage, naming the input `what`."""
+def unpack(label: str, frame: memoryview, max_bytes: int) -> memoryview:
+    """Decompress one frame to at most `max_bytes`; raises BadMessage, naming it by its `label`."""
     library = _zstandard()
     try:
-        label = library.get_frame_parameters(frame)
-        if label.content_size > max_bytes or label.window_size > MAX_WINDOW_BYTES:
+        header = library.get_frame_parameters(frame)
+        if header.content_size > max_bytes or header.window_size > MAX_WINDOW_BYTES:
             raise BadMessage(
-                f"{what}: expected at most {max_bytes} bytes in a frame of zstd, with a window of"
-                f" up to {MAX_WINDOW_BYTES}; got {label.content_size} and {label.window_size}"
+                f"{label}: expected at most {max_bytes} bytes in a frame of zstd, with a window of"
+                f" up to {MAX_WINDOW_BYTES}; got {header.content_size} and {header.window_size}"
             )
         payload = library.ZstdDecompressor().decompress(
-            frame, max_output_size=label.content_size, allow_extra_data=False
+            frame, max_output_size=header.content_size, allow_extra_data=False
         )
     except library.ZstdError as error:
         detail = " ".join(str(error).split())[:80]
-        raise BadMessage(f"{what}: expected one frame of zstd, got {detail}") from None
+        raise BadMessage(f"{label}: expected one frame of zstd, got {detail}") from None
     return memoryview(payload)

@@ -32,8 +32,8 @@ from deploy.terminal_text import print_text
 from ps import __version__
 from ps.build_id import build_id
 from ps.logs import LEVELS, LogSettings, set_up
-from shards.counted import counted
 from shards.errors import BadInput, DownpourError
+from shards.plurals import format_count
 from worker.data.read_options import MAX_SKIPPED
 from worker.job.options import LAST_PORT, LONGEST_S
 
@@ -172,7 +172,7 @@ def features(
     path, rows = run_features(
         net, weights, data, names, output, split, batch_size, device, form, on, skip
     )
-    typer.echo(f"{counted(rows, 'row')} of {', '.join(names)} in {path}")
+    typer.echo(f"{format_count(rows, 'row')} of {', '.join(names)} in {path}")
 
 
 app.command()(convert)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shards.counted import counted
+from shards.plurals import format_count
 
 
 def convert(
@@ -34,4 +34,4 @@ def convert(
     if done.copied is not None:
         typer.echo(str(done.copied))
     numbers = f", {done.numbers:,} numbers" if done.numbers else ""
-    typer.echo(f"{target}: {counted(len(done.parts), 'entry')}{numbers} from {source}")
+    typer.echo(f"{target}: {format_count(len(done.parts), 'entry')}{numbers} from {source}")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from worker.data.read_options import MAX_SKIPPED
 from worker.job.option_fields import declared
 from worker.job.options import TrainingPlan
@@ -68,7 +68,7 @@ def convert(
     from deploy.run.data_tools import convert as converted
 
     rows = converted(data, out, to, _read_options(split, resize, skip))
-    typer.echo(f"{counted(rows, 'row')} in {out}")
+    typer.echo(f"{format_count(rows, 'row')} in {out}")
 
 
 @app.command()

@@ -8,8 +8,8 @@ import typer
 
 from deploy.cli.connection import ServiceAddress, connected
 from deploy.cli.service import AsJson, JobArgument, app, ask, changes_of, check_job, job_line, show
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 
 webhooks = typer.Typer(help="Webhooks of a service: add, list or remove them.")
 checkpoints = typer.Typer(help="Checkpoints of a job: list, verify, compare, export or pin them.")
@@ -45,7 +45,7 @@ def artefacts(
     show(
         {"file": str(target), **known[name]},
         as_json,
-        f"{target}: {counted(size, 'byte')}",
+        f"{target}: {format_count(size, 'byte')}",
     )
 
 
@@ -56,7 +56,7 @@ def list_checkpoints(service: ServiceAddress, job: JobArgument, as_json: AsJson 
     with service.open() as client:
         found = client.get(f"/jobs/{job}/checkpoints")
     lines = [
-        f"{each['name']:>10}  {counted(each['steps'], 'step')}  {each['bytes'] / 1e6:.1f} MB"
+        f"{each['name']:>10}  {format_count(each['steps'], 'step')}  {each['bytes'] / 1e6:.1f} MB"
         f"{'  pinned' if each['pinned'] else ''}"
         for each in found["checkpoints"]
     ]
@@ -109,7 +109,7 @@ def export(
     with service.open() as client:
         path = f"/jobs/{job}/checkpoints/{number}:export"
         size = client.download(path, output, format=form)
-    show({"file": str(output), "bytes": size}, as_json, f"{output}: {counted(size, 'byte')}")
+    show({"file": str(output), "bytes": size}, as_json, f"{output}: {format_count(size, 'byte')}")
 
 
 @checkpoints.command()

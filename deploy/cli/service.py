@@ -21,8 +21,8 @@ from deploy.run.folder import SETTINGS
 from deploy.run.settings import TrainSettings, option_name
 from deploy.service.states import JobState, QueuePosition
 from deploy.terminal_text import print_text
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from worker.job.option_fields import declared
 from worker.job.options import LONGEST_S
 
@@ -330,7 +330,7 @@ def reindex_home(as_json: AsJson = False) -> None:
         from deploy.service import server
     home = server.home()
     jobs = server.reindex(home)
-    show({"home": str(home), "jobs": jobs}, as_json, f"{home}: {counted(jobs, 'job')}")
+    show({"home": str(home), "jobs": jobs}, as_json, f"{home}: {format_count(jobs, 'job')}")
 
 
 @app.command("backup")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.run.settings import Clusters, RunFiles, TrainSettings
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from worker.job.option_fields import Declared, declared
 from worker.job.options import (
     LinkOptions,
@@ -126,7 +126,7 @@ def _result(summary: "Summary", out: Path) -> str:
     if summary.earlier_seconds:
         latest = summary.seconds - summary.earlier_seconds
         took += f", {latest:.0f} s of them since it was resumed"
-    return f"{accuracy}{counted(summary.updates, 'update')} in {took}; see {out}"
+    return f"{accuracy}{format_count(summary.updates, 'update')} in {took}; see {out}"
 
 
 def _settings(

@@ -19,8 +19,8 @@ from deploy.run.settings import TrainSettings
 from deploy.run.snapshot_ref import catalog_of
 from deploy.run.summary import Summary, summarise
 from ps.snapshots.catalog import LoadedSnapshot, SnapshotCatalog
-from shards.counted import counted
 from shards.errors import UNDECODABLE, GiveUp
+from shards.plurals import format_count
 from shards.repartition import whole_weights
 from worker.caffe.weight_files import write_weights
 from worker.job.runner import Outcome
@@ -145,7 +145,7 @@ def complete(
     if written and (tested or summary.test_accuracy is not None):
         raise AlreadyFinished(
             f"{out} is finished: each worker has taken its"
-            f" {counted(inputs.job.plan.steps, 'step')};"
+            f" {format_count(inputs.job.plan.steps, 'step')};"
             " to train further, give a larger --max-iter"
         )
     with (

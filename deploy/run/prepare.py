@@ -14,8 +14,8 @@ from ps.launch.launch_plan import place_of
 from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.job_logs import is_job, newest_logs
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from shards.schedules import Poly
 from shards.tables import Layout
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
@@ -96,7 +96,7 @@ class Inputs:
                 "--workers",
                 expected=(
                     f"at most {source.rows}, as {self.place} has "
-                    f"{counted(source.rows, 'row')} to train on and each worker "
+                    f"{format_count(source.rows, 'row')} to train on and each worker "
                     "needs one"
                 ),
                 got=settings.workers,

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from deploy.run.progress_model import Meter, Readings, ShardReading, WorkerReading
 from deploy.run.summary import Rows
-from shards.live_settings import described
+from shards.live_settings import describe_settings
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation, in_words
@@ -136,7 +136,7 @@ class Progress:
 
     def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
         """Show the settings in force; an operator has `changed` these options, by name."""
-        self.note(described(settings))
+        self.note(describe_settings(settings))
 
     @property
     def readings(self) -> Readings | None:

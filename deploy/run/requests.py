@@ -23,9 +23,9 @@ from deploy.run.folder import write_whole, writer_of
 from deploy.run.snapshot_ref import SnapshotRef
 from ps.session.admin_plans import SettingsChange
 from shards import argument_checks
-from shards.counted import counted
 from shards.errors import UNDECODABLE, BadInput, DownpourError, GiveUp
-from shards.live_settings import LIVE, checked_factor
+from shards.live_settings import LIVE, check_factor
+from shards.plurals import format_count
 
 _POLL_S = 0.1
 _REQUEST, _TAKEN, _ANSWER = ".json", ".taken", ".answer"
@@ -37,7 +37,7 @@ class _ToReshard(msgspec.Struct, frozen=True, tag="reshard"):
     shards: int
 
     def __str__(self) -> str:
-        return counted(self.shards, "shard")
+        return format_count(self.shards, "shard")
 
 
 class _ToChange(msgspec.Struct, frozen=True, tag="set"):
@@ -129,8 +129,8 @@ def change_of(what: str, settings: Mapping[str, Any]) -> SettingsChange:
     sets_bound, factor = "staleness" in settings, settings.get("rate_factor")
     return SettingsChange(
         sets_bound,
-        argument_checks.bound("staleness", settings["staleness"]) if sets_bound else None,
-        checked_factor("rate_factor", factor) if "rate_factor" in settings else None,
+        argument_checks.staleness_bound("staleness", settings["staleness"]) if sets_bound else None,
+        check_factor("rate_factor", factor) if "rate_factor" in settings else None,
     )
 
 

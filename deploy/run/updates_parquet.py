@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from deploy.run.summary import Rows, RunTally
 from ps.closing_context import ClosingContext
-from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.update_records import RECORD
 
 
@@ -407,10 +407,10 @@ def _read_part(
                 rows = file.metadata.num_rows
                 raise BadInput(path, expected=f"{rows} rows", got=rows - left)
     except (pa.ArrowException, MemoryError, *UNDECODABLE) as error:
-        text = quoted(str(error).partition("\n")[0], 200)
+        text = quote(str(error).partition("\n")[0], 200)
         raise BadInput(path, expected=f"a record of updates: {text}") from None
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or quoted(str(error), 200)}") from None
+        raise BadInput(f"{path}: {error.strerror or quote(str(error), 200)}") from None
 
 
 def _check_footer(path: Path, file: pq.ParquetFile) -> None:
@@ -421,14 +421,14 @@ def _check_footer(path: Path, file: pq.ParquetFile) -> None:
         raise BadInput(path, expected="the columns of updates", got=f"a file without {lacking}")
     for field in SCHEMA:
         if schema.field(field.name).type != field.type:
-            got = quoted(str(schema.field(field.name).type))
+            got = quote(str(schema.field(field.name).type))
             raise BadInput(f"{path}: column {field.name}", expected=field.type, got=got)
     count = (file.metadata.metadata or {}).get(_ROWS.encode())
     groups = sum(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))
     expected = "" if count is None else count.decode(errors="replace")
     for rows in (file.metadata.num_rows, groups):
         if count is not None and expected != str(rows):
-            raise BadInput(path, expected=f"{quoted(expected)} rows", got=rows)
+            raise BadInput(path, expected=f"{quote(expected)} rows", got=rows)
 
 
 def _column(name: str, values: np.ndarray[Any, Any]) -> Any:

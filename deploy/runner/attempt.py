@@ -25,8 +25,8 @@ from deploy.runner import job_folder
 from deploy.runner.job_folder import AttemptIdentity, AttemptOutcome, End, Submission
 from deploy.runner.journal import Entry, Journal, JournalReader
 from ps.snapshots.catalog import SnapshotCatalog, SnapshotStatus
-from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
+from shards.plurals import format_count
 from worker.spark.signals import sigterm_too
 
 _POLL_S = 0.25
@@ -160,8 +160,8 @@ class _Attempt:
             return End.STOPPED, "", "stopped, with a snapshot"
         latest = summary.seconds - summary.earlier_seconds
         took = (
-            f"{counted(summary.updates, 'update')} in {summary.seconds:.0f} s, {latest:.0f} s of"
-            " them in the last attempt"
+            f"{format_count(summary.updates, 'update')} in {summary.seconds:.0f} s, {latest:.0f} s"
+            " of them in the last attempt"
         )
         return End.SUCCEEDED, "", took
 
@@ -239,7 +239,7 @@ class _Attempt:
 
         shards = int(order.data["shards"])
         request_reshard(origin_of(str(self._settings.out)), shards, _RESHARD_S)
-        return {"text": f"moved to {counted(shards, 'shard')}", "shards": shards}
+        return {"text": f"moved to {format_count(shards, 'shard')}", "shards": shards}
 
     def _change_settings(self, order: Entry) -> dict[str, Any]:
         from deploy.run.requests import request_settings

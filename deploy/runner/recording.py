@@ -19,7 +19,7 @@ from deploy.runner.job_folder import READINGS
 from deploy.runner.journal import Journal
 from deploy.runner.readings import FigureTally, ReadingFiles, read_newest
 from shards.errors import GiveUp
-from shards.live_settings import described
+from shards.live_settings import describe_settings
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.training.evaluation import Evaluation
@@ -112,7 +112,7 @@ class RecordingProgress(Progress):
         self._record("notice", text=text)
 
     def settings_changed(self, settings: LiveSettings, changed: Mapping[str, object]) -> None:
-        text = described(settings)
+        text = describe_settings(settings)
         Progress.note(self, text)  # its own `note` would record a second event
         self._record("settings", settings=dict(changed), text=text)
 

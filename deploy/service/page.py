@@ -37,7 +37,7 @@ from deploy.service.strict_requests import CURSOR
 from deploy.service.submissions import MAX_NAME
 from deploy.service.tokens import LOCAL, Principal, TokenRole, csrf_of, token_id
 from ps import __version__
-from shards.counted import counted
+from shards.plurals import format_count
 
 _HERE = Path(__file__).parent
 _STATIC = {path.name: path for path in sorted((_HERE / "static").iterdir())}
@@ -274,7 +274,7 @@ def renderer() -> Render:
         "shape": _SHAPES,
         "sparkline": sparkline,
     }
-    environment.filters |= {"number": _number, "utc": _utc, "counted": counted}
+    environment.filters |= {"number": _number, "utc": _utc, "counted": format_count}
 
     def render(name: str, sender: Principal, **values: Any) -> str:
         csrf = csrf_of(sender.session) if sender.session else ""

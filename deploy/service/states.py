@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from deploy.runner.job_folder import AttemptOutcome, End
-from shards.counted import counted
+from shards.plurals import format_count
 
 
 class JobState(StrEnum):
@@ -243,7 +243,7 @@ def obstacles(
         elif job.slots > free:
             full = True
             causes[job.id] = (
-                f"it needs {counted(job.slots, 'slot')}, and the service has {free} free"
+                f"it needs {format_count(job.slots, 'slot')}, and the service has {free} free"
             )
         else:
             free -= job.slots
@@ -257,6 +257,6 @@ def _exceeds(job: QueuedJob, quota: Quota) -> str:
     if quota.jobs < 1:
         return "the project's limit on running jobs is reached"
     if quota.workers < job.slots:
-        workers = counted(job.slots, "worker")
+        workers = format_count(job.slots, "worker")
         return f"it has {workers}, and the project's limit leaves {max(0, quota.workers):g}"
     return ""

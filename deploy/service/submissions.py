@@ -397,7 +397,7 @@ def _check_absolute(what: str, value: object) -> None:
         raise BadInput(
             what,
             expected="an absolute path",
-            got=argument_checks.shown(value),
+            got=argument_checks.describe_value(value),
             hint="begin it with /, for the service has another working directory",
         )
 

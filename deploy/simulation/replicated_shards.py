@@ -228,7 +228,7 @@ class ReplicatedShardHost(ShardHost):
         if group.settled is None or group.pending is not None:
             return False
         primary = self.copies[group.settled.primary].replica
-        return primary.serving and not primary._held and not primary._unreported
+        return primary.serving and not primary._pending_answers and not primary._unreported
 
     # --- promises ---------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class ShardHost:
 
         If the last lease ran out while the shard was quiesced, its buffer is applied afterwards.
         """
-        return self.drained() and not self.shard.updates.unfilled
+        return self.drained() and not self.shard.updates.has_orphaned_buffer
 
     # --- faults; a kind of shard ignores those that it does not know ------------------------------
 

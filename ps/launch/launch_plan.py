@@ -139,7 +139,7 @@ def remedy(logs: object, rollback_s: float | None) -> str:
 
 def plan_of(specs: Sequence[ShardSpec], options: LaunchOptions) -> LaunchPlan:
     """The plan with these options; raises BadInput for one that does not exist."""
-    argument_checks.known_names("options", options, LaunchOptions.__annotations__)
+    argument_checks.check_names("options", options, LaunchOptions.__annotations__)
     plan = LaunchPlan(specs=specs, **options)  # type: ignore[arg-type]  # it converts them
     check_logs_kept(plan.logs, plan.durability)
     return plan

@@ -102,13 +102,15 @@ class ReplicaServer(ServerThread):
         tick_at, poll_s = time.monotonic(), POLL_S
         forget_at = tick_at + self._spec.lease_s / 4  # the tick period of ShardServer
         while not self.replica.retired:
-            poller = among_themselves if self.replica.called else with_clients
+            poller = among_themselves if self.replica.awaits_confirmation else with_clients
             left_s = min(poll_s, max(0.0, tick_at - time.monotonic()))
-            ready = dict(poller.poll(int(left_s * 1000) + 1 if self.replica.shard.prepared else 0))
+            ready = dict(
+                poller.poll(int(left_s * 1000) + 1 if self.replica.shard.is_prepared else 0)
+            )
             if self._wake_in in ready:
                 return
             poll_s = self._take_turn(ready)
-            if not (ready or self.replica.shard.prepared):
+            if not (ready or self.replica.shard.is_prepared):
                 self.replica.shard.prepare()
             now = self._reporter.moved_at = time.monotonic()
             if now >= forget_at:

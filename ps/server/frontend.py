@@ -212,7 +212,7 @@ class ShardFrontend:
                     continue
             if isinstance(message, Probe):
                 clocks = {"unix_s": time.time(), "cpu_s": time.process_time()}
-                self.send([shard.probed(sender, message, own, **clocks)])
+                self.send([shard.answer_probe(sender, message, own, **clocks)])
             elif (sender, message.request) not in leaving or not self._leaving.in_progress(
                 sender, message.request
             ):

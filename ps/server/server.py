@@ -107,7 +107,7 @@ class ShardServer(ServerThread):
         tick_at, poll_s = time.monotonic() + period, POLL_S
         while True:
             timeout_ms = 0
-            if parameters.prepared:
+            if parameters.is_prepared:
                 wake_at = tick_at if saves is None else min(tick_at, saves.next_due(self.shard))
                 left_s = min(poll_s, max(0.0, wake_at - time.monotonic()))
                 timeout_ms = int(left_s * 1000) + 1
@@ -117,7 +117,7 @@ class ShardServer(ServerThread):
             if not ready.keys().isdisjoint(sockets):
                 self._take_turn()
                 poll_s = POLL_S
-            elif not parameters.prepared:
+            elif not parameters.is_prepared:
                 self.shard.prepare()
             if len(ready) == 0 or not ready.keys().isdisjoint(events):
                 poll_s = self._shard_endpoint.check_connections()

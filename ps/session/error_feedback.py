@@ -47,7 +47,7 @@ class _Residual:
         part = slice(keys.start, keys.stop)
         error = self.error[part]
         if isinstance(self.writing, Rounded):
-            return payloads.rounded(self.writing.kind, g, error)
+            return payloads.encode_rounded(self.writing.kind, g, error)
         velocity = self.velocity[part] if self.velocity is not None else None
         return _sparse(self.writing, seq, self.norm, g, velocity, error)
 

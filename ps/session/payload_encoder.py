@@ -199,7 +199,7 @@ class PayloadEncoder:
                 if part.table != table:
                     continue
                 keys = KeyRange(part.start, part.stop)
-                payload = payloads.checked(f"push {seq}", part.kind, part.zstd, keys, frame.data)
+                payload = payloads.validate(f"push {seq}", part.kind, part.zstd, keys, frame.data)
                 section = np.empty(len(keys), np.float32)
                 payloads.decode(part.kind, payload, section)
                 checked_squares(table, section, seq, self._limits[table])
@@ -262,7 +262,7 @@ class PayloadEncoder:
             changes = self._views_are_kept and self.compression[ask.table].pulls_changes
             if part.kind is not ask.kind and not (changes and part.kind is Kind.F4):
                 raise BadMessage(f"weights: expected kind {ask.kind}, got {part.kind}")
-            payload = payloads.checked("weights", part.kind, part.zstd, keys, frame)
+            payload = payloads.validate("weights", part.kind, part.zstd, keys, frame)
             if changes:
                 place = reply.shard, ask.table
                 view = advanced(self.views.get(place), reply, part, payload)

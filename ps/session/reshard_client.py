@@ -88,7 +88,7 @@ def _whole(former: Session, parts: Mapping[int, tuple[Push, Frames]]) -> Carried
     for message, frames in parts.values():
         for part, frame in zip(message.parts, frames, strict=True):
             keys = KeyRange(part.start, part.stop)
-            payload = payloads.checked("push", part.kind, part.zstd, keys, frame.data)
+            payload = payloads.validate("push", part.kind, part.zstd, keys, frame.data)
             whole = gradients.setdefault(part.table, np.zeros(sizes[part.table], np.float32))
             payloads.decode(part.kind, payload, whole[part.start : part.stop])
     versions = tuple(parts[shard][0].read_version for shard in range(former.map.shards))

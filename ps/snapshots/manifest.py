@@ -23,7 +23,7 @@ from ps.snapshots import checked_json
 from ps.snapshots.shard_file import StateFile, read_state, write_state
 from ps.snapshots.worker_state import SavedWorkerState, read_worker_state
 from ps.storage import PARTIAL, Place, Store, content_of, open_store
-from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.live_settings import newest_settings
 from shards.messages import Count, LiveSettings
 from shards.shard_state import ShardState
@@ -164,7 +164,7 @@ def _check_parts(manifest: Manifest) -> None:
     for part, keys in zip(manifest.parts, manifest.map.ranges, strict=True):
         least = _VALUE_BYTES * len(keys)
         if part.bytes < least:
-            raise BadInput(quoted(part.file), expected=f"at least {least} bytes", got=part.bytes)
+            raise BadInput(quote(part.file), expected=f"at least {least} bytes", got=part.bytes)
 
 
 def damage(place: Place | Store) -> Iterator[str]:

@@ -27,7 +27,7 @@ from ps.snapshots.shard_file import (
 )
 from ps.storage import Store
 from shards.checksums import HEX_DIGITS
-from shards.errors import UNDECODABLE, BadInput, GiveUp, quoted
+from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.messages import Count, Name
 from shards.shard_state import array_name
 
@@ -118,7 +118,7 @@ def read_worker_state(store: Store, kept: SavedWorkerState) -> tuple[WorkerState
     for field in ("worker", "incarnation", "seq"):
         expected, got = getattr(kept, field), getattr(state, field)
         if expected != got:
-            raise BadInput(f"{what}: {field}", expected=quoted(expected), got=quoted(got))
+            raise BadInput(f"{what}: {field}", expected=quote(expected), got=quote(got))
     return state, arrays
 
 

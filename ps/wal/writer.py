@@ -162,7 +162,7 @@ class WriteAheadLog:
         idle = self._base is None or not self._base.is_alive()
         if idle and self._grown >= limit:
             self._begin(shard, self._number + 1, begins=False, now=now)
-            for entry, frames in wal_format.carried(shard, now):
+            for entry, frames in wal_format.waiting_payloads(shard, now):
                 self.append(entry, frames)
             self._grown = 0
             state, held = wal_format.state_of(shard, self._number)

@@ -103,7 +103,7 @@ def held_up(
 def longest_moment(shard: Shard, clock: Clock) -> float:
     """Seconds that the longest of the steps took that a server does while nothing comes."""
     longest = 0.0
-    while not shard.prepared:
+    while not shard.is_prepared:
         started = clock()
         shard.prepare()
         longest = max(longest, clock() - started)

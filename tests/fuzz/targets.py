@@ -92,7 +92,7 @@ class Reception:
     def _answer(self, message: Message, frames: Frames, now: float) -> None:
         before = self.shard.version
         if isinstance(message, Probe):
-            answers = [self.shard.probed(b"peer", message, frames, unix_s=0.0, cpu_s=0.0)]
+            answers = [self.shard.answer_probe(b"peer", message, frames, unix_s=0.0, cpu_s=0.0)]
         else:
             answers = self.shard.handle(b"peer", message, frames, now)  # type: ignore[arg-type]
         for answer in answers:

@@ -21,10 +21,10 @@ MUTANTS = Mutants()
 
 def _count_arrivals(patch: Patch) -> None:
     def take(self: GatheredState, piece: Piece, frames: Sequence[Buffer]) -> None:
-        repeated = piece.number in self._held
+        repeated = piece.number in self._arrived
         real(self, piece, frames)
         if repeated and self.missing:
-            self._held.add(self.missing[0])
+            self._arrived.add(self.missing[0])
 
     real = GatheredState.take
     patch.setattr(GatheredState, "take", take)
@@ -43,7 +43,7 @@ def a_repeated_piece_counts_as_another_in_an_install(patch: Patch) -> None:
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def the_last_piece_is_not_awaited(patch: Patch) -> None:
     def complete(self: GatheredState) -> bool:
-        return self._sizes is not None and len(self._held) >= max(1, self._sizes.pieces - 1)
+        return self._sizes is not None and len(self._arrived) >= max(1, self._sizes.pieces - 1)
 
     patch.setattr(GatheredState, "complete", property(complete))
 

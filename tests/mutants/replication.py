@@ -18,7 +18,7 @@ MUTANTS = Mutants()
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)
 def an_answer_does_not_wait_for_the_backup(patch: Patch) -> None:
-    patch.setattr(ShardReplica, "committed", property(lambda self: self.position))
+    patch.setattr(ShardReplica, "commit_position", property(lambda self: self.position))
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.DURABLE)
@@ -84,8 +84,8 @@ def an_entry_is_skipped(patch: Patch) -> None:
             self._holds = position - 1
         return real(self, origin, message, frames)
 
-    real = ShardReplica._copied
-    patch.setattr(ShardReplica, "_copied", copied)
+    real = ShardReplica._handle_copy
+    patch.setattr(ShardReplica, "_handle_copy", copied)
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.SAME_COPY)

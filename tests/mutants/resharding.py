@@ -34,7 +34,7 @@ def a_cut_ignores_pushes_that_other_shards_have(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.DURABLE)
 def a_ledger_is_not_handed_over(patch: Patch) -> None:
-    patch.setattr(repartition, "_copied", lambda _: Ledger())
+    patch.setattr(repartition, "_copy_ledger", lambda _: Ledger())
 
 
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)

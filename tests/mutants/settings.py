@@ -55,8 +55,8 @@ def a_resharding_forgets_changed_settings(patch: Patch) -> None:
     def merged(states: Sequence[SavedProgress]) -> SavedProgress:
         return msgspec.structs.replace(original(states), settings=None)
 
-    original = repartition._merged
-    patch.setattr(repartition, "_merged", merged)
+    original = repartition._merge
+    patch.setattr(repartition, "_merge", merged)
 
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.SAME_COPY)

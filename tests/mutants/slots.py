@@ -51,4 +51,4 @@ def a_base_lacks_the_slots(patch: Patch) -> None:
 
 @MUTANTS.add(ClusterConfig.REPLICATED, Promise.SAME_COPY)
 def slots_change_while_a_backup_copies_them(patch: Patch) -> None:
-    patch.setattr(dense_part, "unshared", lambda _: True)
+    patch.setattr(dense_part, "are_unshared", lambda _: True)

@@ -13,7 +13,7 @@ from ps.client import Client
 from ps.job_spec import expect_compression, shard_specs
 from ps.launch.threads import local_shards
 from shards.aggregation import EACH
-from shards.argument_checks import known_names
+from shards.argument_checks import check_names
 
 TABLE = ps.DenseTable("given", [ps.TensorSpec("w", 1000)])  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ ANY_ADDRESS = "expected an address of this machine, or 0.0.0.0 for all, got"
             "AdamW: expected beta1, or another known name; got 'bata1'",
         ),
         (
-            lambda: known_names("start", ["q"], [f"{kind}_{n}" for kind in "ab" for n in range(9)]),
+            lambda: check_names("start", ["q"], [f"{kind}_{n}" for kind in "ab" for n in range(9)]),
             (
                 "start: expected a_0, a_1, a_2, a_3, a_4, a_5, a_6, a_7 or one of 10 more, which"
                 " help() lists; got 'q'"

@@ -21,7 +21,7 @@ from shards.aggregation import (
 from shards.errors import BadInput
 from shards.messages import Ack, Cut, Left, Quiesce, Refusal
 from shards.repartition import repartition
-from shards.resumed_state import resumed
+from shards.resumed_state import resume_states
 from shards.rules import DelayCompensation, Momentum
 from shards.schedules import Fixed
 from shards.tables import Layout, cut_evenly
@@ -245,13 +245,13 @@ def test_uneven_buffers_are_applied_before_another_number_of_shards_resumes() ->
             keys, frame = talk.shard.spec.keys, np.full(talk.shard.size, 4, np.float32)
             talk.say(push("a", seq, start=keys.start, stop=keys.stop), [frame.tobytes()])
         states.append(talk.shard.copy())
-    (state,) = resumed(states, halves, spec(map=whole, **options))
+    (state,) = resume_states(states, halves, spec(map=whole, **options))
     weights = state.arrays[f"{TABLE.name}/weights"]
     for keys, moved in zip(halves.ranges, (-2.0, -3.0), strict=True):
         assert set(weights[keys.start : keys.stop].tolist()) - {0.0} == {moved}  # 0: the padding
     assert (state.saved.buffered, set(state.saved.collected.values())) == (0, {0})
     assert state.saved.ledger.entries["a"].seq == 3
-    same = resumed(states, halves, spec(map=halves, **options))
+    same = resume_states(states, halves, spec(map=halves, **options))
     assert [one.saved.buffered for one in same] == [2, 3]
 
 

@@ -9,7 +9,7 @@ import zmq
 from numpy.typing import NDArray
 
 from cupy_kernels.backends import HOST
-from shards.buffer_pool import _LATELY, Buffers, unshared
+from shards.buffer_pool import _LATELY, Buffers, are_unshared
 from shards.parameters import ParameterStore
 from shards.rules import Momentum
 from tests.support.shard_dsl import SIZE, blank, spec
@@ -135,12 +135,12 @@ def test_buffers_live_where_their_allocator_puts_them() -> None:
 def test_a_list_knows_whether_others_read_its_arrays() -> None:
     """A view, a memoryview or another list counts as a reader until it is dropped."""
     arrays = [np.zeros(8, np.float32), np.zeros(8, np.float32)]
-    assert unshared(arrays)
+    assert are_unshared(arrays)
     for reader in (arrays[1][2:4], arrays[0].data, list(arrays)):
-        assert not unshared(arrays), reader
+        assert not are_unshared(arrays), reader
     del reader
-    assert unshared(arrays)
-    assert unshared([])
+    assert are_unshared(arrays)
+    assert are_unshared([])
 
 
 def test_slots_have_two_sets_of_arrays_and_no_more() -> None:

@@ -32,7 +32,7 @@ def received(view: Any, change: Change) -> Any:
     """The floats of a worker with `view` after it has applied the change."""
     if change.base == 0:
         return change.frame.view(np.float32)
-    payload = payloads.checked("change", change.kind, False, KEYS, change.frame.data)
+    payload = payloads.validate("change", change.kind, False, KEYS, change.frame.data)
     new = np.empty_like(view)
     delta_pulls.add(change.kind, payload, view, new)
     return new

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from shards.errors import BadInput, Gap, Retry, quoted
+from shards.errors import BadInput, Gap, Retry, quote
 
 
 @pytest.mark.parametrize("kind", [BadInput, Retry])
@@ -48,4 +48,4 @@ def test_bad_input_keeps_its_parts() -> None:
 )
 def test_foreign_text_is_quoted_in_one_short_line(value: object, expected: str) -> None:
     """Control characters are replaced, and only the beginning of a long text is quoted."""
-    assert quoted(value) == expected
+    assert quote(value) == expected

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from shards.aggregation import ROUND, Buffer
 from shards.errors import BadInput
-from shards.live_settings import agreed, check_change, newest_settings
+from shards.live_settings import check_change, newest_settings, unify_settings
 from shards.messages import (
     ChangeSettings,
     Install,
@@ -195,7 +195,7 @@ def saved_with(own: ShardSpec, *settings: LiveSettings | None) -> list[Any]:
 def test_saved_states_agree_on_the_newest_settings() -> None:
     """A change that had reached one shard only is in force at all shards of a resumed job."""
     newest = LiveSettings(4, 0.5, 2, 7)
-    states = agreed(saved_with(spec(), None, newest, LiveSettings(2, 1.0, 1, 7)), spec())
+    states = unify_settings(saved_with(spec(), None, newest, LiveSettings(2, 1.0, 1, 7)), spec())
     assert [state.saved.settings for state in states] == [newest] * 3
     assert newest_settings(states) == newest
 
@@ -205,5 +205,5 @@ def test_settings_that_another_strategy_cannot_follow_are_dropped() -> None:
     rounds = spec(merge=ROUND, bound=0)
     with pytest.raises(BadInput):
         check_change(rounds, LiveSettings(4, revision=1))
-    (state,) = agreed(saved_with(rounds, LiveSettings(4, revision=1)), rounds)
+    (state,) = unify_settings(saved_with(rounds, LiveSettings(4, revision=1)), rounds)
     assert state.saved.settings is None

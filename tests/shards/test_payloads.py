@@ -22,7 +22,7 @@ WIDE = (KeyRange(256, 1024), KeyRange(2048, 2305))
 
 
 def read(kind: Kind, frame: Any, zstd: bool = False, keys: KeyRange = WIDE[0]) -> Any:
-    payload = payloads.checked("push 1", kind, zstd, keys, frame)
+    payload = payloads.validate("push 1", kind, zstd, keys, frame)
     assert payload.ctypes.data % 4 == 0, "compiled loops take it for aligned"
     floats = np.full(len(keys), np.nan, np.float32)
     payloads.decode(kind, payload, floats)
@@ -45,7 +45,7 @@ def written(kind: Kind, part: Any) -> Any:
 def test_payloads_of_plain_floats_are_not_copied() -> None:
     """An aligned frame becomes an array on the same memory."""
     memory = bytearray(16)
-    floats = payloads.checked("push 1", Kind.F4, False, KEYS, memory).view(np.float32)
+    floats = payloads.validate("push 1", Kind.F4, False, KEYS, memory).view(np.float32)
     memory[:4] = b"\x00\x00\x80\x3f"
     assert floats.tolist() == [1.0, 0.0, 0.0, 0.0]
 
@@ -55,7 +55,7 @@ def test_payloads_of_another_size(size: int) -> None:
     """A frame's length is checked against its keys."""
     complaint = rf"push 1: keys \[6, 10\) as f4 take 16 bytes, got {size}"
     with pytest.raises(BadMessage, match=complaint):
-        payloads.checked("push 1", Kind.F4, False, KEYS, bytes(size))
+        payloads.validate("push 1", Kind.F4, False, KEYS, bytes(size))
 
 
 def test_every_kind_has_its_row() -> None:

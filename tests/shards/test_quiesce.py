@@ -15,7 +15,7 @@ from shards.messages import (
     Remedy,
     Welcome,
 )
-from shards.refusals import changed_nothing
+from shards.refusals import leaves_state_unchanged
 from shards.shard import Shard
 from tests.support.shard_dsl import SIZE, fresh, hello, join, leave, push, spec
 
@@ -55,7 +55,7 @@ def test_a_quiesce_belongs_to_one_operator() -> None:
         (busy,) = shard.handle(b"two", Quiesce(3, "job", seconds, OTHER), (), 20.0)
         assert isinstance(busy.message, Quiesced)
         assert busy.message.busy_s == 40.0
-        assert changed_nothing(busy.message)
+        assert leaves_state_unchanged(busy.message)
     (waits,) = shard.handle(b"a", push("a", 1), GRADIENT, 21.0)
     assert isinstance(waits.message, Refusal)
     (taken,) = shard.handle(b"two", Quiesce(4, "job", 30.0, OTHER), (), 60.0)

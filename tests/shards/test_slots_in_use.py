@@ -31,7 +31,7 @@ def exported(talk: Talk) -> list[NDArray[np.float32]]:
 def prepare(talk: Talk, most: int = 1000) -> int:
     """Let the shard use at most `most` idle moments; return the number that it used."""
     for used in range(most):
-        if talk.shard.prepared:
+        if talk.shard.is_prepared:
             return used
         talk.shard.prepare()
     return most

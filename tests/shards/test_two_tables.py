@@ -338,7 +338,7 @@ def shards_of(count: int, states: list[ShardState] | None = None) -> list[Shard]
     made = []
     for number in range(count):
         own: ShardSpec = spec(tables=TABLES, map=shard_map, shard=number, bound=None)
-        shard = Shard(own, 1, place=Talk.place)
+        shard = Shard(own, 1, backend=Talk.place)
         shard.restore(states[number] if states else blank(spec=own))
         shard.handle(b"", hello("w"), (), 0.0)
         shard.handle(b"", join("w"), (), 0.0)

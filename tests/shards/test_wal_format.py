@@ -179,7 +179,7 @@ def test_a_base_stands_for_what_came_before_it(kind: str, seed: int) -> None:
     shard = begun(kind, written)
     life(shard, dice, 40, written)
     second = [encoded(wal_format.opening(shard, 1, begins=False, now=40.0))]
-    second += [encoded(*one) for one in wal_format.carried(shard, 40.0)]
+    second += [encoded(*one) for one in wal_format.waiting_payloads(shard, 40.0)]
     base = encoded(*wal_format.state_of(shard, 1))
     life(shard, dice, 40, second)
     assert held(replayed(kind, [base, *second])) == held(shard)
@@ -198,7 +198,7 @@ def test_waiting_requests_are_not_judged_again() -> None:
     assert list(shard.updates.round) == ["a"]
     base = encoded(*wal_format.state_of(shard, 1))
     second = [encoded(wal_format.opening(shard, 1, begins=False, now=4.0))]
-    second += [encoded(*one) for one in wal_format.carried(shard, 4.0)]
+    second += [encoded(*one) for one in wal_format.waiting_payloads(shard, 4.0)]
     assert held(replayed("rounds", [base, *second])) == held(shard)
 
 

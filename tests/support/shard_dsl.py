@@ -74,7 +74,7 @@ class Talk:
     """The backend that holds the arrays of these shards."""
 
     def __init__(self, *, installed: bool = True, boot: int = 1, **options: Any) -> None:
-        self.shard = Shard(spec(**options), boot, place=self.place)
+        self.shard = Shard(spec(**options), boot, backend=self.place)
         self.frames: tuple[NDArray[np.float32] | bytes, ...] = ()
         self.now = 0.0
         if installed:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ps import path_checks
 from ps.logs import logger
 from shards import argument_checks
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from shards.tables import DenseTable
 from worker import spark
 from worker.caffe.evaluator import Evaluator, classes_of, needs_test_net
@@ -137,7 +137,7 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
             "train: workers",
             expected=(
                 f"the number of workers, at most {source.rows}, as the source "
-                f"has {counted(source.rows, 'row')}"
+                f"has {format_count(source.rows, 'row')}"
             ),
             got=options.workers,
         )

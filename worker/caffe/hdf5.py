@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from shards.extras import missing
 from worker.caffe.blobs import write_whole
 
@@ -88,7 +88,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _damaged(path: Path, error: Exception) -> BadInput:
-    return BadInput(path, expected=f"an HDF5 file: {quoted(' '.join(str(error).split()), 200)}")
+    return BadInput(path, expected=f"an HDF5 file: {quote(' '.join(str(error).split()), 200)}")
 
 
 def _walk(
@@ -98,17 +98,17 @@ def _walk(
     import h5py
 
     if above.count("/") > _DEEPEST:
-        raise BadInput(f"{path}: {quoted(above)}: nested too deeply")
+        raise BadInput(f"{path}: {quote(above)}: nested too deeply")
     for name in group:
         if names and name not in names:
             continue
         full = f"{above}{name}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise BadInput(f"{path}: {quoted(full)}", expected="a group or a dataset", got="a link")
+            raise BadInput(f"{path}: {quote(full)}", expected="a group or a dataset", got="a link")
         item = group[name]
         place = h5py.h5o.get_info(item.id).addr
         if place in seen:
-            raise BadInput(f"{path}: {quoted(full)}: has two names in the file; expected one")
+            raise BadInput(f"{path}: {quote(full)}: has two names in the file; expected one")
         seen.add(place)
         if len(seen) > _MAX_OBJECTS:
             raise BadInput(path, expected=f"at most {_MAX_OBJECTS} groups and datasets")
@@ -117,7 +117,7 @@ def _walk(
         elif isinstance(item, h5py.Dataset):
             yield full, item
         else:
-            raise BadInput(f"{path}: {quoted(full)}", expected="a group or a dataset")
+            raise BadInput(f"{path}: {quote(full)}", expected="a group or a dataset")
 
 
 def _array(dataset: Any, where: str) -> Array:

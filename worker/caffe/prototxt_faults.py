@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from shards.errors import quoted
+from shards.errors import quote
 from worker.caffe.caffe_pb2 import NetParameter, SolverParameter, V1LayerParameter
 from worker.caffe.registry import LAYERS, UNSUPPORTED
 
@@ -62,8 +62,8 @@ class _Layer:
         return bool(self.kind) and self.kind not in known and not self.kind.isdigit()
 
     def __str__(self) -> str:
-        kind = f" ({quoted(self.kind)})" if self.kind else ""
-        return f"layer {quoted(self.name) if self.name else '(unnamed)'}{kind}"
+        kind = f" ({quote(self.kind)})" if self.kind else ""
+        return f"layer {quote(self.name) if self.name else '(unnamed)'}{kind}"
 
 
 _Fault = tuple[_Layer | None, str, int]
@@ -106,7 +106,7 @@ class _FaultReader:
             elif kind == "mark":
                 self._mark(written)
             elif kind == "stray":
-                self._add(f"expected a text that ends on its line, got {quoted(written)}")
+                self._add(f"expected a text that ends on its line, got {quote(written)}")
                 self._expects = "name"
             elif kind != "comment" and not (kind == before == "string"):  # strings may be in parts
                 self._word(written, kind or "")
@@ -175,13 +175,13 @@ class _FaultReader:
             self._expects = "value"
         if self._expects == "name":
             if descriptor is not None and kind != "word":
-                self._add(f"expected the name of a field, got {quoted(word)}")
+                self._add(f"expected the name of a field, got {quote(word)}")
             else:
                 self._begin(word)
             return
         if self._field is not None:
             if self._expects == "colon":
-                self._add(f"{self._field.name}: expected a colon, got {quoted(word)}")
+                self._add(f"{self._field.name}: expected a colon, got {quote(word)}")
             else:
                 self._check(word, kind)
         if word not in {"-", "+"}:
@@ -201,7 +201,7 @@ class _FaultReader:
         elif field is None:
             if len(self._blocks) == 1:
                 self._strangers.setdefault(name, self._line)
-            self._add(f"{inner} has no field {quoted(name)}{_closest(name, block.descriptor)}")
+            self._add(f"{inner} has no field {quote(name)}{_closest(name, block.descriptor)}")
         elif name in block.seen and not field.is_repeated:
             self._add(f"{name}: expected one value, got a second one")
         block.seen.add(name)
@@ -220,7 +220,7 @@ class _FaultReader:
                 if block.layer.unsupported:
                     return
         if word not in {"-", "+"} and not _fits(field, word, kind):
-            self._add(f"{field.name}: expected {_expected(field, word)}, got {quoted(word)}")
+            self._add(f"{field.name}: expected {_expected(field, word)}, got {quote(word)}")
 
     def _add(self, what: str, layer: _Layer | None = None, line: int = 0) -> None:
         self._faults.append((layer or self._blocks[-1].layer, what, line or self._line))

@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from shards import argument_checks
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.caffe.blobs import write_whole
 from worker.caffe.caffe_pb2 import TEST, TRAIN, LayerParameter, NetParameter, NetStateRule
 from worker.caffe.layer import COMMON_FIELDS, Layer, SourceLayer
@@ -163,7 +163,7 @@ def make_layer(
     """
     if kind not in LAYERS:
         raise BadInput(f"layer {name}", expected=f"a type among {', '.join(LAYERS)}", got=kind)
-    where = f"layer {quoted(name)} ({kind})"
+    where = f"layer {quote(name)} ({kind})"
     made = LayerParameter(name=argument_checks.text(f"{kind}: name", name, "a text"), type=kind)
     if top is None:
         top = name if LAYERS[kind].TOPS.stop > 1 else ()
@@ -186,7 +186,7 @@ def _message_with(made: LayerParameter, kind: type[Layer], key: str, where: str)
     if not owners:
         fields = {field for own in kind.SUPPORTED_FIELDS.values() for field in own}
         known = ", ".join(sorted(fields | COMMON_FIELDS - _OWN))
-        raise BadInput(where, expected=f"settings among {known}", got=quoted(key))
+        raise BadInput(where, expected=f"settings among {known}", got=quote(key))
     found = getattr(made, owners[0])
     assert isinstance(found, Message)
     return found
@@ -240,7 +240,7 @@ def _fill(message: Message, value: Any, where: str) -> None:
     for key, one in value.items():
         if key not in kind.fields_by_name:
             known = ", ".join(kind.fields_by_name)
-            raise BadInput(where, expected=f"fields among {known}", got=quoted(key))
+            raise BadInput(where, expected=f"fields among {known}", got=quote(key))
         _set(message, kind.fields_by_name[key], one, f"{where}: {key}")
 
 

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from msgspec.structs import replace
 
 from shards import argument_checks, rules, schedules
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.caffe.caffe_pb2 import TRAIN, NetParameter, NetState, SolverParameter
 from worker.caffe.net import Description
 from worker.caffe.net_data import with_files
@@ -329,7 +329,7 @@ def _find(name: str, solver: Path, field: str) -> Path:
         raise BadInput(
             f"{solver}: {field}",
             expected="a file",
-            got=f"{quoted(name)}, which is not in {' or '.join(map(str, folders))}",
+            got=f"{quote(name)}, which is not in {' or '.join(map(str, folders))}",
         )
     return path
 

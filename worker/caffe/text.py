@@ -14,7 +14,7 @@ from typing import TypeVar
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.caffe.caffe_pb2 import NetParameter, SolverParameter
 from worker.caffe.prototxt_faults import faults_of
 from worker.data.text_files import decode_text
@@ -86,7 +86,7 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
             raise BadInput(faults) from None
         what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
         line = error.GetLine()
-        what = quoted(" ".join(what.split()), _MAX_QUOTED)
+        what = quote(" ".join(what.split()), _MAX_QUOTED)
         raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None
@@ -133,7 +133,7 @@ def _check_finite(message: Message, where: str) -> None:
         for one in value if field.is_repeated else [value]:
             if isinstance(one, Message):
                 name = getattr(one, "name", "")
-                called = f" {quoted(name)}" if isinstance(name, str) and name else ""
+                called = f" {quote(name)}" if isinstance(name, str) and name else ""
                 _check_finite(one, f"{where}: {field.name}{called}")
             elif isinstance(one, float) and not isfinite(one):
                 raise BadInput(f"{where}: {field.name}", expected="a finite number", got=f"{one:g}")

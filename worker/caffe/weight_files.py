@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from ps.snapshots.checked_json import CHECK
 from ps.snapshots.shard_file import tensors_check
-from shards.errors import UNDECODABLE, BadInput, quoted
+from shards.errors import UNDECODABLE, BadInput, quote
 from worker.caffe import hdf5
 from worker.caffe.blobs import add_blob, array_of, read_limited, write_whole
 from worker.caffe.caffe_pb2 import LayerParameter, NetParameter
@@ -139,7 +139,7 @@ def _blobs_of_safetensors(path: Path) -> dict[str, Floats]:
             check = (file.metadata() or {}).get(CHECK)  # absent in files of other programs
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, *UNDECODABLE) as error:
-        text = quoted(" ".join(str(error).split()), 200)
+        text = quote(" ".join(str(error).split()), 200)
         raise BadInput(path, expected=f"a .safetensors file: {text}") from None
     if check is not None and check != tensors_check(tensors, ""):
         raise BadInput(f"{path}: it does not match its checksum: it is damaged")

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from shards.tables import DenseTable
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
@@ -60,7 +60,9 @@ def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied
             continue
         if not own <= found.keys() <= every.keys():
             raise BadInput(
-                f"{source}: layer {layer}", expected=counted(len(tensors), "blob"), got=len(found)
+                f"{source}: layer {layer}",
+                expected=format_count(len(tensors), "blob"),
+                got=len(found),
             )
         for at, blob in found.items():
             where = f"{source}: layer {layer}: blob {at}"

@@ -29,7 +29,7 @@ from ps import Cluster, path_checks
 from ps.logs import Logger, logger
 from shards import argument_checks
 from shards.errors import BadInput, DownpourError
-from shards.live_settings import described
+from shards.live_settings import describe_settings
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
 from worker.job.option_fields import Options, declared
@@ -314,7 +314,7 @@ class Watch:
 
     def settings_changed(self, settings: LiveSettings) -> None:
         """Log what an operator has changed, and pass it on as a notice."""
-        self.notice(described(settings))
+        self.notice(describe_settings(settings))
 
     def notice(self, text: str) -> None:
         """Log a message for the operator, and pass it on."""

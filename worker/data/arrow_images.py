@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.data.column_values import (
     BYTE_MODES,
     column_array,
@@ -318,7 +318,7 @@ def _parsed(column: Any, where: str, first_row: int) -> Any:
                 float(text)
             except ValueError:
                 raise BadInput(
-                    f"{where}: row {first_row + row}", expected="a number", got=quoted(text)
+                    f"{where}: row {first_row + row}", expected="a number", got=quote(text)
                 ) from None
         raise BadInput(where, expected="numbers", got="other texts") from None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.data.arrow_images import Extents
 from worker.data.columns import Shape
 from worker.data.image_table import BATCH_ROWS
@@ -134,7 +134,7 @@ def _files(path: Path) -> list[Path]:
             raise BadInput(
                 f"{path}:{number}",
                 expected="the name of an HDF5 file",
-                got=f"{quoted(name)}, which is not in {' or '.join(map(str, folders))}",
+                got=f"{quote(name)}, which is not in {' or '.join(map(str, folders))}",
             )
         files.append(named)
     return files

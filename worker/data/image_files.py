@@ -6,7 +6,7 @@ from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.data import image_decoding
 from worker.data.image_decoding import Undecodable
 from worker.data.read_options import ReadOptions
@@ -70,7 +70,7 @@ def open_list(path: Path, options: ReadOptions) -> ImageListSource:
         if found is None or file is None or (several and not Path(file).is_file()):
             what = "the name of a file, a space and a whole label"
             more = " (one label: HDF5 files hold several)" if several else ""
-            raise BadInput(f"{path}:{number}", expected=f"{what}{more}", got=quoted(entry))
+            raise BadInput(f"{path}:{number}", expected=f"{what}{more}", got=quote(entry))
         files.append(file)
         labels.append(int(found["label"]))
     if not files:

@@ -6,7 +6,7 @@ image file. Spark reads the files, wherever Hadoop finds them; this file makes r
 
 from typing import Any, NamedTuple
 
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.data.java_objects import read_key
 
 SCHEMA = "id string, label long, channels int, height int, width int, encoded boolean, data binary"
@@ -30,9 +30,9 @@ def image_record(key: bytes, value: bytes, where: str) -> ImageRecord:
     name, label, *rest = [*fields, None, None][: max(len(fields), 2)]
     if len(fields) not in {2, 6} or not isinstance(name, str) or not isinstance(label, str):
         raise BadInput(where, expected="a key with an id and a label", got=f"{len(fields)} values")
-    where = f"{where}: record {quoted(name)}"
+    where = f"{where}: record {quote(name)}"
     if not label.strip().lstrip("-").isdecimal():
-        raise BadInput(f"{where}: field label", expected="a whole number", got=quoted(label))
+        raise BadInput(f"{where}: field label", expected="a whole number", got=quote(label))
     if not rest:
         return ImageRecord(name, int(label), None, None, None, True, value)
     channels, height, width, encoded = rest

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ps.logs import logger
-from shards.errors import BadInput, quoted
+from shards.errors import BadInput, quote
 from worker.data import image_decoding
 from worker.data.arrow_images import Extents
 from worker.data.columns import Shape
@@ -191,7 +191,7 @@ class _Skipped:
         """Count an image; raises BadInput if there are too many."""
         most = self._source.options.max_skipped
         self._names.append(name)
-        self.first = self.first or f"{quoted(name, 300)}: {why}"
+        self.first = self.first or f"{quote(name, 300)}: {why}"
         if len(self._names) > most:
             raise BadInput(
                 f"{self._source.path}: {name}: {why}; expected at most {most} images that cannot be"
@@ -202,7 +202,7 @@ class _Skipped:
         """Log how many there were, and which."""
         if self._names:
             more = len(self._names) - _NAMED
-            names = ", ".join(quoted(name) for name in self._names[:_NAMED])
+            names = ", ".join(quote(name) for name in self._names[:_NAMED])
             names += f" and {more} more" if more > 0 else ""
             _LOG.warning(
                 "%s: skipped %d of %d images, which cannot be decoded: %s; the first, %s",

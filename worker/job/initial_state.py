@@ -17,7 +17,7 @@ from ps.snapshots.catalog import LoadedSnapshot
 from ps.snapshots.manifest import Manifest
 from ps.wal.job_logs import load_state, newest_logs
 from shards.errors import BadInput
-from shards.resumed_state import resumed
+from shards.resumed_state import resume_states
 from shards.spec import TableSpec
 from shards.tables import Layout
 from worker.job.training_job import Job
@@ -84,7 +84,7 @@ def beginning(
         states = [
             structs.replace(state, saved=one) for state, one in zip(states, saved, strict=True)
         ]
-    return InitialState(resumed(states, manifest.map, spec), versions)
+    return InitialState(resume_states(states, manifest.map, spec), versions)
 
 
 def check_fit(where: str, manifest: Manifest, layout: Layout, job: Job) -> None:

@@ -140,9 +140,13 @@ class Declared(msgspec.Struct, frozen=True):
         number = int(value) if self.kind is int else value
         least, most = self.option.least, self.option.most
         if least is not None and not number >= least:
-            raise argument_checks.wrong(what, f"at least {argument_checks.shown(least)}", number)
+            raise argument_checks.wrong(
+                what, f"at least {argument_checks.describe_value(least)}", number
+            )
         if most is not None and not number <= most:
-            raise argument_checks.wrong(what, f"at most {argument_checks.shown(most)}", number)
+            raise argument_checks.wrong(
+                what, f"at most {argument_checks.describe_value(most)}", number
+            )
         return number if self.kind is int else float(number)
 
 
@@ -189,7 +193,7 @@ class Options:
         Raises BadInput for one that it does not have, and for a required one that is missing.
         """
         known = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
-        argument_checks.known_names(what, given, known)
+        argument_checks.check_names(what, given, known)
         for name in known.keys() - given.keys():
             if known[name] is MISSING:
                 raise BadInput(f"{what}: {name}", expected="this argument", got="none")

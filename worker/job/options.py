@@ -21,7 +21,7 @@ from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
 from shards.aggregation import Round, StaleLimit, stale_limit_of
 from shards.errors import BadInput
-from shards.live_settings import checked_factor
+from shards.live_settings import check_factor
 from worker.data.read_options import MAX_SKIPPED
 from worker.job.option_fields import Options, Parsed, option
 from worker.strategies import (
@@ -62,7 +62,7 @@ def staleness_bound(what: str, value: object) -> int | str | None:
         value = int(value)
     if isinstance(value, int) and value > MAX_COUNT:
         raise argument_checks.wrong(what, f"at most {MAX_COUNT}", value)
-    return argument_checks.bound(what, value)
+    return argument_checks.staleness_bound(what, value)
 
 
 def _strategy(what: str, value: object) -> Strategy | str:
@@ -127,7 +127,7 @@ class TrainingPlan(Options):
     )  # fmt: skip
     rate_factor: float | None = option(
         "A factor on the learning rates of all schedules.",
-        default=None, shown="1", check=checked_factor,
+        default=None, shown="1", check=check_factor,
     )  # fmt: skip
     on_stale: Parsed[StaleLimit | None, str] = option(
         "What shards do with a push more than N updates stale: wait, scale:N or drop:N.",

@@ -27,8 +27,8 @@ from ps.launch.launcher import LaunchedShards
 from ps.resharding import reshard
 from ps.session.admin_plans import SettingsChange, UnconfirmedHandOver
 from ps.wal.job_logs import logs_of
-from shards.counted import counted
 from shards.errors import BadInput, DownpourError, GiveUp
+from shards.plurals import format_count
 from shards.spec import ShardSpec
 
 _LASTING_S = 30.0  # after which a risk is reported
@@ -106,7 +106,7 @@ class ReshardedShards(msgspec.Struct, frozen=True):
 
 def in_words(shards: int) -> str:
     """A number of shards in words, as "1 shard" or "2 shards"."""
-    return counted(shards, "shard")
+    return format_count(shards, "shard")
 
 
 class JobShards:

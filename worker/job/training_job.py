@@ -9,7 +9,7 @@ from ps.job_spec import expect_compression, shard_specs
 from ps.session.compression import Compression
 from shards import argument_checks
 from shards.aggregation import StaleLimit
-from shards.live_settings import checked_factor
+from shards.live_settings import check_factor
 from shards.rules import Decay, Rule, decay_of, rule_of
 from shards.schedules import Schedule, schedule_of
 from shards.spec import ShardSpec, TableSpec
@@ -146,9 +146,9 @@ def _checked(job: Job) -> dict[str, object]:
         "rule": rule_of("rule", job.rule),
         "schedule": schedule_of("schedule", job.schedule),
         "decay": decay_of("decay", job.decay),
-        "bound": argument_checks.bound("bound", job.bound),
+        "bound": argument_checks.staleness_bound("bound", job.bound),
         "rate_factor": (
-            None if job.rate_factor is None else checked_factor("rate_factor", job.rate_factor)
+            None if job.rate_factor is None else check_factor("rate_factor", job.rate_factor)
         ),
         "function": (
             None

@@ -27,14 +27,16 @@ def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(
         isinstance(each, str) and each for pair in value.items() for each in pair
     ):
-        raise TypeError(f"expected a dict of names, got {argument_checks.shown(value)}")
+        raise TypeError(f"expected a dict of names, got {argument_checks.describe_value(value)}")
     return dict(value)
 
 
 def _settings(value: Any) -> dict[str, Any]:
     """A mapping of names to plain values."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"expected a dict of settings by name, got {argument_checks.shown(value)}")
+        raise TypeError(
+            f"expected a dict of settings by name, got {argument_checks.describe_value(value)}"
+        )
     return dict(value)
 
 
@@ -76,7 +78,7 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
         Spark's own method, which constructors and setters call, would raise an AttributeError that
         names no parameter.
         """
-        argument_checks.known_names(
+        argument_checks.check_names(
             type(self).__name__, kwargs, [param.name for param in self.params]
         )
         return super()._set(**kwargs)

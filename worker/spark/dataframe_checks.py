@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from worker import spark
 from worker.data import arrow_images, image_decoding
 from worker.data.arrow_images import SHAPE_COLUMNS, row_shape
@@ -154,7 +154,8 @@ def dealt(
         raise BadInput(
             "workers",
             expected=(
-                f"at most {rows}, as the data has {counted(rows, 'row')} and each worker needs one"
+                f"at most {rows}, as the data has {format_count(rows, 'row')}"
+                " and each worker needs one"
             ),
             got=workers,
         )

@@ -99,7 +99,9 @@ def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
     for field, equals, value in _assignments(text):
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
-            raise BadInput(f"{what} {name}: unknown option {argument_checks.shown(field)}; {takes}")
+            raise BadInput(
+                f"{what} {name}: unknown option {argument_checks.describe_value(field)}; {takes}"
+            )
         if not equals or field in found:
             got = f"{field}{equals}{value}"
             raise BadInput(f"{what} {name}: {field}", expected=f"{field}=VALUE once", got=got)

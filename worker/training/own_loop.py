@@ -22,8 +22,8 @@ from ps.logs import logger
 from ps.start_job import StartOptions
 from ps.tables import tables_of
 from shards import argument_checks
-from shards.counted import counted
 from shards.errors import BadInput
+from shards.plurals import format_count
 from shards.rules import Decay
 from shards.tables import DenseTable
 from worker.strategies import Strategy, strategy_of
@@ -67,7 +67,7 @@ def start(
     for table, dense in described.items():
         for notice in chosen.notices(workers, dense.rule):
             logger("worker", table=table).warning("%s", notice)
-    bound = argument_checks.bound(
+    bound = argument_checks.staleness_bound(
         "staleness", chosen.suitable_bound() if staleness == USUAL else staleness
     )
     chosen.check(bound, prefetch=False)
@@ -210,11 +210,11 @@ def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
             return loss, gradient
         got = "(gradients, loss)"
     elif isinstance(returned, tuple | list):
-        got = counted(len(returned), "value")
+        got = format_count(len(returned), "value")
     elif isinstance(returned, Mapping):
         got = f"a dict of {', '.join(map(str, returned))}"
     else:
-        got = argument_checks.shown(returned)
+        got = argument_checks.describe_value(returned)
     raise BadInput("gradient", expected="it to return (loss, gradients)", got=got)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from msgspec import structs
 
 from shards import argument_checks
-from shards.live_settings import checked_factor
+from shards.live_settings import check_factor
 from shards.rules import Decay, decay_of
 from shards.schedules import Schedule, schedule_of
 from shards.tables import DenseTable, KeyRange, segments
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("prefetch", argument_checks.flag("prefetch", self.prefetch)),
             ("decay", decay_of("decay", self.decay)),
             ("workers", argument_checks.whole("workers", self.workers, 1)),
-            ("rate_factor", checked_factor("rate_factor", self.rate_factor)),
+            ("rate_factor", check_factor("rate_factor", self.rate_factor)),
         ):
             structs.force_setattr(self, name, value)
 

@@ -112,7 +112,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
     (spec,) = shard_specs(_TABLE)
     shard = Shard(spec, boot=3)
     asked = probe(spec.job)
-    out = shard.probed(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
+    out = shard.answer_probe(b"me", asked, [b"ab", b"cde"], unix_s=12.5, cpu_s=0.25)
     assert out.message == Probed(7, 0, 3, PROTOCOL, SCHEMA, 12.5, 0.25, 5)
     assert (out.to, out.frames) == (b"me", (bytes(5),))
     assert (shard.version, shard.metrics.bytes_in) == (0, 0), "nothing has changed"
@@ -121,7 +121,7 @@ def test_a_probe_is_answered_with_what_it_asks() -> None:
 def test_a_stranger_is_told_nothing() -> None:
     """Without the job's id a client gets no build, no clock and no bytes."""
     (spec,) = shard_specs(_TABLE)
-    out = Shard(spec, boot=3).probed(b"me", probe("other"), [], unix_s=12.5, cpu_s=0.25)
+    out = Shard(spec, boot=3).answer_probe(b"me", probe("other"), [], unix_s=12.5, cpu_s=0.25)
     assert isinstance(out.message, Refusal)
     assert spec.job not in out.message.text
     assert out.frames == ()

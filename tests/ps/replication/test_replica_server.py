@@ -396,7 +396,7 @@ def test_copies_use_free_moments(tmp_path: Path) -> None:
         shards = [copy.replica.shard for copy in group.copies]
         eventually(lambda: not shards[1].parameters.empty, because="the backup has the weights")
         held = [shard.copy() for shard in shards]
-        eventually(lambda: all(shard.prepared for shard in shards), because="both are prepared")
+        eventually(lambda: all(shard.is_prepared for shard in shards), because="both are prepared")
         assert [_moved(shard) for shard in shards] == [TABLE.size] * 2
         del held
     finally:

@@ -366,6 +366,6 @@ def test_free_moments_are_used() -> None:
     server.shard.restore(blank(spec=server.shard.spec))
     held = server.shard.copy()
     with server:
-        eventually(lambda: server.shard.prepared, because="the slots are copied")
+        eventually(lambda: server.shard.is_prepared, because="the slots are copied")
     assert server.shard.parameters.parts["net"]._moved == TABLE.size  # type: ignore[attr-defined]
     del held

@@ -40,7 +40,7 @@ def decoded(writer: ErrorFeedback, written: Any) -> Any:
     arena = np.full(SIZE, np.nan, np.float32)
     kind = Compression(push=writer.tables["net"].writing).pushed
     for keys, frame in zip(RANGES, written, strict=True):
-        payload = payloads.checked("push", kind, False, keys, frame.data)
+        payload = payloads.validate("push", kind, False, keys, frame.data)
         payloads.decode(kind, payload, arena[keys.start : keys.stop])
     return arena
 

@@ -1,7 +1,7 @@
 """Numbers with the things that they count, for messages."""
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """A number with its noun, such as `1 step`, `1,200 steps`, `2 entries` or `3 pushes`."""
     if number == 1:
         return f"1 {noun}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shards.counted import counted
+from shards.plurals import format_count
 
 
 @pytest.mark.parametrize(
@@ -14,4 +14,4 @@ from shards.counted import counted
 )  # fmt: skip
 def test_a_noun_agrees_with_its_number(number: int, noun: str, text: str) -> None:
     """One thing is singular, and long numbers have separators."""
-    assert counted(number, noun) == text
+    assert format_count(number, noun) == text
