@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from shards.rules import SGD
 from shards.schedules import Fixed
 from shards.spec import ShardSpec, TableSpec
 from tests.chaos.fork_server import Zygote
+from tests.chaos.forks import fault_of_fork, fork_log
 from tests.chaos.journal import read_journal
 from tests.chaos.levels import Hosts, Level
 from tests.chaos.namespaces import Link, small_disk
@@ -33,6 +34,8 @@ from tests.chaos.worker import PATIENCE_S, Life
 from worker.strategies import ADAG
 
 LEASE_S = 3.0
+DRIVER = "the driver"
+"""This process, which has started the shards."""
 _DISK = "4m"
 _POLL_S = 0.002
 
@@ -46,7 +49,8 @@ class Plan(NamedTuple):
 
     With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
     delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
-    read; with a `window` they push windows of that many steps, to two tables.
+    read; with a `window` they push windows of that many steps, to two tables. `mutant` names a known
+    bug that they have, or none.
     """
 
     level: Level
@@ -62,6 +66,7 @@ class Plan(NamedTuple):
     slow_s: float = 0.0
     burst: int = 3
     window: int = 0
+    mutant: str = ""
 
 
 class Party:
@@ -80,6 +85,7 @@ class Party:
         self.disk = folder / "disk"
         self.zygote = zygote
         self._stack = stack
+        self._launches: list[AbstractContextManager[Hosts]] = []
         self._specs = specs
         self.hosts, self._watcher = self._start(specs, folder)
         self.links: dict[str, Link] = {}
@@ -105,7 +111,9 @@ class Party:
     def _start(self, specs: Sequence[ShardSpec], folder: Path) -> tuple[Hosts, AdminClient]:
         """Start shards, until the end of all; and a console to them."""
         plan = self.plan
-        hosts = self._stack.enter_context(plan.level.start(specs, plan.host, folder, plan.curve))
+        launch = plan.level.start(specs, plan.host, folder, plan.curve)
+        hosts = self._stack.enter_context(launch)
+        self._launches.append(launch)
         return hosts, self._stack.enter_context(AdminClient(hosts.cluster, patience_s=PATIENCE_S))
 
     def install(self, weights: NDArray[np.float32]) -> None:
@@ -174,6 +182,41 @@ class Party:
         self._killed.add(pid)
         self.kills += 1
         os.kill(pid, signal.SIGKILL)
+
+    def leave(self, name: str) -> None:
+        """End a worker's life in peace; returns when it has left."""
+        pid = self.pids[name]
+        self._killed.add(pid)
+        os.kill(pid, signal.SIGTERM)
+        self.await_end(pid)
+        if self.zygote.ended[pid]:
+            raise Broken(f"{name} did not leave in peace: {self._said(name)}")
+
+    def fork(self, name: str) -> None:
+        """Fork a worker's process or this one; returns when the child has ended as it must."""
+        fault = self._fork_here() if name == DRIVER else self._fork_there(name)
+        if fault:
+            raise Broken(f"a fork of {name}: {fault}")
+
+    def _fork_there(self, name: str) -> str:
+        log = fork_log(self.folder, name)
+        log.touch()
+        before = len(log.read_text().splitlines())
+        os.kill(self.pids[name], signal.SIGUSR1)
+        self.wait_until(
+            lambda: len(log.read_text().splitlines()) > before,
+            lambda: f"{name} did not report its fork",
+        )
+        return log.read_text().splitlines()[-1]
+
+    def _fork_here(self) -> str:
+        """A child of this process leaves the blocks in which this one has started the shards."""
+
+        def leave() -> None:
+            for launch in reversed(self._launches):
+                launch.__exit__(None, None, None)
+
+        return fault_of_fork([self._watcher.status], leave)
 
     def kill_serving(self, name: str) -> None:
         """kill -9 of a process that serves; returns when it is gone."""
@@ -337,7 +380,7 @@ def party(plan: Plan, folder: Path, *, disk: bool) -> Iterator[Party]:
     """
     specs = _specs(plan)
     with ExitStack() as stack:
-        zygote = stack.enter_context(Zygote())
+        zygote = stack.enter_context(Zygote(plan.mutant))
         running = Party(plan, folder, zygote, stack, specs)
         running.install(specs[0].layout.empty())
         if disk:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from ps.snapshots.manifest import load_snapshot, save_snapshot
 from shards.errors import GiveUp
-from tests.chaos.cluster import Broken, Party
+from tests.chaos.cluster import DRIVER, Broken, Party
 from tests.chaos.oracle import Stop
 from tests.chaos.schedule import KILLS, LINK_KINDS, Fault, Kind, Round
 
 _SPARE_DESCRIPTORS = 2
-_OF_WORKERS = (Kind.KILL_WORKER, Kind.STOP_WORKER, *LINK_KINDS)
+_OF_WORKERS = (Kind.KILL_WORKER, Kind.LEAVE, Kind.STOP_WORKER, *LINK_KINDS)
 
 
 class Met(NamedTuple):
@@ -69,6 +69,8 @@ def play(party: Party, told: Round) -> list[Met]:
 
 def touched(party: Party, fault: Fault) -> Sequence[str]:
     """The workers that a fault may keep waiting."""
+    if fault.kind is Kind.FORK:
+        return [name for name in party.names if fault.target in (name, DRIVER)]
     return [fault.target] if fault.kind in _OF_WORKERS else party.names
 
 
@@ -95,6 +97,13 @@ def _carry_out(party: Party, fault: Fault, seed: int) -> Iterator[None]:
             yield
         case Kind.KILL_SHARD | Kind.KILL_BACKUP | Kind.KILL_COORDINATOR:
             party.kill_serving(fault.target)
+            yield
+        case Kind.LEAVE:
+            party.leave(fault.target)
+            party.begin(fault.target)
+            yield
+        case Kind.FORK:
+            party.fork(fault.target)
             yield
         case Kind.MOVE:
             party.reshard()

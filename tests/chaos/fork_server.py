@@ -3,13 +3,13 @@
 Started anew, a worker spends most of a second importing. This process imports once, opens no socket
 and has no thread, so that what it forks is a process as good as fresh, and 200 kills take seconds.
 
-    python -m tests.chaos.fork_server        orders come on standard input, one JSON value a line
+    python -m tests.chaos.fork_server [MUTANT]     orders come on standard input, as lines of JSON
 
+With a known bug's name (tests/mutants) the lives have it, which the oracle must then detect.
 It answers each order with a pid, and tells of each process that ended, and how. What it forked dies
 with it, and it dies with its parent.
 """
 
-import ctypes
 import os
 import selectors
 import signal
@@ -21,12 +21,11 @@ from pathlib import Path
 import msgspec
 
 from ps import Cluster
+from tests.chaos.forks import die_with_parent
 from tests.chaos.hostile_clients import bother
 from tests.chaos.namespaces import enter, keep_space
 from tests.chaos.schedule import Kind
 from tests.chaos.worker import Life, live
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Space(msgspec.Struct, frozen=True, tag=True):
@@ -66,10 +65,10 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 class Zygote:
     """The other end: orders lives, and hears how they ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, mutant: str = "") -> None:
         self.ended: dict[int, int] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.fork_server"],
+            [sys.executable, "-m", "tests.chaos.fork_server", *filter(None, [mutant])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
@@ -142,9 +141,13 @@ class Zygote:
         return None
 
 
-def main() -> None:
-    """Fork as told, until standard input ends."""
-    _die_with_parent()
+def main(mutant: str = "") -> None:
+    """Fork as told, until standard input ends; lives have the bug of this name, if one is given."""
+    die_with_parent()
+    if mutant:
+        from tests.mutants import catalogue, patching  # here alone: it loads the simulator
+
+        catalogue.find(mutant).plant(patching.Patch())
     hear, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -172,7 +175,7 @@ def _fork(order: Order) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with_parent()
+        die_with_parent()
         status = _become(order)
     except BaseException:  # noqa: BLE001  # it must never return into the zygote's loop
         traceback.print_exc()
@@ -210,9 +213,5 @@ def _tell(said: Forked | Ended) -> None:
     os.write(1, msgspec.json.encode(said) + b"\n")
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -39,11 +39,15 @@ class Began(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """All shards have registered it; it continues after push `seq`, and counts from `clock`."""
+    """All shards have registered this life of the worker, which is numbered from 1.
+
+    It continues after push `seq`, and counts from `clock`.
+    """
 
     at: float
     seq: int
     clock: int
+    life: int
 
 
 class Pushes(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ oracle accuses only where every such moment would be wrong:
 
 - *untorn*: all keys of a shard agree, and a worker's pushes add up to the shard's version.
 - *nothing twice, nothing made up*: a shard holds at most what was sent before the answer came, each
-  push once and none in place of another.
+  push once and none in place of another, nor in place of a former life's push of that number.
 - *nothing lost*: it holds at least what was acknowledged before the read was asked for. A copy that
   was replaced without its knowledge may still answer those that do not know it either
   (docs/explanation/durability.md). So of replicated shards this is asked of a worker's own pushes
@@ -43,7 +43,7 @@ from math import inf
 from typing import NamedTuple
 
 from tests.chaos.journal import Acked, Began, Content, Event, Leaves, Pushes, Reads, Ready
-from tests.chaos.record import marks_to
+from tests.chaos.record import LifeStart, marks_to
 
 GRACE_S = 5.0
 """What a save, and the wait for a core to write it on, may add to the time between two saves."""
@@ -208,10 +208,15 @@ class _Worker:
         self._stints = [stint for life in self.lives for stint in life.stints]
         self._since = [stint.since for stint in self._stints]
         self._began = [life.began for life in self.lives]
+        self._starts = [LifeStart(life.ready.seq, life.ready.life) for life in self.lives]
 
     def life_at(self, moment: float) -> int:
         """The number of the life that may count at a moment, from 0."""
         return max(0, bisect_right(self._began, moment) - 1)
+
+    def marks_to(self, last: int, life: int) -> int:
+        """The marks of its pushes 1 to `last`, as its lives up to number `life` have made them."""
+        return marks_to(last, self._starts[: life + 1])
 
     def counting(self, asked: float, at: float) -> _Life | None:
         """The life that counted for certain all the time between."""
@@ -337,13 +342,14 @@ class _Oracle:
             if era is None or content.torn:
                 continue
             pushes = read.seq - content.counts[number]
-            lag = _Lag(pushes, marks_to(read.seq) - content.marks[number], read.at)
+            lag = _Lag(pushes, worker.marks_to(read.seq, life) - content.marks[number], read.at)
             first = lag if era or life else _NO_LAG
             known = self._lags.setdefault((shard, era, number, life), first)
             if known[:2] != lag[:2]:
-                breach = Breach.DOUBLED if pushes < known.pushes else Breach.LOST
-                text = f"shard {shard} held {known.pushes} fewer than {worker.name} numbers, now"
-                self._accuse(breach, f"{text} {pushes}, and did not die", number, read)
+                breach = Breach.LOST if pushes > known.pushes else Breach.DOUBLED
+                text = f"shard {shard} held {known.pushes} fewer than {worker.name} numbers"
+                text = f"{text} (marks {known.marks}), now {pushes} ({lag.marks}), and did not die"
+                self._accuse(breach, text, number, read)
 
     def _judge_deaths(self) -> None:
         assert not self._deaths or self._promise.rollback_s is not None
@@ -372,11 +378,12 @@ class _Oracle:
                 continue
             began = worker.lives[life].ready
             lost, marks = lag.pushes - before.pushes, lag.marks - before.marks
+            expected = worker.marks_to(began.seq, life) - worker.marks_to(began.seq - lost, life)
             text = f"shard {shard}: a life of {worker.name} begins after push {began.seq}"
             if lost > began.seq - worker.acked.before(began.at):
                 text = f"{text} and finds {lost} missing, more than were not acknowledged"
                 self._findings.append(Finding(Breach.LOST, text))
-            elif lost < 0 or marks != marks_to(began.seq) - marks_to(began.seq - lost):
+            elif lost < 0 or marks != expected:
                 text = f"{text}, of which the last {lost} with marks {marks} are missing"
                 self._findings.append(Finding(Breach.DOUBLED, text))
 
@@ -434,9 +441,8 @@ class _Oracle:
         sent, acked = other.sent.before(read.at), other.acked.before(read.asked)
         if seq > sent:
             self._accuse(Breach.DOUBLED, f"{what}, and {sent} were sent", reader, read)
-        elif held.marks != marks_to(seq):
-            text = f"{what}: marks {held.marks}, not {marks_to(seq)}"
-            self._accuse(Breach.DOUBLED, text, reader, read)
+        elif held.marks != (due := other.marks_to(seq, other.life_at(read.at))):
+            self._accuse(Breach.DOUBLED, f"{what}: marks {held.marks}, not {due}", reader, read)
         if number == reader and seq < read.seq:
             self._accuse(Breach.OWN, f"{what}, and {read.seq} were acknowledged", reader, read)
         elif seq < acked and (number == reader or self._promise.one_copy):

@@ -4,8 +4,9 @@ The rule is plain SGD at rate 1 and every gradient holds small integers, so a we
 float32 holds exactly. Each worker has two keys of its own in every stretch of the table:
 
 - one counts: every push takes 1 from it;
-- one marks: push number seq takes `mark(seq)` from it, 0 to 3. A push that is lost and another that
-  is applied twice leave the count as it was, and the marks not.
+- one marks: push number seq of a life takes `mark(seq, life)` from it, 0 to 7. A push that is lost
+  and another that is applied twice leave the count as it was, and the marks not. Nor do half a push
+  of one life and half of another life's push under the same number.
 
 The pattern repeats over the whole table, so an update that was applied in part shows as keys that
 disagree.
@@ -17,11 +18,14 @@ weights, for every shard:
     acknowledged <= applied       nothing acknowledged is lost
     applied <= sent               nothing is applied that nobody sent
     marks == mark(1) + ... + mark(applied)        each push once, none in place of another
+
+The marks are those of the lives that made these pushes: of each number, the last life that began
+before it.
 """
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -31,26 +35,56 @@ from numpy.typing import NDArray
 
 from ps import DenseTable, ShardState, TensorSpec
 from shards.tables import ShardMap
+from tests.chaos.journal import Event, Ready, read_journal
 
 _ACK = struct.Struct("<dq")
 _SENT = struct.Struct("<q")
 _ACKS = np.dtype([("at", "<f8"), ("seq", "<i8")])  # as _ACK
 _RECENT = 1 << 16
-_PERIOD = 64  # of the marks
+_PERIOD = 512  # of the marks of a life
+_KINDS = 8  # of marks, and of lives
 
 
-def mark(seq: int) -> int:
-    """What push `seq` is known by, 0 to 3: neighbours differ, and so do those 4 or 16 apart."""
-    return (seq + seq // 4 + seq // 16) & 3
+class LifeStart(NamedTuple):
+    """A life of a worker makes the pushes `after` this number; lives are numbered from 1."""
+
+    after: int
+    life: int
 
 
-_MARKS = tuple(accumulate(mark(seq) for seq in range(1, _PERIOD + 1)))
+def mark(seq: int, life: int) -> int:
+    """What push `seq` of a life is known by, 0 to 7.
+
+    Neighbours differ, and so do those 8 or 64 apart, and those of two lives less than 8 apart.
+    """
+    return (seq + seq // 8 + seq // 64 + 3 * life) % _KINDS
 
 
-def marks_to(last: int) -> int:
-    """The marks of pushes 1 to `last`, summed up."""
+_MARKS = tuple(
+    tuple(accumulate(mark(seq, life) for seq in range(1, _PERIOD + 1))) for life in range(_KINDS)
+)
+
+
+def marks_to(last: int, lives: Sequence[LifeStart]) -> int:
+    """The sum of the marks of pushes 1 to `last`; the last of `lives` to begin before one made it.
+
+    Lives are in the order of time. One may begin before the end of the life before it, where shards
+    have lost pushes.
+    """
+    total, until = 0, last
+    for start in reversed(lives):
+        if start.after < until:
+            total += _marks_of(start.life, until) - _marks_of(start.life, start.after)
+            until = start.after
+    assert until == 0, "the first life makes push 1"
+    return total
+
+
+def _marks_of(life: int, last: int) -> int:
+    """The marks of pushes 1 to `last`, had this life made them all."""
+    marks = _MARKS[life % _KINDS]
     periods, rest = divmod(last, _PERIOD)
-    return periods * _MARKS[-1] + (_MARKS[rest - 1] if rest else 0)
+    return periods * marks[-1] + (marks[rest - 1] if rest else 0)
 
 
 def table_for(workers: int, floats: int) -> DenseTable:
@@ -68,11 +102,11 @@ def two_tables(workers: int, floats: int) -> tuple[DenseTable, DenseTable]:
     )
 
 
-def gradient(into: NDArray[np.float32], worker: int, workers: int, seq: int) -> None:
-    """Write push `seq` of worker number `worker` into an array of the table's size."""
+def gradient(into: NDArray[np.float32], worker: int, workers: int, seq: int, life: int) -> None:
+    """Write push `seq` of a life of worker number `worker` into an array of the table's size."""
     into[:] = 0.0
     into[2 * worker :: 2 * workers] = -1.0
-    into[2 * worker + 1 :: 2 * workers] = -float(mark(seq))
+    into[2 * worker + 1 :: 2 * workers] = -float(mark(seq, life))
 
 
 class Verdict(NamedTuple):
@@ -130,7 +164,7 @@ def judge(
     weights = np.concatenate([a for n, a in state.arrays.items() if n.endswith("/weights")])
     found = []
     for number, name in enumerate(names):
-        record = Record(records, name)
+        record, lives = Record(records, name), life_starts(read_journal(records, name))
         entry = state.saved.ledger.entries.get(name)
         places = keys % (2 * len(names))
         counts, marks = (np.unique(weights[places == 2 * number + at]) for at in (0, 1))
@@ -145,11 +179,16 @@ def judge(
                 sent=record.sent,
                 counted=entry.seq if entry is not None else 0,
                 marked=int(marks[0]) + taken,
-                expected=marks_to(applied),
+                expected=marks_to(applied, lives) if lives else 0,
                 torn=len(counts) > 1 or len(marks) > 1,
             )
         )
     return found
+
+
+def life_starts(events: Iterable[Event]) -> list[LifeStart]:
+    """Where each life in a journal begins that was registered."""
+    return [LifeStart(event.seq, event.life) for event in events if isinstance(event, Ready)]
 
 
 class Record:

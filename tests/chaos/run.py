@@ -33,7 +33,7 @@ from pathlib import Path
 from shards.errors import DownpourError
 from tests.bench.report import show
 from tests.chaos import namespaces
-from tests.chaos.cluster import Broken, Party, Plan, party
+from tests.chaos.cluster import DRIVER, Broken, Party, Plan, party
 from tests.chaos.faults import Met, play
 from tests.chaos.levels import LEVELS, leave_out_numba
 from tests.chaos.memory import Memory
@@ -55,6 +55,8 @@ _USUAL = {
     Kind.KILL_SHARD: 6.0,
     Kind.KILL_BACKUP: 3.0,
     Kind.KILL_COORDINATOR: 2.0,
+    Kind.LEAVE: 2.0,
+    Kind.FORK: 2.0,
     Kind.STOP_WORKER: 2.0,
     Kind.STOP_SHARD: 2.0,
     Kind.FULL_DISK: 1.0,
@@ -71,6 +73,8 @@ def mix_for(running: Party, given: argparse.Namespace) -> Mix:
     shards = [name for name in serving if name.startswith("shard")]
     targets: dict[Kind, Sequence[str]] = {
         Kind.KILL_WORKER: workers[::2] if given.soak else workers,
+        Kind.LEAVE: workers[::2] if given.soak else workers,
+        Kind.FORK: (*workers, DRIVER),
         Kind.STOP_WORKER: workers,
         Kind.STOP_SHARD: shards,
         Kind.FULL_DISK: ["the disk"] if running.disk.exists() else [],
@@ -189,6 +193,7 @@ def main() -> int:
         slow_s=given.slow_ms / 1e3,
         burst=given.burst,
         window=given.window,
+        mutant=given.mutant,
         host=namespaces.HERE if links else "127.0.0.1",
     )
     over = " over CURVE" if given.curve else ""
@@ -209,8 +214,11 @@ def main() -> int:
 
 
 def kinds(names: str) -> list[Kind]:
-    """The kinds of these names; `kills` are all that kill, `cuts` all that cut a link."""
-    groups = {"kills": KILLS, "cuts": LINK_KINDS}
+    """The kinds of these names; `cuts` are all that cut a link.
+
+    `kills` are all that kill a process, and those that begin or end one in another way.
+    """
+    groups = {"kills": (*KILLS, Kind.LEAVE, Kind.FORK), "cuts": LINK_KINDS}
     return [*groups[names]] if names in groups else [Kind(name) for name in names.split(",")]
 
 
@@ -243,6 +251,7 @@ def parse() -> argparse.Namespace:
     )
     options.add_argument("--slow-ms", type=float, default=0.0, help=_SLOW)
     options.add_argument("--retry-s", type=float, default=0.1, help="of clients; theirs is 1")
+    options.add_argument("--mutant", default="", help="a bug for workers to have: tests/mutants")
     options.add_argument("--light", action="store_true", help="shards without numba start quickly")
     options.add_argument("--curve", action="store_true", help="have all processes speak CURVE")
     options.add_argument("--soak", action="store_true", help="tell the slope of memory")

@@ -19,6 +19,8 @@ class Kind(StrEnum):
     KILL_SHARD = "kill -9 of a shard"
     KILL_BACKUP = "kill -9 of a backup"
     KILL_COORDINATOR = "kill -9 of the coordinator"
+    LEAVE = "leave and join of a worker"
+    FORK = "fork of a process with a job"
     STOP_WORKER = "SIGSTOP of a worker"
     STOP_SHARD = "SIGSTOP of a shard"
     LINK_DOWN = "link down"
@@ -36,9 +38,12 @@ LINK_KINDS = (Kind.LINK_DOWN, Kind.BLACKHOLE, Kind.LOSS_ONE_WAY, Kind.LOSS)
 
 KILLS = (Kind.KILL_WORKER, Kind.KILL_SHARD, Kind.KILL_BACKUP, Kind.KILL_COORDINATOR)
 
+SUDDEN = (*KILLS, Kind.LEAVE, Kind.FORK, Kind.MOVE)
+"""They happen in a moment; the others last."""
+
 
 class Fault(NamedTuple):
-    """One fault: what happens to whom, `after_s` into its round, for `for_s` (kill, move: 0)."""
+    """One fault: what happens to whom, `after_s` into its round, for `for_s` (0: it is sudden)."""
 
     kind: Kind
     target: str
@@ -98,6 +103,6 @@ def _faults(dice: random.Random, kind: Kind, mix: Mix) -> Iterator[Fault]:
         case _:
             most = 1
     for target in dice.sample(list(mix.targets[kind]), dice.randint(1, most)):
-        lasts = kind not in (*KILLS, Kind.MOVE)
+        lasts = kind not in SUDDEN
         for_s = mix.shortest_s * (mix.longest_s / mix.shortest_s) ** dice.random() if lasts else 0.0
         yield Fault(kind, target, dice.uniform(0.0, 0.03), for_s)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.levels import LEVELS
+from tests.chaos.oracle import Breach
 from tests.support.numba_hidden import import_path
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,22 @@ def test_reads_keep_the_bound_past_a_join(tmp_path: Path) -> None:
     assert report["reads"]["findings"] == [], told
     assert (status, report["broken"], report["kept"]) == (0, "", True), told
     assert report["reads"]["judged"] > 0, told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_half_a_push_that_another_completes_is_found(tmp_path: Path) -> None:
+    """Workers whose next life begins after the smallest push of any shard, not the largest: with a
+    link that is slow to one shard, deaths leave half pushes, and the oracle names that shard.
+    """
+    plant = ("--mutant", "a_new_incarnation_begins_after_the_smallest_push", "--level", "process")
+    joins = ("--kinds", "kill -9 of a worker", "--kills", "6", "--workers", "3", "--rest-ms", "1")
+    slow = ("--slow-ms", "60", "--light", "--seconds", "86400", "--floats", "1024")
+    status, report, told = chaos(tmp_path, *plant, *joins, *slow)
+    assert (status, report["kept"]) == (1, False), told
+    breaches = {finding.partition(":")[0] for finding in report["reads"]["findings"]}
+    assert Breach.DOUBLED in breaches, told
+    assert any("shard 0" in finding for finding in report["reads"]["findings"]), told
 
 
 @pytest.mark.slow

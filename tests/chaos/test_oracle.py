@@ -24,16 +24,23 @@ from tests.chaos.journal import (
     read_journal,
 )
 from tests.chaos.oracle import GRACE_S, Breach, Death, Found, Move, Promise, Stop, judge_reads
-from tests.chaos.record import gradient, mark, marks_to, table_for
+from tests.chaos.record import LifeStart, gradient, mark, marks_to, table_for
 
 LEASE_S, BOUND = 10.0, 2
 PROMISE = Promise(BOUND, LEASE_S)
 ROLLS_BACK = PROMISE._replace(rollback_s=2.0)
 
 
-def life(*events: Event, at: float = 0.0, seq: int = 0, clock: int = 0) -> list[Event]:
+def life(
+    *events: Event, at: float = 0.0, seq: int = 0, clock: int = 0, number: int = 1
+) -> list[Event]:
     """A life that begins at `at` and is registered a tenth of a second later."""
-    return [Began(at), Ready(at + 0.1, seq, clock), *events]
+    return [Began(at), Ready(at + 0.1, seq, clock, number), *events]
+
+
+def sum_to(last: int) -> int:
+    """The marks of a first life's pushes 1 to `last`."""
+    return marks_to(last, [LifeStart(0, 1)])
 
 
 def reader(*events: Event) -> list[Event]:
@@ -48,7 +55,7 @@ def pushed(seq: int, at: float, clock: int | None = None) -> list[Event]:
 
 def holds(*counts: int, marks: Sequence[int] | None = None) -> Content:
     """One shard's part: so many pushes of each worker, each of them once."""
-    return Content(sum(counts), counts, tuple(marks or map(marks_to, counts)))
+    return Content(sum(counts), counts, tuple(marks or map(sum_to, counts)))
 
 
 def read(at: float, clock: int, *shards: Content, seq: int = 0) -> Reads:
@@ -90,11 +97,11 @@ def test_nothing_is_wrong_with_what_was_promised() -> None:
 @pytest.mark.parametrize(
     ("wrong", "breach"),
     [
-        pytest.param(Content(2, (2, 0), (marks_to(2), 0), torn=True), Breach.TORN, id="keys"),
-        pytest.param(Content(3, (2, 0), (marks_to(2), 0)), Breach.TORN, id="version"),
+        pytest.param(Content(2, (2, 0), (sum_to(2), 0), torn=True), Breach.TORN, id="keys"),
+        pytest.param(Content(3, (2, 0), (sum_to(2), 0)), Breach.TORN, id="version"),
         pytest.param(holds(3, 0), Breach.DOUBLED, id="one more than was sent"),
         pytest.param(holds(2, 1), Breach.DOUBLED, id="of another that sent none"),
-        pytest.param(holds(2, 0, marks=(2 * mark(1), 0)), Breach.DOUBLED, id="one in place of two"),
+        pytest.param(holds(2, 0, marks=(2 * mark(1, 1), 0)), Breach.DOUBLED, id="one twice"),
         pytest.param(holds(1, 0), Breach.LOST, id="lost"),
     ],
 )
@@ -209,7 +216,9 @@ def test_a_death_takes_back_what_it_may() -> None:
     found = judged(survivor(1), reader(*others), ROLLS_BACK, [DEATH])
     assert not found.findings
     assert found.taken_back_s == pytest.approx(0.4)
-    assert found.lacking == {(1, 0): (1, mark(3))} | dict.fromkeys(((0, 0), (0, 1), (1, 1)), (0, 0))
+    assert found.lacking == {(1, 0): (1, mark(3, 1))} | dict.fromkeys(
+        ((0, 0), (0, 1), (1, 1)), (0, 0)
+    )
 
 
 def test_a_death_takes_back_too_much() -> None:
@@ -253,20 +262,20 @@ def half(missing: Content, seq: int = 4) -> list[Event]:
     """
     before = [*pushed(1, 1.0), *pushed(2, 2.0), Pushes(3.0, 3), Pushes(3.01, 4)]
     after = [read(6.0, 5, holds(4, 0), missing, seq=seq), *pushed(5, 7.0)]
-    return [*life(*before), *life(*after, at=5.0, seq=seq, clock=4)]
+    return [*life(*before), *life(*after, at=5.0, seq=seq, clock=4, number=2)]
 
 
 def test_a_death_may_leave_its_last_pushes_at_some_shards() -> None:
     """What the next life finds missing of them stays missing, for whoever reads, and is no loss."""
-    later = Content(3, (3, 0), (marks_to(2) + mark(5), 0))
+    later = Content(3, (3, 0), (sum_to(2) + mark(5, 2), 0))
     others = [
         read(4.0, 4, holds(4, 0), holds(2, 0)),
         read(5.5, 4, holds(4, 0), holds(2, 0)),  # the next life may have begun
-        read(8.0, 5, holds(5, 0), later),
+        read(8.0, 5, holds(5, 0, marks=(sum_to(4) + mark(5, 2), 0)), later),
     ]
     found = judged(half(holds(2, 0)), reader(*others), PROMISE._replace(bound=None))
     assert not found.findings
-    assert found.lacking == {(0, 0): (0, 0), (1, 0): (2, mark(3) + mark(4))}
+    assert found.lacking == {(0, 0): (0, 0), (1, 0): (2, mark(3, 1) + mark(4, 1))}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +283,9 @@ def test_a_death_may_leave_its_last_pushes_at_some_shards() -> None:
     [
         pytest.param(holds(1, 0), Breach.LOST, id="one that was acknowledged"),
         pytest.param(
-            Content(3, (3, 0), (marks_to(2) + mark(4), 0)), Breach.DOUBLED, id="one before the last"
+            Content(3, (3, 0), (sum_to(2) + mark(4, 1), 0)),
+            Breach.DOUBLED,
+            id="one before the last",
         ),
         pytest.param(holds(5, 0), Breach.DOUBLED, id="one that nobody sent"),
     ],
@@ -287,9 +298,25 @@ def test_a_death_leaves_no_other_pushes_out(missing: Content, breach: Breach) ->
 
 def test_what_a_shard_lacks_of_a_former_life_is_not_completed() -> None:
     """A push that the next life makes under the number of a half one shows as one too many."""
-    both = [*half(holds(2, 0)), read(8.0, 6, holds(5, 0), holds(4, 0), seq=5)]
+    shards = holds(5, 0, marks=(sum_to(4) + mark(5, 2), 0)), holds(4, 0)
+    both = [*half(holds(2, 0)), read(8.0, 6, *shards, seq=5)]
     found = judged(both, reader(), PROMISE._replace(bound=None))
     assert Breach.DOUBLED in breaches(found)
+
+
+def test_a_push_of_a_former_life_in_place_of_the_present_ones_is_found() -> None:
+    """Push 4 of the first life is at shard 0 alone, and the next life makes its own push 4.
+
+    Shard 0 acknowledges that as a duplicate: the counts of both shards agree, and the marks do not.
+    """
+    before = [*pushed(1, 1.0), *pushed(2, 2.0), *pushed(3, 3.0), Pushes(4.0, 4)]
+    w0 = [*life(*before), *life(*pushed(4, 7.0), at=5.0, seq=3, clock=3, number=2)]
+    first, second = sum_to(4), sum_to(3) + mark(4, 2)
+    begins = read(6.0, 4, holds(3, 0), holds(3, 0), seq=3)
+    after = read(8.0, 4, holds(4, 0, marks=(first, 0)), holds(4, 0, marks=(second, 0)), seq=4)
+    found = judged([*w0[:-2], begins, *w0[-2:], after], reader(), PROMISE._replace(bound=None))
+    assert set(breaches(found)) == {Breach.DOUBLED}
+    assert all("shard 0" in finding.text for finding in found.findings)
 
 
 # --- journals -------------------------------------------------------------------------------------
@@ -315,9 +342,9 @@ def test_weights_show_what_each_shard_holds(shards: int) -> None:
     shard_map = cut_evenly(Layout((table,)), shards)
     weights, push = np.zeros(table.size, np.float32), table.empty()
     for worker, seq in [(0, 1), (0, 2), (2, 1)]:
-        gradient(push, worker, 3, seq)
+        gradient(push, worker, 3, seq, 1)
         weights -= push
-    whole = Content(3, (2, 0, 1), (mark(1) + mark(2), 0, mark(1)))
+    whole = Content(3, (2, 0, 1), (mark(1, 1) + mark(2, 1), 0, mark(1, 1)))
     assert contents(weights, [3] * shards, shard_map, 3) == (whole,) * shards
     weights[-1] += 1.0
     *others, last = contents(weights, [3] * shards, shard_map, 3)

@@ -11,20 +11,35 @@ from ps import ShardState
 from shards.ledger import Ledger, LedgerEntry
 from shards.shard_state import SavedProgress
 from shards.tables import Layout, cut_evenly
-from tests.chaos.record import Record, Verdict, gradient, judge, mark, marks_to, table_for
+from tests.chaos.journal import Journal, Ready
+from tests.chaos.record import (
+    LifeStart,
+    Record,
+    Verdict,
+    gradient,
+    judge,
+    mark,
+    marks_to,
+    table_for,
+)
 
 NAMES = ("w0", "w1")
 TABLE = table_for(2, 1024)
 MAP = cut_evenly(Layout((TABLE,)), 2)
 
 
-def shard_after(applied: dict[str, list[int]], counted: dict[str, int]) -> ShardState:
-    """Shard 1 after these pushes were applied, with a ledger that numbers so many."""
+def shard_after(
+    applied: dict[str, list[int]], counted: dict[str, int], later: Mapping[int, int] = {}
+) -> ShardState:
+    """Shard 1 after these pushes were applied, with a ledger that numbers so many.
+
+    They are of each worker's first life, but for those that `later` names, with their lives.
+    """
     weights = np.zeros(TABLE.size, np.float32)
     push = TABLE.empty()
     for name, seqs in applied.items():
         for seq in seqs:
-            gradient(push, NAMES.index(name), len(NAMES), seq)
+            gradient(push, NAMES.index(name), len(NAMES), seq, later.get(seq, 1))
             weights -= push
     ledger = Ledger({name: LedgerEntry(1, seq=seq) for name, seq in counted.items()})
     own = MAP.cut(weights, 1).copy()
@@ -45,6 +60,10 @@ def folder(tmp_path: Path) -> Path:
         record.sends(seq)
     record.hears(2, 10.0)
     record.hears(4, 11.0)
+    for name in NAMES:
+        journal = Journal(tmp_path, name)
+        journal.write(Ready(9.0, 0, 0, 1))
+        journal.close()
     return tmp_path
 
 
@@ -79,7 +98,7 @@ def test_what_a_death_took_back_is_counted_as_applied(folder: Path) -> None:
     """A shard that lacks push 2 for good, and numbers on from 4, has kept its promise."""
     state = shard_after({"w0": [1, 3, 4]}, {"w0": 4})
     assert not verdicts(folder, state)[0].kept
-    assert verdicts(folder, state, {(1, 0): (1, mark(2))})[0].kept
+    assert verdicts(folder, state, {(1, 0): (1, mark(2, 1))})[0].kept
 
 
 def test_a_torn_update_is_seen(folder: Path) -> None:
@@ -89,12 +108,39 @@ def test_a_torn_update_is_seen(folder: Path) -> None:
     assert not verdicts(folder, state)[0].kept
 
 
+@pytest.mark.parametrize(("begins_after", "kept"), [(3, True), (4, False), (2, False)])
+def test_a_push_of_another_life_is_seen(folder: Path, begins_after: int, kept: bool) -> None:
+    """Half a push of one life is not completed by another life's push of the same number.
+
+    Push 4 of the shard is that of life 2, which is right only if that life begins after push 3.
+    """
+    journal = Journal(folder, "w0")
+    journal.write(Ready(10.5, begins_after, 0, 2))
+    journal.close()
+    state = shard_after({"w0": [1, 2, 3, 4]}, {"w0": 4}, later={4: 2})
+    assert verdicts(folder, state)[0].kept == kept
+
+
 def test_marks_tell_neighbours_apart() -> None:
-    """A push in its neighbour's place shows; and the sum is that of the marks."""
-    marks = [mark(seq) for seq in range(1, 1001)]
-    assert set(marks) == {0, 1, 2, 3}
+    """A push in its neighbour's place shows, and one of another life; the sum is that of the
+    marks."""
+    marks = [mark(seq, 1) for seq in range(1, 1001)]
+    assert set(marks) == set(range(8))
     assert all(a != b for a, b in pairwise(marks))
-    assert [marks_to(last) for last in (0, 1, 1000)] == [0, mark(1), sum(marks)]
+    assert len({mark(5, life) for life in range(1, 9)}) == 8
+    first = [LifeStart(0, 1)]
+    assert [marks_to(last, first) for last in (0, 1, 1000)] == [0, mark(1, 1), sum(marks)]
+
+
+def test_each_push_is_of_the_last_life_that_begins_before_it() -> None:
+    """A life begins after the last push of the one before, or earlier where shards lost pushes."""
+    lives = [LifeStart(0, 1), LifeStart(600, 3), LifeStart(590, 4)]
+    for last in (589, 590, 600, 601, 1300):
+        made = [mark(seq, 1 if seq <= 590 else 4) for seq in range(1, last + 1)]
+        assert marks_to(last, lives) == sum(made)
+    assert marks_to(610, lives[:2]) == sum(
+        mark(seq, 1 if seq <= 600 else 3) for seq in range(1, 611)
+    )
 
 
 def test_a_record_outlives_its_writer(folder: Path) -> None:

@@ -21,6 +21,7 @@ from ps.shared_memory.client_buffers import PulledWeights
 from ps.transport.link_emulator import LinkEmulator
 from ps.transport.link_model import LinkModel
 from shards.schedules import Fixed
+from tests.chaos.forks import ChildLeaves, fork_log, fork_on_signal, leave_interpreter
 from tests.chaos.journal import Acked, Began, Journal, Leaves, Pushes, Reads, Ready, contents
 from tests.chaos.record import Record, gradient
 from worker.strategies import ADAG
@@ -74,6 +75,13 @@ class _Ending:
 
 def live(life: Life) -> int:
     """Work until SIGTERM; returns the exit status, 0 when all was acknowledged and left."""
+    try:
+        return _live(life)
+    except ChildLeaves:
+        return leave_interpreter()
+
+
+def _live(life: Life) -> int:
     ending = _Ending()
     folder = Path(life.folder)
     record, journal = Record(folder, life.name), Journal(folder, life.name)
@@ -93,7 +101,7 @@ def live(life: Life) -> int:
                 in_flight=life.burst,
             )
         )
-        journal.write(Ready(time.monotonic(), client.seq, _clock(client)))
+        journal.write(Ready(time.monotonic(), client.seq, _clock(client), life.incarnation))
         least = 0 if life.rolls_back else record.acknowledged
         if not least <= client.seq <= record.sent:
             print(
@@ -102,6 +110,7 @@ def live(life: Life) -> int:
                 file=sys.stderr,
             )
             return 3
+        fork_on_signal(client, fork_log(folder, life.name))
         _read(client, life.workers, journal)  # shows what this life finds missing
         if life.window:
             _Windows(client, life, record, journal, ending).train()
@@ -149,7 +158,8 @@ class _Windows:
                 return machine.WeightsPulled(pulled.weights, pulled.versions)
             case machine.ComputeGradient():
                 step = self.client.new_gradient()
-                gradient(step, self.life.number, self.life.workers, self.client.seq + 1)
+                seq, life = self.client.seq + 1, self.life
+                gradient(step, life.number, life.workers, seq, life.incarnation)
                 return machine.GradientComputed(step, 1.0)
             case machine.PushContribution():
                 self._push(want)
@@ -183,7 +193,7 @@ def _push(client: Client, life: Life, record: Record, journal: Journal) -> None:
     for _ in range(life.burst):
         seq = client.seq + 1
         array = client.new_gradient()
-        gradient(array, life.number, life.workers, seq)
+        gradient(array, life.number, life.workers, seq, life.incarnation)
         record.sends(seq)
         journal.write(Pushes(time.monotonic(), seq))
         client.push(array, loss=1.0)
