@@ -230,11 +230,13 @@ class AdminRequests:
         if busy_s := reshard.quiesce.busy_s(message.owner, now):
             reply = Quiesced(*origin, missing=True, busy_s=busy_s, revision=revision)
             return reply, (wire_format.encode_state(Cut(ledger.cut)),)
-        reshard.quiesce.begin(message.owner, cut, message.seconds, now)
         missing = ledger.short_of(cut)
-        if message.apply_buffer and not missing:
-            self._part.updates.apply_buffer()
-        self._workers.flush(now)  # the last lease may have run out while the shard was quiesced
+        # The answer to a late request reaches nobody: its operator has asked something else since.
+        if not reshard.quiesce.is_late(message.owner, message.request):
+            reshard.quiesce.begin(message.owner, message.request, cut, message.seconds, now)
+            if message.apply_buffer and not missing:
+                self._part.updates.apply_buffer()
+            self._workers.flush(now)  # the last lease may have run out during the quiesce
         reply = Quiesced(*origin, missing, revision=revision)
         return reply, (wire_format.encode_state(Cut(ledger.cut)),)
 

@@ -15,8 +15,10 @@ until its lease runs out, and meanwhile wait to apply a buffer that no worker fi
 A quiesce is a lock with a lease (Gray and Cheriton 1989). It belongs to the operator that began it,
 which is identified by a number that it has drawn. Until the quiesce ends, no other operator can
 move the cut, end the quiesce, or hand the shard over: a cut that one operator relies on does not
-change because another one fails. The quiesce ends by itself, so that an operator that dies blocks
-no worker, and no other operator, for long.
+change because another one fails. Nor does it change because an earlier request of its operator
+arrives late, for example a repeated one that was on its way through an old connection: an operator
+numbers its requests in rising order. The quiesce ends by itself, so that an operator that dies
+blocks no worker, and no other operator, for long.
 
 A successor of the shard, recovered from its WAL or promoted from a backup, must not go beyond the
 cut either: it would apply pushes that the operator leaves to the new shards. The recorded end of
@@ -33,14 +35,15 @@ from shards.messages import Count, Name
 
 
 class QuiesceState(msgspec.Struct, frozen=True):
-    """A quiesce as a value: its cut, its duration, its end by the shard's clock, if active, and
-    its owner.
+    """A quiesce as a value: its cut, its duration, its end by the shard's clock, if active, its
+    owner, and the number of the owner's request that set it.
     """
 
     cut: dict[Name, Count] = {}
     seconds: float = 0.0
     ends_at: float | None = None
     owner: Count = 0
+    request: Count = 0
 
 
 class QuiesceTracker:
@@ -51,24 +54,32 @@ class QuiesceTracker:
         state = state or QuiesceState()
         self._cut: Mapping[str, int] = state.cut
         self._seconds, self._ends_at = state.seconds, state.ends_at
-        self._owner = state.owner
+        self._owner, self._request = state.owner, state.request
 
     @property
     def state(self) -> QuiesceState:
         """This tracker's state as a value."""
-        return QuiesceState(dict(self._cut), self._seconds, self._ends_at, self._owner)
+        owned = self._owner, self._request
+        return QuiesceState(dict(self._cut), self._seconds, self._ends_at, *owned)
 
-    def begin(self, owner: int, cut: Mapping[str, int], seconds: float, now: float) -> None:
+    def begin(
+        self, owner: int, request: int, cut: Mapping[str, int], seconds: float, now: float
+    ) -> None:
         """For `seconds`, allow no push beyond `cut`, and none of workers not in it; 0 resumes.
 
-        Call it only while no other operator is the owner (`busy_s`).
+        Call it only while no other operator is the owner (`busy_s`), and for no late request
+        (`is_late`).
         """
-        self._owner, self._cut, self._seconds = owner, cut, seconds
+        self._owner, self._request, self._cut, self._seconds = owner, request, cut, seconds
         self._ends_at = now + seconds if seconds > 0 else None
 
     def busy_s(self, owner: int, now: float) -> float:
         """The seconds for which an operator other than `owner` quiesces the shard; 0 if none."""
         return 0.0 if self._owner == owner else self.remaining_s(now)
+
+    def is_late(self, owner: int, request: int) -> bool:
+        """Whether the owner has sent a later request, which this shard has obeyed."""
+        return owner == self._owner and request < self._request
 
     def remaining_s(self, now: float) -> float:
         """The seconds for which the limit is still in force; 0 if it is not."""

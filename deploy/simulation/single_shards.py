@@ -303,6 +303,10 @@ class LoggedShardHost(SingleShardHost):
         else:
             # Only now: the power may fail during recovery, and lose what is not flushed.
             self._expected = [found] if found is not None else self._expected
+            # A push that the death has lost may never come again: its worker's next life begins
+            # after it.
+            rows = self._process.former
+            self._process.former = rows[held_rows(rows, self.shard.ledger.cut)]
             self._world.note(f"shard {self.number} is back at version {self.shard.version}")
             self.begin()
 

@@ -49,8 +49,8 @@ class Plan(NamedTuple):
 
     With `curve` every process speaks CURVE, and workers join by the job's token. `slow_s` is the
     delay of the last worker's link to the last shard, each way. Workers push up to `burst` times a
-    read; with a `window` they push windows of that many steps, to two tables. `mutant` names a known
-    bug that they have, or none.
+    read; with a `window` they push windows of that many steps, to two tables. `mutant` names a bug
+    that they have, or none.
     """
 
     level: Level

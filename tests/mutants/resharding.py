@@ -68,6 +68,12 @@ def an_operator_ends_the_quiesce_of_another(patch: Patch) -> None:
     patch.setattr(QuiesceTracker, "busy_s", lambda *_: 0.0)
 
 
+@MUTANTS.add(ClusterConfig.LOGGED, Promise.ONE_CUT)
+def a_late_request_changes_a_quiesce(patch: Patch) -> None:
+    """A repeated resume, sent before the quiesce that is in force, ends it."""
+    patch.setattr(QuiesceTracker, "is_late", lambda *_: False)
+
+
 @MUTANTS.add(ClusterConfig.SINGLE, Promise.EXACTLY_ONCE)
 def a_retired_shard_is_handed_over_again(patch: Patch) -> None:
     """The bug that the simulation found when two operators resharded a job at the same time.
