@@ -5,6 +5,11 @@ an answer follows the link: first `retry_s`, or twice the duration of the last p
 long each time, up to eightfold, because on a slow link the first copy may still be in flight.
 Silence is measured per shard, not per message: it begins when the shard is asked something while it
 owes nothing, ends with any message from it, and does not count while the driver was away.
+
+A copy that has just taken over may not serve yet, and a link that is new may lose what was sent
+before it was open. For some seconds (`hurry`) waits for its answers are therefore short: greetings,
+which are small, are repeated every `HURRIED_S`; the first repetition of anything else comes after
+as long, or after twice a push's duration where that is known to be longer.
 """
 
 from collections import defaultdict
@@ -17,6 +22,8 @@ from shards.messages import FromWorker, Hello, Join, Push, Registered
 
 _TRIES = 3  # at least, before patience ends
 _LONGEST = 8  # times the first wait: the longest interval between repetitions
+HURRIED_S = 0.1
+_TAKING_OVER_S = 2.0  # how long answers of a copy that has taken over are waited for briefly
 
 
 class UnansweredMessage(msgspec.Struct):
@@ -52,6 +59,7 @@ class RetransmitTable:
         self._pending: defaultdict[int, dict[int, UnansweredMessage]] = defaultdict(dict)
         self._heard: dict[int, float] = {}
         self._put_off: dict[int, tuple[float, str]] = {}  # since when, and why
+        self._hurried: dict[int, float] = {}  # shards whose copy has just taken over: until when
 
     def count(self) -> int:
         """A number for the next request."""
@@ -61,6 +69,8 @@ class RetransmitTable:
     def add(self, shard: int, asked: int, message: FromWorker, frames: Frames, now: float) -> Send:
         """Record a message that is sent now, or as soon as the shard accepts it."""
         owed, wait_s = self._pending[shard], self.first_s
+        if self._hurried:
+            wait_s = self._hurried_wait_s(shard, message, wait_s, now)
         if not owed:
             self._heard[shard] = now  # nothing was outstanding, so its silence begins here
         resend_at = now + wait_s
@@ -138,7 +148,10 @@ class RetransmitTable:
             if pending.resend_at > now:
                 continue
             self._check_patience(shard, pending, now)
-            self._schedule(pending, min(2 * pending.wait_s, self._longest_s), now)
+            wait_s = min(2 * pending.wait_s, self._longest_s)
+            if isinstance(pending.message, Hello | Join):
+                wait_s = self._hurried_wait_s(shard, pending.message, wait_s, now)
+            self._schedule(pending, wait_s, now)
             pending.repeated = True
             if may_send(shard, pending.message):
                 sends.append(Send(shard, pending.message, pending.frames))
@@ -175,10 +188,9 @@ class RetransmitTable:
             if isinstance(pending.message, Hello | Join):
                 del owed[request]
 
-    def hasten(self, shard: int, request: int, max_s: float, now: float) -> None:
-        """Wait for the answer to message `request` for `max_s` seconds at most."""
-        pending = self._pending[shard][request]
-        self._schedule(pending, min(max_s, pending.wait_s), now)
+    def hurry(self, shard: int, now: float) -> None:
+        """Another copy of `shard` has taken over: wait for its answers only briefly for a while."""
+        self._hurried[shard] = now + _TAKING_OVER_S
 
     def record_push_time(self, push_s: float) -> None:
         """A push was answered after `push_s`, which measures the link."""
@@ -197,8 +209,22 @@ class RetransmitTable:
 
     def _again(self, shard: int, pending: UnansweredMessage, now: float) -> Send:
         pending.repeated = True
-        self._schedule(pending, self.first_s, now)
+        wait_s = self._hurried_wait_s(shard, pending.message, self.first_s, now)
+        self._schedule(pending, wait_s, now)
         return Send(shard, pending.message, pending.frames)
+
+    def _hurried_wait_s(self, shard: int, message: FromWorker, wait_s: float, now: float) -> float:
+        """`wait_s`, or less if a copy of `shard` has just taken over."""
+        until = self._hurried.get(shard)
+        if until is None:
+            return wait_s
+        if now >= until:
+            del self._hurried[shard]
+            return wait_s
+        greets = isinstance(message, Hello | Join)
+        # Where no push was timed, copies of a large one could fill a slow link.
+        brief_s = HURRIED_S if greets else max(HURRIED_S, 2 * (self.rtt_s or wait_s))
+        return min(wait_s, brief_s)
 
     def _schedule(self, pending: UnansweredMessage, wait_s: float, now: float) -> None:
         """Make a message `due` after `wait_s`."""

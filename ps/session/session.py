@@ -64,8 +64,6 @@ from shards.refusals import error_of
 from shards.tables import Layout, ShardMap
 from shards.wire_format import Buffer
 
-_NEW_COPY_S = 0.1  # the wait for the first answer of a copy that has just taken over
-
 
 class PushTimes(msgspec.Struct, frozen=True):
     """What a worker reports of its times with a push, in seconds (update_records.py)."""
@@ -344,12 +342,11 @@ class Session:
 
     def moved(self, shard: int, now: float) -> list[Send]:
         """Another copy of `shard` is the primary now, and the driver's link leads to it."""
+        self._outstanding.hurry(shard, now)
         hello = self._greet(shard, now)
         self._outstanding.welcomed(shard)
-        # The silence so far was the former copy's. The new one may not serve yet, or the link to it
-        # may not be open, so its first wait is short.
+        # The silence so far was the former copy's.
         self._outstanding.record_answer(shard, hello.message.request, now)
-        self._outstanding.hasten(shard, hello.message.request, _NEW_COPY_S, now)
         return [hello]
 
     def renewed(self, shard: int, now: float) -> list[Send]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ps.session.events import Pulled, Pushed, Unreachable, Usurped
+from ps.session.session import Session
 from shards.errors import BadInput, GiveUp
 from shards.messages import PROTOCOL, Ack, Hello, Join, Parked, Pull, Push, Remedy
 from shards.schema_digest import SCHEMA
@@ -198,6 +199,53 @@ def test_a_link_that_was_renewed_is_told_all_that_is_outstanding() -> None:
     assert [(shard, type(message)) for shard, message in again] == [(1, Push), (1, Pull)]
     assert session.tick(1.6) == []
     assert [shard for shard, _ in brief(session.tick(1.9))] == [0, 1, 1]
+
+
+def deadlines(session: Session, until: float) -> list[tuple[float, str]]:
+    """When the session sends something again before `until`, if nothing is answered, and what."""
+    said: list[tuple[float, str]] = []
+    while session.next_deadline is not None and session.next_deadline < until:
+        at = session.next_deadline
+        said += [(round(at, 3), type(send.message).__name__) for send in session.tick(at)]
+    return said
+
+
+def test_a_lost_message_to_another_copy_is_soon_sent_again() -> None:
+    """Whatever is lost first, the Hello, the Join or the push: it is sent again after 0.1 s, where
+    others are after a second. So half a second after the announcement all is acknowledged.
+    """
+    session = ready_session(1)
+    send_push(session, now=99.0)
+    deliver(session, ack(0, 3, 1), now=99.01)
+    send_push(session, clock=2, now=100.0)
+    ((_, hello),) = brief(session.moved(0, now=200.0))
+    assert deadlines(session, 200.15) == [(200.1, "Hello")]
+    (((_, join),), _) = deliver(session, welcome(0, hello.request, seq=1, boot=8), now=200.15)
+    assert deadlines(session, 200.3) == [(200.25, "Join")]
+    (((_, push),), _) = deliver(session, joined(0, join.request, boot=8), now=200.3)
+    assert deadlines(session, 200.45) == [(200.4, "Push")]
+    _, events = deliver(session, ack(0, push.request, 2, boot=8), now=200.45)
+    assert [type(event) for event in events] == [Pushed]
+
+
+def test_what_another_copy_is_slow_to_answer_is_not_sent_too_often() -> None:
+    """Its greeting is repeated ten times a second for two seconds, and then as any message; a push
+    at intervals that double, and on a slow link after two of its pushes' durations.
+    """
+    session = ready_session(1)
+    ((_, hello),) = brief(session.moved(0, now=200.0))
+    times = [at for at, _ in deadlines(session, 205.0)]
+    assert len([at for at in times if at < 202.05]) == 20
+    assert len([at for at in times if at > 202.05]) <= 5
+    for push_s, after in ((0.01, [0.1, 0.3, 0.7, 1.5]), (0.3, [0.6, 1.8])):
+        session = ready_session(1)
+        send_push(session, now=99.0)
+        deliver(session, ack(0, 3, 1), now=99.0 + push_s)
+        send_push(session, clock=2, now=100.0)
+        ((_, hello),) = brief(session.moved(0, now=200.0))
+        (((_, join),), _) = deliver(session, welcome(0, hello.request, seq=1, boot=8), now=200.0)
+        deliver(session, joined(0, join.request, boot=8), now=200.0)
+        assert [at for at, _ in deadlines(session, 202.0)] == [200.0 + s for s in after]
 
 
 def test_over_a_renewed_link_greetings_come_first_as_ever() -> None:
