@@ -143,7 +143,7 @@ REFUSED = [
         r"net\.prototxt: expected \.caffemodel, \.h5 or \.safetensors, got ",
     ),
     (f"{TEST} --data nowhere", r"data nowhere: expected a folder or a file"),
-    (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*; got ip3"),
+    (f"{FEATURES} --blobs ip1,ip3", r"net\.prototxt: expected blobs among data, .*, got ip3"),
     (f"{FEATURES} --blobs ,", r"--blobs: expected names of blobs, got none"),
     (f"{FEATURES} --blobs loss", r"blob loss: expected a value per row, got shape \(\)"),
     (f"{FEATURES} --output data", r"--output data: expected a folder to create, got one that"),
@@ -154,7 +154,7 @@ REFUSED = [
     ),
     (f"{FEATURES} --split half", r"--split: expected train or test, got half"),
     (f"{FEATURES} --split test --data data/test.parquet", r"test\.parquet: expected a .* test "),
-    (f"{TEST} --device gpu", r"--device gpu:0: expected a GPU that answers, and CuPy .*; got none"),
+    (f"{TEST} --device gpu", r"--device gpu:0: expected a GPU that answers, and CuPy .*, got none"),
     (f"{FEATURES} --device gpus", r"--device: expected auto, cpu, gpu or gpu:N, got 'gpus'"),
     (f"{FEATURES} --format csv", r"--format: expected one of parquet, json, got 'csv'"),
     (f"{FEATURES} --batch-size 0", r"--batch-size: expected at least 1, got '0'"),
@@ -194,7 +194,7 @@ def test_labels_that_no_class_has(downpour: Run, trained: Path) -> None:
 def test_a_solver_without_a_test_net(downpour: Run, trained: Path) -> None:
     """A solver without a test net is refused."""
     swap(trained / "solver.prototxt", "test_iter: 7", "")
-    line = r"solver\.prototxt: expected a test_iter, which says that it has a test net; got none"
+    line = r"solver\.prototxt: expected a test_iter, which says that it has a test net, got none"
     refuses(downpour, trained, TEST, line)
 
 

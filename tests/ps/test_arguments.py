@@ -199,17 +199,17 @@ ANY_ADDRESS = "expected an address of this machine, or 0.0.0.0 for all, got"
     [
         (
             lambda: ps.Adam(lr=0.1),  # type: ignore[call-arg]
-            f"Adam: expected beta1, beta2, delta; got 'lr' {OF_A_TABLE}",
+            f"Adam: expected beta1, beta2, delta, got 'lr' {OF_A_TABLE}",
         ),
         (
             lambda: ps.AdamW(bata1=0.1),  # type: ignore[call-arg]
-            "AdamW: expected beta1, or another known name; got 'bata1'",
+            "AdamW: expected beta1, or another known name, got 'bata1'",
         ),
         (
             lambda: check_names("start", ["q"], [f"{kind}_{n}" for kind in "ab" for n in range(9)]),
             (
                 "start: expected a_0, a_1, a_2, a_3, a_4, a_5, a_6, a_7 or one of 10 more, which"
-                " help() lists; got 'q'"
+                " help() lists, got 'q'"
             ),
         ),
         (
@@ -218,7 +218,7 @@ ANY_ADDRESS = "expected an address of this machine, or 0.0.0.0 for all, got"
         ),
         (
             lambda: ps.Guard(norm=1.0),  # type: ignore[call-arg]
-            "Guard: expected max_norm, or another known name; got 'norm'",
+            "Guard: expected max_norm, or another known name, got 'norm'",
         ),
         (
             lambda: ps.Dense.zeros({"w": 10**12}),

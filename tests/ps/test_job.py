@@ -352,13 +352,13 @@ def test_a_job_is_resharded_under_its_workers(tmp_path: Path) -> None:
         ({"shards": 0}, "shards: expected"),
         ({"on": "moon"}, "on: expected threads or processes or ray, got 'moon'"),
         ({"staleness": -1}, "staleness: expected"),
-        ({"colour": "red"}, "start: options: expected host, port, .*; got 'colour'"),
+        ({"colour": "red"}, "start: options: expected host, port, .*, got 'colour'"),
         ({"logs": "x"}, "logs: expected a folder for logs only with durability process or logged"),
-        ({"on": "threads", "logs": "x"}, "start: options on threads: expected .*; got 'logs'"),
+        ({"on": "threads", "logs": "x"}, "start: options on threads: expected .*, got 'logs'"),
         ({"start": {"weights": {"w": np.full(5, np.nan), "b": 1}}}, "weights: w: expected finite"),
         ({"resume": "none", "start": {}}, "start: expected none with `resume`, got both"),
         ({"resume": "none"}, "snapshot none/manifest.json: No such file"),
-        ({"start": {"x": PARAMS}}, "start: expected names of tables, weights; got 'x'"),
+        ({"start": {"x": PARAMS}}, "start: expected names of tables, weights, got 'x'"),
         ({"start": {"weights": {"w": np.ones(5)}}}, "table weights: the value: expected the keys"),
     ],
 )
@@ -370,7 +370,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 def test_wrong_settings_and_options_of_workers(job: Any) -> None:
     """They are refused by name, before a connection is opened."""
-    with pytest.raises(errors.BadInput, match=r"Dense: settings: expected rule, .*; got 'ruel'"):
+    with pytest.raises(errors.BadInput, match=r"Dense: settings: expected rule, .*, got 'ruel'"):
         ps.Dense.like(PARAMS, ruel="adam")
     with pytest.raises(errors.BadInput, match="decay: expected a number of at least 0, or a Decay"):
         ps.Dense.like(PARAMS, decay=-1)
@@ -378,7 +378,7 @@ def test_wrong_settings_and_options_of_workers(job: Any) -> None:
         errors.BadInput, match="decay: weight: expected a number of at least 0, got"
     ):
         ps.Decay(-0.1)
-    with pytest.raises(errors.BadInput, match=r"worker: options: expected .*; got 'colour'"):
+    with pytest.raises(errors.BadInput, match=r"worker: options: expected .*, got 'colour'"):
         job.worker("w0", colour="red")
     with pytest.raises(errors.BadInput, match=r"connect: expected the address of a shard,.* got 3"):
         ps.connect(3)  # type: ignore[arg-type]

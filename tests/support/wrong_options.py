@@ -148,9 +148,9 @@ ROWS: list[Row] = [
     *_each(
         "--compress",
         ["int9", "topk", "zstd", "threshold", "INT8"],
-        f": expected {CODECS}; got {{}}",
+        f": expected {CODECS}, got {{}}",
     ),
-    *_each("--compress", ["int8,zstd,x"], f": expected {CODECS}; got 'int8,x'"),
+    *_each("--compress", ["int8,zstd,x"], f": expected {CODECS}, got 'int8,x'"),
     *_each(
         "--compress",
         ["topk:0", "topk:2", "topk:nan", "topk:-1"],

@@ -327,7 +327,7 @@ def test_a_path_is_read_by_spark_or_by_the_workers(
             {},
             "column words: row .*: expected . values, as",
         ),
-        (with_loop, {"stalenes": 2}, "run: expected staleness, or another known name; got 'stalen"),
+        (with_loop, {"stalenes": 2}, "run: expected staleness, or another known name, got 'stalen"),
         (with_loop, {"device": "gpu:99"}, "device gpu:99: expected"),
         (with_loop, {"device": "moon"}, "device: expected auto, cpu, gpu or gpu:N, got 'moon'"),
         (

@@ -165,7 +165,7 @@ OPTIONS = [
     ("--strategy down", r"--strategy: expected one of adag, .*, got 'down'"),
     ("--strategy bsp --n-fetch 2", r"--n-fetch 2: strategy bsp has no such option"),
     ("--device cuda", r"--device: expected auto, cpu, gpu or gpu:N, got 'cuda'"),
-    ("--device gpu:1", r"--device gpu:1: expected a GPU that answers, and CuPy .*; got none"),
+    ("--device gpu:1", r"--device gpu:1: expected a GPU that answers, and CuPy .*, got none"),
     ("--lease-s nan", r"--lease-s: expected more than 0 s, up to 604800, got nan"),
     (
         "--bind 0.0.0.0 --spark sc://192.0.2.1:1",

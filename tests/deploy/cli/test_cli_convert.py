@@ -132,7 +132,7 @@ def test_a_file_is_replaced_on_purpose_only(downpour: Run, model: CaffeModel, jo
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("w.caffemodel w.pt", r"w\.pt: expected weights \(.*or nets \(\.prototxt\); got '\.pt'"),
+        ("w.caffemodel w.pt", r"w\.pt: expected weights \(.*or nets \(\.prototxt\), got '\.pt'"),
         ("w.caffemodel s.solverstate", "s.solverstate: expected weights as in w.caffemodel, got a"),
         ("none.h5 n.caffemodel", r"none\.h5: cannot be read: No such file or directory"),
         ("net.prototxt n.prototxt --net net.prototxt", "--net net.prototxt: expected weights to"),

@@ -107,7 +107,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"link": "rtt=1ms", "transport": "shm"}, "--link: expected --transport tcp or auto, got shm"),
     ({"link": "rtt=100"}, "link: expected a number with one of us, ms, s, got 'rtt=100'"),
-    ({"compress": "int9"}, "and perhaps ,zstd; got 'int9'"),
+    ({"compress": "int9"}, "and perhaps ,zstd, got 'int9'"),
     ({"compress_pull": "1bit"}, "compressed pull: expected none, fp16, bf16, int8, 4bit or topk"),
     ({"shards": 0}, "--shards: expected at least 1, got 0"),
     ({"workers": -2}, "--workers: expected at least 1, got -2"),

@@ -125,7 +125,7 @@ def test_a_caffemodel_is_of_the_network_that_is_told(place: Path, tmp_path: Path
     out = tmp_path / "w.caffemodel"
     complaint = error("restore", place, "--output", out, "--solver", solver)
     assert complaint == (
-        f"{solver}: expected the network of {place}/80 with conv/0 missing; got (4, 1, 3, 3)"
+        f"{solver}: expected the network of {place}/80 with conv/0 missing, got (4, 1, 3, 3)"
     )
     assert not out.exists()
 

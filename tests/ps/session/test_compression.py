@@ -42,7 +42,7 @@ def test_a_compression_as_people_write_it(push: str, pull: str, meant: Compressi
         (
             "int9",
             "none",
-            r"expected none, fp16, .* or threshold:TAU, and perhaps ,zstd; got 'int9'",
+            r"expected none, fp16, .* or threshold:TAU, and perhaps ,zstd, got 'int9'",
         ),
         ("int8,zstandard", "none", "got 'int8,zstandard'"),
         ("none,momentum=1", "none", "got 'none,momentum=1'"),

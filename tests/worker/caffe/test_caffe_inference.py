@@ -178,7 +178,7 @@ def test_a_process_builds_the_net_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("test", {}, {"blobs": ["ip9"]}, r"net\.prototxt: expected blobs among data, .*; got ip9"),
+    ("test", {}, {"blobs": ["ip9"]}, r"net\.prototxt: expected blobs among data, .*, got ip9"),
     ("test", {}, {"blobs": []}, "test: blobs: expected names of blobs, got none"),
     ("test", {}, {"blobs": "ip1"}, "test: blobs: expected a list of names, got 'ip1'"),
     ("test", {}, {"net": "n"}, "test: expected a solver or a net, got both"),
@@ -194,7 +194,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("test", {"label": [[1]] * ROWS}, {}, ".*column label: expected whole numbers, got list.*"),
     ("features", {}, {"blobs": ["loss"]}, r"blob loss: expected a value per row, got shape \(\)"),
-    ("features", {}, {"blobs": ["ip1", "ip9"]}, ".*expected blobs among .*; got ip9"),
+    ("features", {}, {"blobs": ["ip1", "ip9"]}, ".*expected blobs among .*, got ip9"),
     (
         "features",
         {},

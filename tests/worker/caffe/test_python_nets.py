@@ -49,7 +49,7 @@ def test_every_type_is_a_function_of_its_name(kind: str) -> None:
     with pytest.raises(BadInput) as caught:
         function("a", "b", nothing=1)
     known = ", ".join(sorted(fields | COMMON_FIELDS - {"name", "type", "bottom", "top", "blobs"}))
-    assert str(caught.value) == (f"layer a ({kind}): expected settings among {known}; got nothing")
+    assert str(caught.value) == (f"layer a ({kind}): expected settings among {known}, got nothing")
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_layer_is_its_prototxt(made: LayerParameter, text: str) -> None:
         ({"kernel_size": True}, "kernel_size: expected a whole number, got True"),
         ({"global_pooling": 1}, "global_pooling: expected True or False, got 1"),
         ({"param": 3}, "param: expected a dictionary of name, share_mode, .*, got 3"),
-        ({"param": {"lr": 1}}, "param: expected fields among name, .*; got lr"),
+        ({"param": {"lr": 1}}, "param: expected fields among name, .*, got lr"),
         ({"param": {"lr_mult": "x"}}, "param: lr_mult: expected a number, got 'x'"),
         ({"top": 3}, "top: expected names of blobs, got 3"),
         ({"top": [3]}, "top: expected a text, got 3"),
-        ({"blobs": []}, "expected settings among .*; got blobs"),
+        ({"blobs": []}, "expected settings among .*, got blobs"),
     ],
 )
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], error: str) -> None:
@@ -127,7 +127,7 @@ def test_names_are_checked() -> None:
     """Those of layers, types and nets."""
     with pytest.raises(BadInput, match="Pooling: name: expected a text, got 3"):
         Pooling(3, "x")
-    with pytest.raises(BadInput, match=r"layer p: expected a type among .*; got Pool"):
+    with pytest.raises(BadInput, match=r"layer p: expected a type among .*, got Pool"):
         make_layer("Pool", "p", "x")
     with pytest.raises(BadInput, match="Net n: layer 0: expected a layer, got 'x'"):
         Net("n", ["x"])  # type: ignore[list-item]

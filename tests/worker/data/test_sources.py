@@ -370,7 +370,7 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
         (tmp_path / f"{number:02}.txt").touch()
     said = refusal(tmp_path)
     assert "expected data of one of these formats: IDX, Parquet, LMDB, " in said
-    assert "; got 00.txt, 01.txt, " in said
+    assert ", got 00.txt, 01.txt, " in said
     assert said.endswith("07.txt and 4 more")
     (tmp_path / "table.csv").write_text("label,a\n0,1\n")
     said = refusal(tmp_path / "table.csv")

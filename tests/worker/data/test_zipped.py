@@ -132,7 +132,7 @@ def test_sources_that_cannot_be_read_in_step(job: Path) -> None:
     with pytest.raises(BadInput, match=r"layer right: .*nowhere: expected a folder or a file"):
         opened(NET.replace('"targets"', '"nowhere"'), job)
     pq.write_table(pa.table({"data": [bytes(4)], "label": [0]}), job / "rows.parquet")
-    with pytest.raises(BadInput, match=r"layer right: expected data of .*; got .*rows\.parquet"):
+    with pytest.raises(BadInput, match=r"layer right: expected data of .*, got .*rows\.parquet"):
         opened(NET.replace('"targets"', '"rows.parquet"'), job)
 
 

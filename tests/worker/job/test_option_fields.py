@@ -135,7 +135,7 @@ def test_a_function_takes_options_as_keywords() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"place": Path("/"), "coat": 3},
-            "paint: expected coats, or another known name; got 'coat'",
+            "paint: expected coats, or another known name, got 'coat'",
         ),
         ({}, "paint: place: expected this argument, got none"),
     ]
@@ -153,10 +153,10 @@ def test_keywords_are_checked_by_name() -> None:
     """An unknown argument is named with the most similar one, or all; a missing one as missing."""
     assert Painting.of("paint", {"place": Path("/")}) == Painting(place=Path("/"))
     with pytest.raises(
-        BadInput, match=r"^paint: expected coats, or another known name; got 'coat'$"
+        BadInput, match=r"^paint: expected coats, or another known name, got 'coat'$"
     ):
         Painting.of("paint", {"place": Path("/"), "coat": 3})
-    with pytest.raises(BadInput, match=r"^paint: expected place, owner, .*coats.*; got 'zzz'$"):
+    with pytest.raises(BadInput, match=r"^paint: expected place, owner, .*coats.*, got 'zzz'$"):
         Painting.of("paint", {"place": Path("/"), "zzz": 3})
     with pytest.raises(BadInput, match=r"^paint: place: expected this argument, got none$"):
         Painting.of("paint", {})

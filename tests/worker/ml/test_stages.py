@@ -385,7 +385,7 @@ def test_a_module_with_lazy_layers(clouds: Any, tmp_path: Path) -> None:
         (
             {"model": f"{NETS}:NoModel", "modelArgs": {}},
             "a AS features, label",
-            "with the methods params, gradient, outputs; got NoModel without params$",
+            "with the methods params, gradient, outputs, got NoModel without params$",
         ),
         (
             {"model": f"{NETS}:broken", "modelArgs": {}},
@@ -396,7 +396,7 @@ def test_a_module_with_lazy_layers(clouds: Any, tmp_path: Path) -> None:
         (
             {"outputMapping": {"inner": "x"}},
             "array(a, b, c) AS features, label",
-            "expected layers among hidden, output; got inner$",
+            "expected layers among hidden, output, got inner$",
         ),
         ({"options": {"shards": 2}}, "a AS features, label", "options: shards: not allowed here"),
         ({"options": {"workers": 2}}, "a AS features, label", "options: workers: not allowed here"),
@@ -424,7 +424,7 @@ def test_what_does_not_fit(
         ({"shards": 0}, "shards: expected at least 1, got 0"),
         ({"testEvery": 0}, "testEvery: expected at least 1, got 0"),
         ({"stepSize": -0.1}, "stepSize: expected a rate of 0 or more, and finite, got -0.1"),
-        ({"epoch": 3}, "NetClassifier: expected epochs, or another known name; got 'epoch'"),
+        ({"epoch": 3}, "NetClassifier: expected epochs, or another known name, got 'epoch'"),
     ],
     ids=str,
 )
