@@ -14,7 +14,7 @@ A rate may be chosen by the sweep itself: "best" or "greedy" (tuning.py), also t
 number or a name, as "greedy / n". Its trials are known once rates.json is there (sweep_tuning.py).
 
 `[[expect]]` tables are accept rules (accept_rules.py), and `[limits]` holds each trial to a time
-and a memory (limits.py). Neither is part of a trial's id.
+and a memory (trial_limits.py). Neither is part of a trial's id.
 """
 
 import re
