@@ -15,8 +15,9 @@ from ps import path_checks
 from ps.security.keys import address_of
 from ps.session.events import JobEnded
 from ps.snapshots import checked_json
-from ps.snapshots.private_files import check_private, replace_private, write_private
+from ps.snapshots.private_files import check_private, replace_private
 from ps.tables import TableForm
+from ps.whole_files import write_private
 from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 from shards.tables import Layout, ShardMap

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
+from ps.whole_files import Flush, flush_to_disk, whole_file
 from shards.errors import BadInput, GiveUp
 
-PARTIAL = ".partial"
 _LOCAL = "file"
 _PIECE_BYTES = 4 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>: only begin
@@ -206,22 +206,17 @@ class LocalStore:
 
     def put(self, name: str, content: Content) -> None:
         self._make()
-        temporary = self.path / f".{name}.{os.getpid()}{PARTIAL}"
-        try:
-            with temporary.open("wb", buffering=0) as file:
-                written = 0
-                for part in content:
-                    piece = memoryview(part).cast("B")
-                    _write(file, piece)
-                    # The disk works while the next part is made, so the flush has less to do.
-                    begin_flushing(file.fileno(), written, len(piece))
-                    written += len(piece)
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with (
+            whole_file(self.path / name, flush=Flush.CONTENT, contended=True) as partial,
+            partial.open("wb", buffering=0) as file,
+        ):
+            written = 0
+            for part in content:
+                piece = memoryview(part).cast("B")
+                _write(file, piece)
+                # The disk works while the next part is made, so the flush has less to do.
+                begin_flushing(file.fileno(), written, len(piece))
+                written += len(piece)
 
     def take(self, name: str, source: str) -> None:
         self._make()
@@ -245,7 +240,7 @@ class LocalStore:
 
     def settle(self) -> None:
         for folder in (self.path, self.path.parent):
-            flush(folder)
+            flush_to_disk(folder)
 
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
@@ -279,15 +274,6 @@ def _no_file(path: Path) -> OSError:
 def _write(file: Any, content: memoryview) -> None:
     while content:
         content = content[file.write(content) :]
-
-
-def flush(folder: Path) -> None:
-    """Make the names in a folder durable, so that they survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ArrowStore:

@@ -17,13 +17,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
 import msgspec
 
+from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.spark.settings import pythons
 
@@ -137,10 +137,9 @@ def _launcher_home(home: Path, environ: Mapping[str, str]) -> Path:
             return folder
         launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
-        with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as draft:
-            draft.write(text)
-        Path(draft.name).chmod(0o700)
-        Path(draft.name).replace(launcher)
+        with whole_file(launcher, contended=True) as partial:
+            partial.write_text(text)
+            partial.chmod(0o700)
     except OSError as error:
         raise BadInput(
             f"Java launcher {launcher}",

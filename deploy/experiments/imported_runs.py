@@ -26,11 +26,11 @@ from deploy.experiments.runner import Folder
 from deploy.experiments.sweeps import Point, read_sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trials import Trial, TrialResult
-from deploy.experiments.whole_files import whole_file
 from deploy.run.evaluations_csv import read_evaluations
 from deploy.run.folder import EVALUATIONS, SETTINGS, SUMMARY
 from deploy.run.summary import Summary
 from deploy.run.updates_parquet import SCHEMA
+from ps.whole_files import whole_file
 from shards.errors import UNDECODABLE, BadInput
 
 Kind = TypeVar("Kind")
@@ -87,7 +87,7 @@ def import_run(
     metadata = {_RUN: msgspec.msgpack.encode(found)}
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(kept) as partial:
+        with whole_file(kept, contended=True) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial)
     except OSError as error:
         raise BadInput(kept, expected=f"to write the run, got: {error.strerror}") from None

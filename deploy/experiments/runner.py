@@ -34,7 +34,7 @@ from deploy.experiments.sweeps import Sweep
 from deploy.experiments.training_simulation import CurvePoint
 from deploy.experiments.trial_limits import TrialLimits
 from deploy.experiments.trials import Trial, TrialResult, run_trial
-from deploy.experiments.whole_files import whole_file
+from ps.whole_files import PARTIAL, whole_file
 from shards.errors import UNDECODABLE, BadInput, DownpourError
 
 _RESULT = b"result"
@@ -119,7 +119,7 @@ class Folder:
         table = table.replace_schema_metadata({_RESULT: msgspec.json.encode(rest)})
         kept = self.result(result.trial.id)
         try:
-            with whole_file(kept) as partial_file:
+            with whole_file(kept, contended=True) as partial_file:
                 pq.write_table(table, partial_file)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
@@ -171,7 +171,7 @@ def run_sweep(
     folder.create(sweep)
     labels = sweep.labels
     with folder.locked():
-        for torn in (path / "trials").glob("*.part"):
+        for torn in (path / "trials").glob(f".*{PARTIAL}"):
             torn.unlink()
         left = [trial for trial in sweep.trials if folder.load(trial) is None]
         done = len(sweep.trials) - len(left)

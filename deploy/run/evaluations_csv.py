@@ -7,9 +7,9 @@ without the rows from after its snapshot.
 import csv
 import io
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from ps.whole_files import whole_file
 from shards.errors import BadInput, GiveUp
 from worker.training.evaluation import Evaluation
 
@@ -48,13 +48,10 @@ class EvaluationsFile:
         for test in self.results:
             figures = [_short(test.figures[name]) if name in test.figures else "" for name in names]
             rows.writerow([test.iteration, test.samples, round(test.seconds, 3), *figures])
-        part = self._path.with_name(f".{self._path.name}.partial")
         try:
-            part.write_text(text.getvalue())
-            part.replace(self._path)
+            with whole_file(self._path) as partial:
+                partial.write_text(text.getvalue())
         except OSError as error:
-            with suppress(OSError):
-                part.unlink()
             raise GiveUp(f"{self._path}: {error.strerror}") from None
 
 

@@ -18,8 +18,8 @@ import msgspec
 from deploy.run.summary import Summary
 from ps import Cluster
 from ps.snapshots import checked_json
-from ps.snapshots.private_files import write_private
 from ps.storage import place_error
+from ps.whole_files import Flush, whole_file
 from shards.errors import BadInput, DownpourError, GiveUp
 
 if TYPE_CHECKING:
@@ -283,16 +283,8 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
 
     `private`: only this user can read the file. Raises GiveUp if the disk is full or fails.
     """
-    temporary = path.with_name(f".{path.name}.partial")
     try:
-        if private:
-            write_private(temporary, b"")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.format(content) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with whole_file(path, flush=Flush.CONTENT, private=private) as partial:
+            partial.write_bytes(msgspec.json.format(content) + b"\n")
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise GiveUp(f"{path}: {error.strerror}") from None

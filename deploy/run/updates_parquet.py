@@ -17,7 +17,6 @@ Versions continue to count when a job is resharded, so (shard, apply_version) st
 row. Shards that were added have no early rows, and shards that were removed have no late ones.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ import pyarrow.parquet as pq
 
 from deploy.run.summary import Rows, RunTally
 from ps.closing_context import ClosingContext
+from ps.whole_files import PARTIAL, Flush, put_in_place
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.update_records import RECORD
 
@@ -322,7 +322,7 @@ class _PartFile:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self.target = folder / _name(number)
-        self._partial = folder / f".{_name(number)}.partial"
+        self._partial = folder / f".{_name(number)}{PARTIAL}"
         self._writer: Any = None
         self._rows = 0
 
@@ -341,9 +341,7 @@ class _PartFile:
         writer, self._writer = self._writer, None
         writer.add_key_value_metadata({_ROWS: str(self._rows)})
         writer.close()
-        with self._partial.open("rb") as file:
-            os.fsync(file.fileno())
-        self._partial.replace(target)
+        put_in_place(self._partial, target, Flush.CONTENT)
 
     def discard(self) -> None:
         """Remove what is written."""

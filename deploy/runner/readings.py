@@ -19,6 +19,7 @@ import numpy as np
 from deploy.run.progress_model import Readings
 from deploy.run.summary import Rows
 from deploy.runner.job_folder import NEWEST, SERIES
+from ps.whole_files import whole_file
 from shards.errors import UNDECODABLE
 
 MAX_POINTS = 4000
@@ -161,10 +162,9 @@ class ReadingFiles:
         self._last = 0.0
 
     def write(self, reading: Reading) -> None:
-        partial = self._newest.with_name(f".{NEWEST}.partial")
         with suppress(OSError):
-            partial.write_bytes(msgspec.json.encode(reading))
-            partial.replace(self._newest)
+            with whole_file(self._newest) as partial:
+                partial.write_bytes(msgspec.json.encode(reading))
             if reading.point.updates and reading.time - self._last >= self._interval:
                 self._add(reading.point)
 
@@ -176,9 +176,8 @@ class ReadingFiles:
         if self._count >= MAX_POINTS:
             points = read_series(self._series)
             kept = thinned(points, len(points) // 2)
-            partial = self._series.with_name(f".{SERIES}.partial")
-            partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
-            partial.replace(self._series)
+            with whole_file(self._series) as partial:
+                partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
             self._count = len(kept)
             self._interval = 2 * max(1.0, self._interval)
 

@@ -22,7 +22,8 @@ import msgspec
 from ps.snapshots import checked_json
 from ps.snapshots.shard_file import StateFile, read_state, write_state
 from ps.snapshots.worker_state import SavedWorkerState, read_worker_state
-from ps.storage import PARTIAL, Place, Store, content_of, open_store
+from ps.storage import Place, Store, content_of, open_store
+from ps.whole_files import PARTIAL
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.live_settings import newest_settings
 from shards.messages import Count, LiveSettings

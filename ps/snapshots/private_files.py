@@ -4,11 +4,9 @@ import os
 import stat
 from pathlib import Path
 
-from ps.storage import flush
+from ps.whole_files import Flush, whole_file
 from shards.errors import BadInput
 
-_PARTIAL = ".partial"
-_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -29,23 +27,7 @@ def check_private(path: Path, what: str) -> None:
         )
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read at any moment."""
-    path.touch(mode=0o600)
-    path.chmod(0o600)  # it may have existed with another mode
-    path.write_bytes(content)
-
-
 def replace_private(path: Path, content: bytes) -> None:
-    """Replace such a file atomically and durably: it survives a power failure on return."""
-    partial = path.with_name(path.name + _PARTIAL)
-    try:
-        with os.fdopen(os.open(partial, _REPLACE, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
+    """Replace a private file atomically and durably: it survives a power failure on return."""
+    with whole_file(path, flush=Flush.NAME, private=True) as partial:
+        partial.write_bytes(content)

@@ -7,7 +7,6 @@ of that worker. What a strategy keeps, such as a momentum, may be older or newer
 (worker/training/worker_state.py).
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ps.snapshots.shard_file import (
     write_arrays,
 )
 from ps.storage import Store
+from ps.whole_files import Flush, whole_file
 from shards.checksums import HEX_DIGITS
 from shards.errors import UNDECODABLE, BadInput, GiveUp, quote
 from shards.messages import Count, Name
@@ -126,15 +126,10 @@ def save_state(path: Path, state: WorkerState, arrays: Arrays) -> None:
     """Write the file, or leave the earlier one unchanged; raises GiveUp naming it."""
     metadata = msgspec.json.encode(state).decode()
     packed = save(dict(arrays), {_KEY: metadata + tensors_check(arrays, metadata)})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with whole_file(path, flush=Flush.CONTENT, contended=True) as partial:
+            partial.write_bytes(packed)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise GiveUp(f"worker state {path}: {error.strerror}") from None
 
 

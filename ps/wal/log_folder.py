@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ps.storage import begin_flushing
+from ps.whole_files import flush_to_disk
 from shards.errors import BadInput, GiveUp
 from shards.wire_format import Buffer
 
@@ -161,7 +162,7 @@ class LogFolder:
     def cut(self, name: str, size: int, *, synced: bool) -> None:
         os.truncate(self.where / name, size)
         if synced:
-            _flush(self.where / name)
+            flush_to_disk(self.where / name)
 
     def rename(self, name: str, to: str) -> None:
         (self.where / name).rename(self.where / to)
@@ -170,7 +171,7 @@ class LogFolder:
         (self.where / name).unlink()
 
     def settle(self) -> None:
-        _flush(self.where)
+        flush_to_disk(self.where)
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -230,11 +231,3 @@ def _slice(pieces: list[memoryview]) -> list[memoryview]:
         if size >= _SLICE:
             return pieces[:number]
     return pieces[:_PIECES]
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

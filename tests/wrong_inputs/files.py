@@ -11,8 +11,8 @@ from deploy.run.settings import TrainSettings
 from ps.client import Client
 from ps.security.keys import load_or_create_keys
 from ps.snapshots.manifest import load_snapshot, save_snapshot
-from ps.snapshots.private_files import write_private
 from ps.snapshots.worker_state import load_state
+from ps.whole_files import write_private
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.sdk import Env

@@ -9,6 +9,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from ps.whole_files import whole_file
 from shards.errors import BadInput
 from worker.caffe.caffe_pb2 import BlobProto
 
@@ -31,15 +32,10 @@ def read_limited(path: Path) -> bytes:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file atomically; after an error the old file is unchanged. Raises BadInput."""
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            part.unlink()  # frees the space: the disk may be full
-        if not isinstance(error, OSError):
-            raise
+        with whole_file(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
 
 

@@ -19,7 +19,7 @@ from deploy.experiments.runner import Folder
 from deploy.experiments.statistics import Interval, TargetTimes
 from deploy.experiments.trials import Trial, TrialResult, run_trials, seeded
 from deploy.experiments.tuning import Tuned, choose_rates
-from deploy.experiments.whole_files import whole_file
+from ps.whole_files import whole_file
 from shards.errors import GiveUp
 
 _TRIALS = "shape-trials"  # a folder of results, as a sweep has one
@@ -224,7 +224,7 @@ def keep(outcome: ShapeOutcome, folder: Path) -> None:
     kind = "-control" if outcome.control else ""
     path = folder / f"shape-{outcome.number:02}-{outcome.preset}{kind}.msgpack"
     try:
-        with whole_file(path) as partial:
+        with whole_file(path, contended=True) as partial:
             partial.write_bytes(msgspec.msgpack.encode(outcome))
     except OSError as error:
         raise GiveUp(f"{path}: {error.strerror}") from None

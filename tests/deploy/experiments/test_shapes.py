@@ -200,7 +200,7 @@ def test_a_shape_continues_where_it_was_killed(
     assert len(ran) == 4
     keep(again, tmp_path)
     assert len(kept(tmp_path)[0].trials) == 8
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.partial"))
     for one, other in zip(again.trials, whole.trials, strict=True):
         assert structs.replace(one, cpu_s=0.0) == structs.replace(other, cpu_s=0.0)
 

@@ -134,7 +134,7 @@ def test_a_killed_sweep_continues_to_the_same_files(
         nonlocal runs
         runs += 1
         if runs % 3 == 2:
-            (broken / "trials" / f"{trial.id}.1.part").write_bytes(b"PAR1 torn")
+            (broken / "trials" / f".{trial.id}.parquet.1.partial").write_bytes(b"PAR1 torn")
             raise KeyboardInterrupt
         return run_trial(trial)
 

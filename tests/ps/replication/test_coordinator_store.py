@@ -11,7 +11,7 @@ import pytest
 
 from ps.replication.coordinator import ShardGroup
 from ps.replication.coordinator_store import CoordinatorStore
-from ps.snapshots.private_files import write_private
+from ps.whole_files import write_private
 from shards.errors import BadInput
 from shards.replication_messages import Configuration
 

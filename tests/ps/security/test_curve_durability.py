@@ -99,7 +99,7 @@ def test_a_guest_book_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCapt
         with pytest.raises(BadInput, match=f"^joined workers {tmp_path}/joined: "):
             EnrolmentStore(tmp_path).read(ADMISSION)
     (tmp_path / "joined").unlink()
-    (tmp_path / "joined.partial").mkdir()
+    (tmp_path / ".joined.partial").mkdir()
     book = EnrolmentStore(tmp_path)
     book.read(ADMISSION)
     with pytest.raises(GiveUp, match=f"^joined workers {tmp_path}/joined: Is a directory"):

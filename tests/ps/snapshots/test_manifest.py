@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import ps
-from ps import AdminClient, ShardState, storage
+from ps import AdminClient, ShardState
 from ps.client import Client
 from ps.job_spec import shard_specs
 from ps.launch.threads import local_shards
@@ -30,6 +30,7 @@ from ps.snapshots.manifest import (
     sweep,
 )
 from ps.storage import LocalStore, Store
+from ps.whole_files import flush_to_disk
 from shards.errors import BadInput, GiveUp
 from shards.rules import Momentum
 from shards.schedules import Fixed
@@ -342,7 +343,7 @@ def test_a_failure_at_any_point_leaves_what_there_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "put", failing(LocalStore.put))
-        patch.setattr(storage, "flush", failing(storage.flush))
+        patch.setattr("ps.storage.flush_to_disk", failing(flush_to_disk))
         patch.setattr(os, "fsync", failing(os.fsync))
         patch.setattr(Path, "replace", failing(Path.replace))
         try:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ps.snapshots.private_files import check_private, write_private
+from ps.snapshots.private_files import check_private
+from ps.whole_files import write_private
 from shards.errors import BadInput
 
 
