@@ -105,7 +105,7 @@ class ShardHost:
     def _absent(self) -> list[set[int]]:
         """For each worker, the numbers of pushes that this shard never had."""
         names = (f"w{number}" for number in range(self._world.setting.workers))
-        return [self.absent.get(name, set()) for name in names]
+        return [set(self.absent.get(name, ())) for name in names]
 
     # --- what a subclass provides -----------------------------------------------------------------
 
@@ -359,7 +359,22 @@ class ShardHost:
         if not self._world.durable:
             invariants.check_begun(rows, self.absent, self._forgotten, where)
             if exact(setting, "none"):
-                invariants.check_prefix(shard.parameters.weights(), self._absent(), where)
+                missing = self._missing(rows)
+                invariants.check_prefix(shard.parameters.weights(), missing, where)
+
+    def _missing(self, rows: NDArray[np.void]) -> list[set[int]]:
+        """For each worker, the pushes that may be missing from the state with these records.
+
+        A push that the shard lost is in it again if its worker repeated it. A worker that died
+        meanwhile does not, because its next life begins after the push.
+        """
+        held = set(rows[["worker", "seq"]].tolist())
+        absent = self._absent()
+        for number, seqs in enumerate(absent):
+            name = f"w{number}"
+            lost = self._forgotten.get(name, set())
+            seqs |= {seq for seq in lost if (name.encode(), seq) not in held}
+        return absent
 
     def _check_whole(self) -> None:
         """Check that the weights have each push of each worker once, or its share of a round."""
