@@ -48,12 +48,10 @@ from ps.transport.transports import Transport, transport_named
 from shards import argument_checks
 from shards.buffer_pool import Allocator, heap_allocator
 from shards.errors import BadInput, Fenced
-from shards.messages import Pull, Push
+from shards.messages import MAX_IN_FLIGHT, MAX_SAMPLES, MAX_STEPS, Pull, Push
 
 _BRIEF_S = 1e-4  # after a shorter absence, arrivals have not waited long enough to matter
 _SPARE = 6  # gradients besides those in flight: being computed, accumulated, unacknowledged
-_MAX_IN_FLIGHT = 1024
-_MAX_COUNTED = 2**32  # steps or samples of one push: shards add them up
 
 Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
@@ -137,7 +135,7 @@ class Client(BoundToProcess):
         retry_s = argument_checks.seconds("retry_s", retry_s)
         patience_s = argument_checks.seconds("patience_s", patience_s, endless=True)
         if in_flight is not None:
-            in_flight = argument_checks.whole("in_flight", in_flight, 1, _MAX_IN_FLIGHT)
+            in_flight = argument_checks.whole("in_flight", in_flight, 1, MAX_IN_FLIGHT)
         if keep is not None:
             keep = path_checks.place("keep", keep)
         if stripes is not None:
@@ -301,14 +299,14 @@ class Client(BoundToProcess):
         if not isinstance(gradient, np.ndarray):
             gradient = self._gradient(gradient)
         # Plainly valid arguments cost no function call; others are converted or refused.
-        if type(steps) is not int or not 1 <= steps <= _MAX_COUNTED:
-            steps = argument_checks.whole("push: steps", steps, 1, _MAX_COUNTED)
+        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+            steps = argument_checks.whole("push: steps", steps, 1, MAX_STEPS)
         if ticks is None:
             ticks = steps
         elif type(ticks) is not int or not 1 <= ticks <= steps:
             ticks = argument_checks.whole("push: ticks", ticks, 1, steps)
-        if type(samples) is not int or not 0 <= samples <= _MAX_COUNTED:
-            samples = argument_checks.whole("push: samples", samples, 0, _MAX_COUNTED)
+        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
+            samples = argument_checks.whole("push: samples", samples, 0, MAX_SAMPLES)
         if type(loss) is not float:
             loss = argument_checks.loss("push: loss", loss)
         if prefetch is not None and (

@@ -30,10 +30,14 @@ import msgspec
 
 from shards.argument_checks import MAX_INT
 from shards.errors import BadMessage, Fenced, Gap, Resynchronise
-from shards.messages import Count, FromWorker, Leave, Pull, Push
+from shards.messages import MAX_IN_FLIGHT, MAX_STEPS, Count, FromWorker, Leave, Pull, Push
 from shards.shard_status import Standing, WorkerStatus
 
-_LEAP = 1 << 24  # steps: more than any pushes on their way to a shard can stand for
+# What a shard knows may be behind what another one knows by the pushes that are on their way, each
+# with the most steps. That is all that one shard can know: it cannot tell a worker that is ahead
+# elsewhere from one that lies. A false clock within this limit holds back nobody, since the others
+# wait for the slowest worker; workers that join after it may begin at it, and count on from there.
+_LEAP = MAX_IN_FLIGHT * MAX_STEPS
 _LEASED = (Standing.KNOWN, Standing.ACTIVE)
 
 
@@ -240,6 +244,27 @@ class Ledger(msgspec.Struct):
             raise BadMessage(
                 f"worker {worker}: expected a clock of at most {_LEAP} more than the fastest"
                 f" worker's, {fastest}, got {clock}"
+            )
+
+    def check_skip(self, worker: str, seq: int, step: int, *, rolled_back: bool) -> None:
+        """Raise BadMessage if a worker that joins cannot have made the pushes up to `seq` and the
+        steps up to `step`.
+
+        The shard would count those that it lacks as made (`skip_to`), which moves its schedule. It
+        lacks at most those that were on their way to it or, if it was `rolled_back`, those since
+        the saved state.
+        """
+        entry = self.entries[worker]
+        missing, most = seq - entry.seq, _LEAP if rolled_back else MAX_IN_FLIGHT
+        if missing > most:
+            raise BadMessage(
+                f"worker {worker}: expected to continue after push {entry.seq + most} at most,"
+                f" got {seq}"
+            )
+        if missing > 0 and step - entry.step > missing * MAX_STEPS:
+            raise BadMessage(
+                f"worker {worker}: expected at most {missing * MAX_STEPS} steps in {missing} pushes"
+                f" after step {entry.step}, got step {step}"
             )
 
     def judge(self, worker: str, seq: int) -> Verdict:

@@ -36,7 +36,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=256)]
 Host = Annotated[str, Meta(max_length=128)]
 PieceBytes = Annotated[int, Meta(ge=256, le=PIECE_BYTES)]
-Share = Annotated[int, Meta(ge=0, le=2**32)]  # these are summed, and no sum may overflow
+MAX_STEPS = 1 << 14
+"""The most steps that one push may stand for, so the longest window of a strategy."""
+MAX_SAMPLES = 1 << 32
+"""The most samples of one push: shards add them up, and no sum may overflow."""
+MAX_IN_FLIGHT = 1 << 10
+"""The most pushes of one worker that are on their way to a shard."""
+Steps = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
+Samples = Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
 RateFactor = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -187,8 +194,8 @@ class Push(Registered, frozen=True, tag="push"):
     seq: Count
     clock: Count
     step: Count
-    steps: Share
-    samples: Share
+    steps: Steps
+    samples: Samples
     read_version: Count
     parts: Parts
     loss: float

@@ -104,6 +104,11 @@ class WorkerRequests:
         """Count a worker at the gate, or park the request while another replica warms up."""
         self._identify(message, now)
         self._ledger.check_clock(message.worker, message.clock)
+        if self._skips(message):
+            rolled_back = self._part.rolled_back
+            self._ledger.check_skip(
+                message.worker, message.seq, message.step, rolled_back=rolled_back
+            )
         if not self.may_answer(message, self._ledger.min_clock):
             return self._park(sender, message, now)
         return [self._admit(sender, message), *self.open(now)]
@@ -218,10 +223,14 @@ class WorkerRequests:
 
     def _admit(self, sender: bytes, message: Join) -> Outgoing:
         clock = self._ledger.join(message.worker, message.clock)
-        if self._part.rolled_back or not message.again:
+        if self._skips(message):
             # Skipped steps count, or the schedule would fall behind that of the other shards.
             self._updates.steps += self._ledger.skip_to(message.worker, message.seq, message.step)
         return Outgoing(sender, Joined(message.request, self._spec.shard, self._boot, clock))
+
+    def _skips(self, message: Join) -> bool:
+        """Whether the pushes that this shard lacks up to the one in `message` will never come."""
+        return self._part.rolled_back or not message.again
 
     def open(self, now: float) -> list[Outgoing]:
         """Apply complete rounds, then answer every parked request that may pass.

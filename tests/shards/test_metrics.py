@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shards import wire_format
-from shards.messages import AskRecords, AskStatus, LiveSettings, Records, Status
+from shards.messages import MAX_STEPS, AskRecords, AskStatus, LiveSettings, Records, Status
 from shards.metrics import MAX_RECORDS, Metrics
 from shards.schedules import Exp, Step
 from shards.shard_status import Histogram, ShardStatus, Standing, WorkerStatus
@@ -135,7 +135,7 @@ def test_a_rate_that_grows_beyond_numbers() -> None:
     """The rate becomes infinite, as Caffe's does, and the shard still answers."""
     talk = Talk(schedule=Exp(base_rate=1.0, gamma=10.0), bound=None)
     talk.enter("w")
-    talk.say(push("w", 1, steps=2**32), gradient(0))
+    talk.say(push("w", 1, steps=MAX_STEPS), gradient(0))
     assert talk.shard.updates.rate == float("inf")
     assert talk.say(AskStatus(1, "job")) == [("operator", Status(1, 0, 1))]
 

@@ -7,6 +7,8 @@ import pytest
 
 from shards.job_ids import digest_of
 from shards.messages import (
+    MAX_IN_FLIGHT,
+    MAX_STEPS,
     PROTOCOL,
     Ack,
     Describe,
@@ -15,7 +17,19 @@ from shards.messages import (
     Remedy,
 )
 from shards.schema_digest import SCHEMA
-from tests.support.shard_dsl import SIZE, Talk, gradient, hello, join, push, refusal
+from tests.support.shard_dsl import (
+    SIZE,
+    Said,
+    Talk,
+    gradient,
+    hello,
+    join,
+    leave,
+    pull,
+    push,
+    refusal,
+    served,
+)
 
 pytestmark = pytest.mark.usefixtures("on_host_and_device")
 
@@ -118,6 +132,70 @@ def test_a_refusal_is_one_short_line() -> None:
     assert said.text == f"shard 0 serves another job than {named} -{digest_of(job)}"
     said = refusal(Talk().say(hello("w" * 128, schema="b" * 128)))
     assert len(said.text) == 256
+
+
+def test_a_false_clock_within_the_limit_holds_back_nobody() -> None:
+    """The bound of the others is among themselves. A worker that joins after the liar has been
+    alone begins at its clock, and the bound counts on from there.
+    """
+    most = MAX_IN_FLIGHT * MAX_STEPS
+    talk = Talk(bound=1)
+    talk.enter("a", "b")
+    talk.say(hello("liar"))
+    ((_, admitted),) = talk.say(join("liar", most))
+    assert isinstance(admitted, Joined)
+    assert admitted.clock == most
+    talk.say(push("a", 1), gradient(0))
+    assert talk.say(pull("a", 1)) == [served("a", 1)], "b is one step behind, as the bound allows"
+    talk.say(push("a", 2), gradient(0))
+    assert talk.say(pull("a", 2)) == [], "b is two steps behind"
+    assert talk.say(push("b", 1), gradient(0))[1:] == [served("a", 3)]
+    for worker in ("a", "b"):
+        talk.say(leave(worker))
+    for worker in ("c", "d"):
+        talk.say(hello(worker))
+        ((_, admitted),) = talk.say(join(worker))
+        assert isinstance(admitted, Joined)
+        assert admitted.clock == most
+    talk.say(leave("liar"))  # until then it counts as any worker that makes no step
+    talk.say(push("c", 1, clock=most + 2), gradient(0))
+    assert talk.say(pull("c", most + 2)) == [], "d is two steps behind"
+    assert len(talk.say(push("d", 1, clock=most + 1), gradient(0))) == 2
+
+
+def test_pushes_and_steps_that_no_worker_can_have_made() -> None:
+    """A Join counts the pushes that the shard lacks as made, with their steps: no more pushes than
+    can be on their way to it, and no more steps than these can stand for. After a rollback more
+    pushes may be missing.
+    """
+    talk = Talk(bound=None)
+    talk.enter("a")
+    talk.say(push("a", 1), gradient(0))
+
+    def join_after(seq: int, step: int, incarnation: int) -> Said:
+        talk.say(hello("a", incarnation))
+        claim = msgspec.structs.replace(join("a", incarnation=incarnation), seq=seq, step=step)
+        return talk.say(claim)
+
+    error = refusal(join_after(MAX_IN_FLIGHT + 2, 5, 1))
+    assert (error.remedy, error.text) == (
+        Remedy.BAD_MESSAGE,
+        "worker a: expected to continue after push 1025 at most, got 1026",
+    )
+    error = refusal(join_after(3, 2 + 2 * MAX_STEPS, 1))
+    assert error.text == (
+        f"worker a: expected at most {2 * MAX_STEPS} steps in 2 pushes after step 1,"
+        f" got step {2 + 2 * MAX_STEPS}"
+    )
+    assert talk.shard.updates.steps == 1
+    ((_, admitted),) = join_after(3, 1 + 2 * MAX_STEPS, 1)
+    assert isinstance(admitted, Joined)
+    assert talk.shard.updates.steps == 1 + 2 * MAX_STEPS
+    talk.shard.roll_back(0.0)
+    most = 3 + MAX_IN_FLIGHT * MAX_STEPS
+    assert refusal(join_after(most + 1, 1 + 2 * MAX_STEPS, 2)).remedy is Remedy.BAD_MESSAGE
+    ((_, admitted),) = join_after(most, 1 + 2 * MAX_STEPS, 2)
+    assert isinstance(admitted, Joined)
 
 
 def test_a_clock_that_no_worker_can_have_reached() -> None:

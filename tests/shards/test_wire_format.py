@@ -15,6 +15,8 @@ from shards.errors import BadMessage
 from shards.ledger import Ledger, LedgerEntry
 from shards.messages import (
     MAX_PROBE_BYTES,
+    MAX_SAMPLES,
+    MAX_STEPS,
     PROTOCOL,
     Ack,
     AskedPart,
@@ -74,7 +76,9 @@ PARTS = [Part(LONG, Kind.SPARSE, TOP, TOP, True)] * TABLES
 REQUESTS: list[Request | Probe] = [
     Hello(TOP, *NAMES, 1, LONG),
     Join(TOP, *NAMES, TOP, TOP),
-    Push(TOP, *NAMES, TOP, TOP, TOP, TOP, TOP, 2**32, 2**32, TOP, PARTS, 1e300, 1, 1, TOP),
+    Push(
+        TOP, *NAMES, TOP, TOP, TOP, TOP, TOP, MAX_STEPS, MAX_SAMPLES, TOP, PARTS, 1e300, 1, 1, TOP
+    ),
     Pull(TOP, *NAMES, TOP, TOP, TOP, [AskedPart(LONG, Kind.SPARSE, True, TOP, 0.1)] * TABLES),
     Renew(TOP, *NAMES, TOP, "h" * 128, 1e300),
     Leave(TOP, *NAMES, TOP),
@@ -179,6 +183,17 @@ def test_a_header_with_a_flaw(change: dict[str, Any], complaint: str) -> None:
     assert wire_format.decode_client_message(msgpack.packb(LEAVE)) == Leave(1, "j", "w", 0, 1)
     with pytest.raises(BadMessage, match=complaint):
         wire_format.decode_client_message(msgpack.packb(LEAVE | change))
+
+
+@pytest.mark.parametrize(("field", "most"), [("steps", MAX_STEPS), ("samples", MAX_SAMPLES)])
+def test_a_push_counts_no_more_than_one_push_can(field: str, most: int) -> None:
+    """A push of more steps than the longest window, or of too many samples, is refused by name."""
+    plain = Push(1, "j", "w", 0, 1, 1, 1, 1, 1, 1, 1, 0, [], 0.0, 0.0, 0.0)
+    largest = msgspec.structs.replace(plain, **{field: most})
+    assert wire_format.decode_request(wire_format.encode(largest)) == largest
+    beyond = msgspec.structs.replace(plain, **{field: most + 1})
+    with pytest.raises(BadMessage, match=rf"Expected `int` <= {most} - at `\$.{field}`"):
+        wire_format.decode_request(wire_format.encode(beyond))
 
 
 @pytest.mark.parametrize("kind", ["hello", "describe"])

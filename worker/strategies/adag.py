@@ -12,7 +12,7 @@ import numpy as np
 
 from shards.aggregation import ServerHalf
 from shards.rules import Rule
-from worker.strategies.base import Floats, Local, Windowed, at_least, check_options, positive
+from worker.strategies.base import Floats, Local, Windowed, check_options, positive, window_steps
 
 
 class ADAG(Windowed, frozen=True, tag="adag", kw_only=True):
@@ -24,7 +24,7 @@ class ADAG(Windowed, frozen=True, tag="adag", kw_only=True):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, window=at_least(1))
+        check_options(self, window=window_steps)
         if self.scale is not None:
             check_options(self, scale=positive)
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shards import argument_checks
 from shards.aggregation import Buffer, Each, ServerHalf
 from shards.errors import BadInput
+from shards.messages import MAX_STEPS
 from shards.named_fields import NamedFields
 from shards.rules import SGD, Decay, DecayKind, Momentum, Nesterov, Rule
 from shards.tables import RateRun
@@ -442,6 +443,11 @@ def check_options(strategy: Base, **checks: Callable[[str, object], object]) -> 
 def at_least(least: int) -> Callable[[str, object], int]:
     """A check for a whole number."""
     return lambda what, value: argument_checks.whole(what, value, least)
+
+
+def window_steps(what: str, value: object) -> int:
+    """Check a number of steps that are pushed together."""
+    return argument_checks.whole(what, value, 1, MAX_STEPS)
 
 
 def positive(what: str, value: object) -> float:

@@ -13,7 +13,16 @@ from typing import ClassVar, Self
 from shards.aggregation import Round, ServerHalf
 from shards.errors import BadInput
 from shards.rules import AdamW, Nesterov, Rule
-from worker.strategies.base import Floats, Local, Windowed, at_least, check_options, positive, share
+from worker.strategies.base import (
+    Floats,
+    Local,
+    Windowed,
+    at_least,
+    check_options,
+    positive,
+    share,
+    window_steps,
+)
 
 
 class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
@@ -38,7 +47,7 @@ class DiLoCo(Windowed, frozen=True, tag="diloco", kw_only=True):
     def __post_init__(self) -> None:
         check_options(
             self,
-            h=at_least(1),
+            h=window_steps,
             outer_lr=positive,
             momentum=share,
             weight_decay=share,

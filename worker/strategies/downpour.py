@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from shards import argument_checks
+from shards.messages import MAX_STEPS
 from worker.strategies.base import Asynchronous, Floats, Local
 
 
@@ -29,10 +30,13 @@ class Downpour(Asynchronous, frozen=True, tag="downpour", kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("n_push", 1), ("n_fetch", 1), ("warm_steps", 0)):
-            structs.force_setattr(
-                self, name, argument_checks.whole(name, getattr(self, name), least)
-            )
+        for name, least, most in (
+            ("n_push", 1, MAX_STEPS),
+            ("n_fetch", 1, None),
+            ("warm_steps", 0, None),
+        ):
+            value = argument_checks.whole(name, getattr(self, name), least, most)
+            structs.force_setattr(self, name, value)
 
     @property
     def push_period(self) -> int:

@@ -8,7 +8,7 @@ t is the staleness of the push. A delta that no other worker's preceded counts i
 """
 
 from shards.aggregation import ServerHalf
-from worker.strategies.base import Windowed, at_least, check_options
+from worker.strategies.base import Windowed, check_options, window_steps
 
 
 class DynSGD(Windowed, frozen=True, tag="dynsgd", kw_only=True):
@@ -17,7 +17,7 @@ class DynSGD(Windowed, frozen=True, tag="dynsgd", kw_only=True):
     window: int = 5
 
     def __post_init__(self) -> None:
-        check_options(self, window=at_least(1))
+        check_options(self, window=window_steps)
 
     @property
     def window_steps(self) -> int:

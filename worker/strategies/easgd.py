@@ -17,7 +17,7 @@ from msgspec import structs
 from shards.aggregation import ServerHalf
 from shards.errors import BadInput
 from shards.rules import SGD
-from worker.strategies.base import Base, Floats, Local, at_least, check_options, positive
+from worker.strategies.base import Base, Floats, Local, check_options, positive, window_steps
 
 _BETA = 0.9
 
@@ -37,7 +37,7 @@ class EASGD(Base, frozen=True, tag="easgd", kw_only=True):
     keeps: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __post_init__(self) -> None:
-        check_options(self, tau=at_least(1))
+        check_options(self, tau=window_steps)
         if self.alpha is not None:
             check_options(self, alpha=positive)
 

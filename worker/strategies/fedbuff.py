@@ -10,7 +10,7 @@ last worker leaves, the shards apply what the buffer holds.
 """
 
 from shards.aggregation import Buffer, ServerHalf
-from worker.strategies.base import Windowed, at_least, check_options, positive
+from worker.strategies.base import Windowed, at_least, check_options, positive, window_steps
 
 
 class FedBuff(Windowed, frozen=True, tag="fedbuff", kw_only=True):
@@ -21,7 +21,7 @@ class FedBuff(Windowed, frozen=True, tag="fedbuff", kw_only=True):
     window: int = 10
 
     def __post_init__(self) -> None:
-        check_options(self, k=at_least(1), outer_lr=positive, window=at_least(1))
+        check_options(self, k=at_least(1), outer_lr=positive, window=window_steps)
 
     @property
     def window_steps(self) -> int:

@@ -10,7 +10,7 @@ So w becomes the mean of the workers' weights. With h = 1 it is synchronous SGD.
 from typing import ClassVar
 
 from shards.aggregation import Round, ServerHalf
-from worker.strategies.base import Windowed, at_least, check_options
+from worker.strategies.base import Windowed, check_options, window_steps
 
 
 class LocalSGD(Windowed, frozen=True, tag="local_sgd", kw_only=True):
@@ -22,7 +22,7 @@ class LocalSGD(Windowed, frozen=True, tag="local_sgd", kw_only=True):
     usual_bound: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
-        check_options(self, h=at_least(1))
+        check_options(self, h=window_steps)
 
     @property
     def window_steps(self) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from shards.aggregation import Round, ServerHalf
 from shards.rules import Momentum, Rule
-from worker.strategies.base import Windowed, at_least, check_options, share
+from worker.strategies.base import Windowed, check_options, share, window_steps
 
 
 class SparkNet(Windowed, frozen=True, tag="sparknet", kw_only=True):
@@ -27,7 +27,7 @@ class SparkNet(Windowed, frozen=True, tag="sparknet", kw_only=True):
     keeps: ClassVar[tuple[str, ...]] = Momentum.slot_names
 
     def __post_init__(self) -> None:
-        check_options(self, tau=at_least(1), momentum=share)
+        check_options(self, tau=window_steps, momentum=share)
 
     @property
     def window_steps(self) -> int:

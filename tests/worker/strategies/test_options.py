@@ -49,7 +49,7 @@ def test_a_strategy_in_a_text(text: str, expected: Strategy) -> None:
         ("diloco:h=few", "strategy diloco: h: expected `int`, got `str`, 'few'"),
         ("async_diloco:b=1", "strategy async_diloco: b: expected 0, as there are no rounds, got 1"),
         ("async_diloco:speeds=a", "strategy async_diloco: .*speeds.*"),
-        ("diloco:h=0", "strategy diloco: h: expected at least 1, got 0"),
+        ("diloco:h=0", "strategy diloco: h: expected 1 to 16384, got 0"),
         ("easgd:alpha=-1", "strategy easgd: alpha: expected more than 0, got -1"),
         ("sparknet:momentum=1", r"strategy sparknet: .*momentum: expected \[0, 1\), got 1"),
     ],
