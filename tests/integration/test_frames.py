@@ -23,7 +23,7 @@ from tests.support.ones_job import Broken, Silent, counted, ones_job, rows
 from worker import spark as door
 from worker.job.runner import run_job
 from worker.job.training_job import Job
-from worker.spark.dataframe_checks import dealt, first_shape
+from worker.spark.dataframe_checks import deal_rows, first_shape
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,7 @@ def test_every_worker_trains_where_one_partition_has_all_rows(spark: Any) -> Non
 def test_rows_are_dealt_evenly(spark: Any, count: int, partitions: int, workers: int) -> None:
     """Every worker has rows, however few there are and wherever they were; none is lost."""
     df = spark.createDataFrame(rows(count)).repartition(partitions)
-    found = sizes(dealt(df, workers))
+    found = sizes(deal_rows(df, workers))
     assert len(found) == workers
     assert sum(found) == count
     assert min(found) >= 1
@@ -76,15 +76,15 @@ def test_partitions_that_fit_are_kept(spark: Any) -> None:
     from pyspark.sql.functions import col
 
     even = spark.createDataFrame(rows(40)).repartition(2)
-    assert dealt(even, 2, even=True) is even
+    assert deal_rows(even, 2, even=True) is even
     numbered = spark.createDataFrame(
         [(0 if row < 30 else 1, bytes(4), row) for row in range(40)],
         "label long, data binary, id long",
     )
     skewed = numbered.repartitionByRange(2, col("label"))
     assert sorted(sizes(skewed)) == [10, 30]
-    assert dealt(skewed, 2) is skewed
-    assert sizes(dealt(skewed, 2, even=True)) == [20, 20]
+    assert deal_rows(skewed, 2) is skewed
+    assert sizes(deal_rows(skewed, 2, even=True)) == [20, 20]
 
 
 def test_data_without_rows_for_each_worker(spark: Any) -> None:

@@ -41,9 +41,9 @@ from worker.data.source import Source
 from worker.job import initial_state
 from worker.job.inputs import JobInputs, prepare
 from worker.job.shards import JobShards, ReshardRequest, SettingsRequest, Start
-from worker.job.training_job import Job, settled
-from worker.spark.dataframe_checks import check_columns, check_pythons, dealt
-from worker.spark.signals import noted
+from worker.job.training_job import Job, apply_strategy
+from worker.spark.dataframe_checks import check_columns, check_pythons, deal_rows
+from worker.spark.signals import record_interrupt
 from worker.spark.worker_task import PATIENCE_S, REPORT, TaskSpec, decode_reports, run_task
 from worker.training.context import STOP
 from worker.training.evaluation import BackgroundEvaluator, Evaluation, EvaluationPlan, in_words
@@ -185,7 +185,7 @@ def run_job(
         argument_checks.instance(
             "snapshot_requested", snapshot_requested, Event, "a threading.Event"
         )
-    job, changes = settled(job)
+    job, changes = apply_strategy(job)
     inputs = prepare(df, job, weights, resume, snapshots, logs)
     specs = job.specs(inputs.tables)
     notify = _Notices(observer, logger("worker", job=specs[0].job))
@@ -194,7 +194,7 @@ def run_job(
     if source is None:
         if job.function is None:
             check_columns(df, job.columns)
-        df = dealt(df, job.workers, even=even)
+        df = deal_rows(df, job.workers, even=even)
     else:
         check_pythons(df)
     if line := _too_few_slots(job, spark.task_slots(df)):
@@ -360,7 +360,7 @@ class _Run:
 
     def run(self) -> Outcome:
         started = time.monotonic()
-        with noted() as pressed:
+        with record_interrupt() as pressed:
             reports = self._train(pressed)
             self._follow(waits=True)
             states = self._last or self.job_shards.admin.export()

@@ -52,7 +52,7 @@ from worker.job.option_fields import option, training_options
 from worker.job.options import MAX_COUNT
 from worker.job.runner import check_frame, shards_of, stop_requested, task_of
 from worker.job.shards import JobShards
-from worker.job.training_job import Job, settled
+from worker.job.training_job import Job, apply_strategy
 from worker.spark.dataframe_checks import check_pythons
 from worker.spark.worker_task import REPORT, TaskSpec, run_task
 from worker.training.context import Train
@@ -159,7 +159,7 @@ def stream(
     spark.check_sendable(train, args)
     tables = tables_of(options.params)
     described = function_job(train, args, tables, options, options.workers)
-    job, changes = settled(_without_rollbacks(described))
+    job, changes = apply_strategy(_without_rollbacks(described))
     if job.keeps_own_state:
         raise BadInput(
             f"stream: strategy {job.plan.strategy.name}",

@@ -113,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(str(rule.__struct_config__.tag) for rule in rules)
 
 
-def settled(job: Job) -> tuple[Job, tuple[str, ...]]:
+def apply_strategy(job: Job) -> tuple[Job, tuple[str, ...]]:
     """The job as its strategy has it run, and notices of what that changes.
 
     A strategy may bring an update rule of its own. One that pushes differences of weights moves the

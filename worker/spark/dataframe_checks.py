@@ -132,7 +132,7 @@ def check_pythons(df: spark.DataFrame) -> list[spark.PartitionRows]:
     return parts
 
 
-def dealt(
+def deal_rows(
     df: spark.DataFrame,
     workers: int,
     *,

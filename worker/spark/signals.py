@@ -22,7 +22,7 @@ from shards.errors import DownpourError
 
 
 @contextmanager
-def noted() -> Iterator[Event]:
+def record_interrupt() -> Iterator[Event]:
     """An event that the first Ctrl-C sets, for the caller to poll; a second one interrupts."""
     pressed = Event()
 
@@ -38,7 +38,7 @@ def noted() -> Iterator[Event]:
 @contextmanager
 def deferred() -> Iterator[None]:
     """Raise KeyboardInterrupt at the end of the context for a Ctrl-C within it."""
-    with noted() as pressed:
+    with record_interrupt() as pressed:
         try:
             yield
         except DownpourError:

@@ -18,7 +18,7 @@ from worker.job.options import (
     TrainOptions,
     WorkerRuntime,
 )
-from worker.job.training_job import settled
+from worker.job.training_job import apply_strategy
 from worker.strategies import BSP, STRATEGIES, Downpour, LocalSGD
 
 
@@ -123,10 +123,10 @@ def test_a_factor_on_the_rate() -> None:
     with pytest.raises(BadInput, match="strategy diloco has a rate of its own"):
         TrainingPlan(strategy="diloco:inner_lr=0.1", rate_factor=0.5)
     plain = ones_job(steps=1, workers=2)
-    gradients, _ = settled(msgspec.structs.replace(plain, rate_factor=0.5))
+    gradients, _ = apply_strategy(msgspec.structs.replace(plain, rate_factor=0.5))
     (spec,) = gradients.specs(gradients.tables_of(TABLE))[:1]
     assert (spec.rate_factor, spec.local_rate, spec.deltas) == (0.5, False, False)
     windows = ones_job(steps=1, workers=2, strategy=LocalSGD(h=2), bound=0)
-    differences, _ = settled(msgspec.structs.replace(windows, rate_factor=0.5))
+    differences, _ = apply_strategy(msgspec.structs.replace(windows, rate_factor=0.5))
     (spec,) = differences.specs(differences.tables_of(TABLE))[:1]
     assert (differences.plan.rate_factor, spec.local_rate, spec.deltas) == (0.5, True, True)

@@ -16,7 +16,7 @@ from worker.spark.signals import (
     asked_for,
     deferred,
     hangup_spares_children,
-    noted,
+    record_interrupt,
     sigterm_too,
 )
 
@@ -40,7 +40,7 @@ def press(number: signal.Signals = signal.SIGINT) -> None:
 
 def test_the_first_press_is_noted() -> None:
     """The first Ctrl-C only sets the event; without one the event stays clear."""
-    with noted() as pressed:
+    with record_interrupt() as pressed:
         assert not pressed.is_set()
         press()
         assert pressed.is_set()
@@ -48,7 +48,7 @@ def test_the_first_press_is_noted() -> None:
 
 def test_the_second_press_interrupts() -> None:
     """A second Ctrl-C interrupts."""
-    with noted():
+    with record_interrupt():
         press()
         with pytest.raises(KeyboardInterrupt):
             press()
@@ -114,7 +114,7 @@ def test_unwinding_is_left_alone() -> None:
 def test_sigterm_stops_as_ctrl_c_does() -> None:
     """SIGTERM acts like Ctrl-C at that moment; after the context it ends the process again."""
     former = signal.getsignal(signal.SIGTERM)
-    with sigterm_too(), noted() as pressed:
+    with sigterm_too(), record_interrupt() as pressed:
         signal.raise_signal(signal.SIGTERM)
         assert pressed.is_set()
     assert signal.getsignal(signal.SIGTERM) is former
@@ -125,7 +125,7 @@ def test_sigterm_is_heard_where_ctrl_c_is_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with sigterm_too():
-            with noted() as pressed:
+            with record_interrupt() as pressed:
                 press()
                 assert not pressed.is_set()
                 signal.raise_signal(signal.SIGTERM)
@@ -144,7 +144,7 @@ def test_elsewhere_nothing_changes() -> None:
     """Other threads get no signals; where Ctrl-C is ignored it stays ignored."""
 
     def enter() -> object:
-        with sigterm_too(), noted(), deferred(), SafeExitStack():
+        with sigterm_too(), record_interrupt(), deferred(), SafeExitStack():
             return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
@@ -173,7 +173,7 @@ def test_a_request_is_heard_where_ctrl_c_is_ignored() -> None:
 def test_a_closed_terminal_stops_as_ctrl_c_does() -> None:
     """Only the first SIGHUP counts: the kernel and the shell each send one, and nobody hurries."""
     former = signal.getsignal(signal.SIGHUP)
-    with sigterm_too(), noted() as pressed:
+    with sigterm_too(), record_interrupt() as pressed:
         signal.raise_signal(signal.SIGHUP)
         assert pressed.is_set()
         signal.raise_signal(signal.SIGHUP)
@@ -182,7 +182,7 @@ def test_a_closed_terminal_stops_as_ctrl_c_does() -> None:
 
 def test_a_closed_terminal_after_ctrl_c_is_no_second_press() -> None:
     """A save in progress completes; without one the signal interrupts at once."""
-    with sigterm_too(), noted() as pressed:
+    with sigterm_too(), record_interrupt() as pressed:
         press()
         signal.raise_signal(signal.SIGHUP)
         assert pressed.is_set()
@@ -192,7 +192,7 @@ def test_a_closed_terminal_after_ctrl_c_is_no_second_press() -> None:
 
 def test_children_outlive_a_closed_terminal() -> None:
     """A process that is started within ignores SIGHUP; one that comes meanwhile is not lost."""
-    with sigterm_too(), noted() as pressed:
+    with sigterm_too(), record_interrupt() as pressed:
         with hangup_spares_children():
             script = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
             done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -208,7 +208,7 @@ def test_what_is_written_to_a_closed_terminal_is_dropped() -> None:
     kept = os.dup(1)
     try:
         os.dup2(child, 1)
-        with sigterm_too(), noted():
+        with sigterm_too(), record_interrupt():
             os.close(child)
             os.close(parent)
             with pytest.raises(OSError, match="Input/output error"):
