@@ -33,7 +33,13 @@ from shards import argument_checks
 from shards.errors import BadInput
 from shards.extras import missing
 from shards.tables import DenseTable
-from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.job.framework_loop import (
+    LoopSteps,
+    LoopWorker,
+    check_takes_optimizer,
+    join_job,
+    make_adapter,
+)
 from worker.strategies import Strategy
 from worker.training.context import Context
 
@@ -48,7 +54,7 @@ def params(tree: Any, **settings: Any) -> ps.Dense:
     An array is named by its path in the tree, joined by dots, as `Dense_0.kernel`. `settings` are
     those of `ps.Dense.like`, such as `rule` and `rate`. Raises BadInput for arrays of another type.
     """
-    values = {name: np.asarray(one) for name, one in _named("params", tree).items()}
+    values = {name: np.asarray(array) for name, array in _name_arrays("params", tree).items()}
     return ps.Dense.like(values, **settings)
 
 
@@ -59,12 +65,12 @@ def load(tree: Any, values: Any) -> Any:
     shape.
     """
     jax = _jax()
-    named = _named("load", tree)
+    named = _name_arrays("load", tree)
     argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
     _check_names("load", named, values)
-    for name, one in named.items():
-        if values[name].shape != one.shape:
-            raise BadInput(f"load: {name}", expected=f"shape {one.shape}", got=values[name].shape)
+    for name, array in named.items():
+        if values[name].shape != array.shape:
+            raise BadInput(f"load: {name}", expected=f"shape {array.shape}", got=values[name].shape)
     leaves = [jax.numpy.array(values[name]) for name in named]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
@@ -78,7 +84,7 @@ def wrap(tree: Any, optimizer: Any, ctx: Context) -> "DistributedParams":
     state stays with the worker and is lost with it. Raises BadInput for an optimiser with a
     strategy that pushes gradients, because there the shards update by the table's rule.
     """
-    return wrapped(partial(DistributedParams, tree, optimizer), ctx)
+    return make_adapter(partial(DistributedParams, tree, optimizer), ctx)
 
 
 def join(
@@ -92,7 +98,7 @@ def join(
     unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
     window still holds.
     """
-    return joined(partial(DistributedParams, tree, optimizer), job, name, **options)
+    return join_job(partial(DistributedParams, tree, optimizer), job, name, **options)
 
 
 class DistributedParams:
@@ -106,8 +112,8 @@ class DistributedParams:
 
     def __init__(self, tree: Any, optimizer: Any, me: LoopWorker) -> None:
         jax = _jax()
-        named = _named("wrap", tree)
-        _check_names("wrap: the job's table", named, {one.name for one in me.table.tensors})
+        named = _name_arrays("wrap", tree)
+        _check_names("wrap: the job's table", named, {tensor.name for tensor in me.table.tensors})
         for spec in me.table.tensors:
             if named[spec.name].shape != spec.shape:
                 got = named[spec.name].shape
@@ -124,16 +130,16 @@ class DistributedParams:
         self._update: Any = None
         if optimizer is not None:
             _check_optimizer(optimizer, me.plan.strategy)
-            self._update = jax.jit(_applied(optimizer, jax))
+            self._update = jax.jit(_make_update(optimizer, jax))
         self._steps = LoopSteps(
-            me, show=self._show, optimized=None if optimizer is None else self._optimized
+            me, show=self._show, optimized=None if optimizer is None else self._step_optimizer
         )
-        if optimizer is not None and not self._steps.ended:
+        if optimizer is not None and not self._steps.is_done:
             self._state = optimizer.init(self.params)
 
     @property
     def lost(self) -> str:
-        """What a restarted worker continues without; empty if nothing."""
+        """The state that a restarted worker continues without, in words; empty if none."""
         return self._steps.lost
 
     def step(self, gradients: Any, *, loss: Any = 0.0, samples: int | None = None) -> None:
@@ -168,8 +174,8 @@ class DistributedParams:
         that is not aligned. The strategy's own weights change in place.
         """
         views = self._views.views(None, weights)
-        place = self._jax.numpy.array if weights.flags.writeable else self._jax.device_put
-        leaves = [place(views[name]) for name in self._names]
+        to_array = self._jax.numpy.array if weights.flags.writeable else self._jax.device_put
+        leaves = [to_array(views[name]) for name in self._names]
         self.params = self._jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def _write(self, tree: Any, arena: Floats) -> None:
@@ -177,7 +183,7 @@ class DistributedParams:
         leaves = self._jax.tree_util.tree_leaves(tree)
         self._views.write(None, dict(zip(self._names, leaves, strict=True)), arena)
 
-    def _optimized(self) -> Floats:
+    def _step_optimizer(self) -> Floats:
         """The weights after a step of the optimiser, in an arena of this worker's."""
         self.params, self._state = self._update(self._gradients, self._state, self.params)
         self._gradients = None
@@ -187,43 +193,43 @@ class DistributedParams:
         return self._host
 
 
-def _applied(optimizer: Any, jax: Any) -> Any:
+def _make_update(optimizer: Any, jax: Any) -> Any:
     """A function from gradients, state and parameters to the next parameters and state."""
 
     def update(gradients: Any, state: Any, tree: Any) -> tuple[Any, Any]:
         changes, state = optimizer.update(gradients, state, tree)
-        return jax.tree_util.tree_map(lambda one, change: one + change, tree, changes), state
+        return jax.tree_util.tree_map(lambda array, change: array + change, tree, changes), state
 
     return update
 
 
-def _named(what: str, tree: Any) -> dict[str, Any]:
+def _name_arrays(label: str, tree: Any) -> dict[str, Any]:
     """The arrays of a pytree by their paths, in the order of its leaves; raises BadInput."""
     jax = _jax()
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
         dtype = getattr(leaf, "dtype", None)
         if dtype != np.float32:
             got = type(leaf).__name__ if dtype is None else f"one of {dtype}"
-            raise BadInput(f"{what}: {name}", expected="an array of float32", got=got)
-        if name in found:
+            raise BadInput(f"{label}: {name}", expected="an array of float32", got=got)
+        if name in arrays:
             raise BadInput(
-                f"{what}: {name}", expected="one array of this name in the tree", got="two"
+                f"{label}: {name}", expected="one array of this name in the tree", got="two"
             )
-        found[name] = leaf
-    if not found:
-        raise BadInput(what, expected="a pytree of arrays", got="none")
-    return found
+        arrays[name] = leaf
+    if not arrays:
+        raise BadInput(label, expected="a pytree of arrays", got="none")
+    return arrays
 
 
-def _check_names(what: str, named: dict[str, Any], given: Any) -> None:
+def _check_names(label: str, named: dict[str, Any], names: Any) -> None:
     """Raise BadInput unless exactly the arrays of the tree are given."""
-    missing, unknown = sorted(named.keys() - set(given)), sorted(set(given) - named.keys())
+    missing, unknown = sorted(named.keys() - set(names)), sorted(set(names) - named.keys())
     if missing:
-        raise BadInput(what, expected=f"the array {missing[0]} of the tree", got="none")
+        raise BadInput(label, expected=f"the array {missing[0]} of the tree", got="none")
     if unknown:
-        raise BadInput(what, expected="arrays of the tree", got=unknown[0])
+        raise BadInput(label, expected="arrays of the tree", got=unknown[0])
 
 
 def _check_optimizer(optimizer: Any, strategy: Strategy) -> None:

@@ -42,8 +42,8 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     BatchNorm; counters and seeds stay with each worker. `settings` are those of `ps.Dense.like`.
     """
     variables = _variables("params", model)
-    values = {name: _array(one) for name, one in variables.items()}
-    buffers = tuple(name for name, one in variables.items() if not one.trainable)
+    values = {name: _array(variable) for name, variable in variables.items()}
+    buffers = tuple(name for name, variable in variables.items() if not variable.trainable)
     return ps.Dense.like(values, buffers=buffers, **settings)
 
 
@@ -55,11 +55,11 @@ def load(model: Any, values: Any) -> Any:
     variables = _variables("load", model)
     argument_checks.instance("load: values", values, dict, "a dict of arrays by name")
     _check_names("load", variables, values)
-    for name, one in variables.items():
-        if values[name].shape != tuple(one.shape):
-            expected, got = tuple(one.shape), values[name].shape
+    for name, variable in variables.items():
+        if values[name].shape != tuple(variable.shape):
+            expected, got = tuple(variable.shape), values[name].shape
             raise BadInput(f"load: {name}", expected=f"shape {expected}", got=got)
-        one.assign(values[name])
+        variable.assign(values[name])
     return model
 
 
@@ -85,7 +85,7 @@ def callback(ctx: Context) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             _, gradient = self.steps.begin()
             self.steps.take(gradient, (logs or {}).get("loss", 0.0), None)
-            if self.steps.ended:
+            if self.steps.is_done:
                 self.model.stop_training = True
 
     return DistributedFit()
@@ -102,8 +102,8 @@ class _Variables:
         self._model = model
         self._table: DenseTable = me.table
         self._variables = _variables("fit", model)
-        given = {one.name for one in me.table.tensors}
-        _check_names("fit: the job's table", self._variables, given)
+        names = {tensor.name for tensor in me.table.tensors}
+        _check_names("fit: the job's table", self._variables, names)
         self._host = me.table.empty()
 
     def show(self, weights: Floats) -> None:
@@ -112,15 +112,15 @@ class _Variables:
             return
         self._sync()
         views = self._table.views(weights)
-        for name, one in self._variables.items():
-            one.assign(views[name])
+        for name, variable in self._variables.items():
+            variable.assign(views[name])
 
     def read(self) -> Floats:
         """The model's weights, in memory of this worker's."""
         self._sync()
         views = self._table.views(self._host)
-        for name, one in self._variables.items():
-            np.copyto(views[name], _array(one))
+        for name, variable in self._variables.items():
+            np.copyto(views[name], _array(variable))
         return self._host
 
     def _sync(self) -> None:
@@ -129,37 +129,39 @@ class _Variables:
             self._model.jax_state_sync()
 
 
-def _variables(what: str, model: Any) -> dict[str, Any]:
+def _variables(label: str, model: Any) -> dict[str, Any]:
     """The float32 variables of a model by name; raises BadInput for a model that is not built."""
     keras = _keras()
-    argument_checks.instance(f"{what}: model", model, keras.Model, "a keras.Model")
-    for one in model.trainable_variables:
-        if one.dtype != "float32":
-            raise BadInput(f"{what}: {one.path}", expected="a variable of float32", got=one.dtype)
+    argument_checks.instance(f"{label}: model", model, keras.Model, "a keras.Model")
+    for variable in model.trainable_variables:
+        if variable.dtype != "float32":
+            raise BadInput(
+                f"{label}: {variable.path}", expected="a variable of float32", got=variable.dtype
+            )
     # Not by path: Keras numbers the layers of all models in a process.
-    found = {
-        f"{place}.{one.name}": one
-        for place, one in enumerate(model.weights)
-        if one.dtype == "float32"
+    by_name = {
+        f"{index}.{variable.name}": variable
+        for index, variable in enumerate(model.weights)
+        if variable.dtype == "float32"
     }
-    if not found:
-        raise BadInput(what, expected="a model that is built, with variables", got="none")
-    return found
+    if not by_name:
+        raise BadInput(label, expected="a model that is built, with variables", got="none")
+    return by_name
 
 
-def _check_names(what: str, variables: dict[str, Any], given: Any) -> None:
+def _check_names(label: str, variables: dict[str, Any], names: Any) -> None:
     """Raise BadInput unless exactly the variables of the model are given."""
-    missing, unknown = sorted(variables.keys() - set(given)), sorted(set(given) - variables.keys())
+    missing, unknown = sorted(variables.keys() - set(names)), sorted(set(names) - variables.keys())
     if missing:
-        raise BadInput(what, expected=f"the variable {missing[0]} of the model", got="none")
+        raise BadInput(label, expected=f"the variable {missing[0]} of the model", got="none")
     if unknown:
-        raise BadInput(what, expected="variables of the model", got=unknown[0])
+        raise BadInput(label, expected="variables of the model", got=unknown[0])
 
 
 def _array(variable: Any) -> Floats:
     """A variable's value; on the CPU it is not copied."""
-    found: Floats = np.asarray(_keras().ops.convert_to_numpy(variable.value))
-    return found
+    array: Floats = np.asarray(_keras().ops.convert_to_numpy(variable.value))
+    return array
 
 
 def _keras() -> Any:

@@ -48,7 +48,7 @@ Layers = list[dict[str, Floats]]
 
 
 class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not checked
-    """What both estimators share: the network, and its training."""
+    """Base of both estimators: the network, and its training."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         tags.input_tags.sparse = True
         return tags
 
-    def _validated(self, X: Any, **options: Any) -> Any:
+    def _validate(self, X: Any, **options: Any) -> Any:
         """The rows as float64, sparse ones in rows, and `y` if `options` has it."""
         _check_frame(X)
         try:
@@ -120,8 +120,8 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         counted = np.flatnonzero(weights)
         if not len(counted):
             raise ValueError("sample_weight: expected a weight above 0, got none")
-        kept = sparse.issparse(X)  # each minibatch is filled in and standardised by itself
-        inputs = X[counted] if kept else self._standardised(X[counted]).astype(np.float32)
+        is_sparse = sparse.issparse(X)  # each minibatch is filled in and standardised by itself
+        inputs = X[counted] if is_sparse else self._standardise(X[counted]).astype(np.float32)
         targets = targets[counted]
         shares = (weights[counted] / weights[counted].mean()).astype(np.float32)
         rows = len(counted)
@@ -129,19 +129,22 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
         size = argument_checks.whole("batch_size", self.batch_size, 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.steps_
         table = ps.Dense.like(self.layers_, rule=self.rule, rate=self.rate, decay=self.decay)
-        how: dict[str, Any] = {"strategy": _scaled(self.strategy, workers), "workers": workers}
+        how: dict[str, Any] = {
+            "strategy": _divide_pushes(self.strategy, workers),
+            "workers": workers,
+        }
         bound: dict[str, Any] = {} if self.staleness is None else {"staleness": self.staleness}
         registered = Barrier(workers)  # so that the first synchronous round has all workers
         interrupted = Event()
 
         def take_steps(number: int) -> int:
-            own = range(number, rows, workers)
+            indices = range(number, rows, workers)
             columns = {"x": inputs, "target": targets, "share": shares}
-            batches = _batches(columns, own, size, epochs, seed + number, registered)
+            batches = _batches(columns, indices, size, epochs, seed + number, registered)
             batches = takewhile(lambda _: not interrupted.is_set(), batches)
-            if kept:
-                batches = map(self._filled_in, batches)
-            steps = epochs * -(-len(own) // size)
+            if is_sparse:
+                batches = map(self._densify, batches)
+            steps = epochs * -(-len(indices) // size)
             try:
                 return own_loop.loop(
                     job, f"w{number}", self._gradient, batches, steps=steps, seed=number, **how
@@ -166,11 +169,11 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
                 raise
             self.layers_ = cast(Layers, job.read())
 
-    def _filled_in(self, batch: Batch) -> Batch:
+    def _densify(self, batch: Batch) -> Batch:
         """A minibatch of sparse rows as one of dense rows."""
-        return {**batch, "x": self._standardised(batch["x"]).astype(np.float32)}
+        return {**batch, "x": self._standardise(batch["x"]).astype(np.float32)}
 
-    def _standardised(self, X: Any) -> NDArray[Any]:
+    def _standardise(self, X: Any) -> NDArray[Any]:
         """Rows in the scale of training, dense and in float64."""
         return cast(
             NDArray[Any],
@@ -179,13 +182,13 @@ class _Downpour(BaseEstimator):  # type: ignore[misc]  # scikit-learn is not che
 
     def _scores(self, X: Any) -> Floats:
         check_is_fitted(self, "layers_")
-        checked = self._validated(X, reset=False)
+        checked = self._validate(X, reset=False)
         rows, features = checked.shape
         size = max(1, _VALUES // features) if sparse.issparse(checked) else rows
         # In float64, so that a row's value does not depend on the other rows.
         return np.concatenate(
             [
-                _forward(self.layers_, self._standardised(checked[first : first + size]))[-1]
+                _forward(self.layers_, self._standardise(checked[first : first + size]))[-1]
                 for first in range(0, rows, size)
             ]
         )
@@ -252,7 +255,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourClassifier":
         """Train from random weights for `epochs` passes over the rows."""
-        X, y = self._validated(X, y=y)
+        X, y = self._validate(X, y=y)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
@@ -267,7 +270,7 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
     ) -> "DownpourClassifier":
         """Train for one more pass; the first call needs all `classes`, unless y has them all."""
         first = not hasattr(self, "layers_")
-        X, y = self._validated(X, y=y, reset=first)
+        X, y = self._validate(X, y=y, reset=first)
         check_classification_targets(y)
         if isinstance(self.class_weight, str):
             raise ValueError(
@@ -295,8 +298,8 @@ class DownpourClassifier(ClassifierMixin, _Downpour):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row."""
-        found = self._scores(X).argmax(1)
-        return cast(NDArray[Any], self.classes_[found])
+        indices = self._scores(X).argmax(1)
+        return cast(NDArray[Any], self.classes_[indices])
 
     def _targets(self, y: NDArray[Any]) -> Floats:
         return cast(Floats, (y[:, None] == self.classes_).astype(np.float32))
@@ -315,13 +318,13 @@ class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourRegressor":
         """Train from random weights for `epochs` passes over the rows."""
-        X, y = self._checked(X, y, first=True)
+        X, y = self._check_rows(X, y, first=True)
         self._train(X, self._targets(y), _row_weights(sample_weight, X), self.epochs)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DownpourRegressor":
         """Train for one more pass over these rows."""
-        X, y = self._checked(X, y, first=not hasattr(self, "layers_"))
+        X, y = self._check_rows(X, y, first=not hasattr(self, "layers_"))
         self._train(X, self._targets(y), _row_weights(sample_weight, X), 1)
         return self
 
@@ -335,8 +338,8 @@ class DownpourRegressor(RegressorMixin, _Downpour):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _checked(self, X: Any, y: Any, *, first: bool) -> tuple[Any, NDArray[Any]]:
-        X, y = self._validated(X, y=y, multi_output=True, y_numeric=True, reset=first)
+    def _check_rows(self, X: Any, y: Any, *, first: bool) -> tuple[Any, NDArray[Any]]:
+        X, y = self._validate(X, y=y, multi_output=True, y_numeric=True, reset=first)
         y = np.asarray(y, np.float64)
         if first:
             self._flat = y.ndim == 1
@@ -362,7 +365,7 @@ def _layer_sizes(hidden: object) -> list[int]:
     return [argument_checks.whole("hidden", size, 1) for size in checked]
 
 
-def _scaled(strategy: Strategy | str, workers: int) -> Strategy:
+def _divide_pushes(strategy: Strategy | str, workers: int) -> Strategy:
     """The strategy, with the division of each push by the workers stated.
 
     A strategy that divides by itself warns of it in every fit; here the default rate is meant so.
@@ -385,7 +388,7 @@ def _check_frame(X: Any) -> None:
     """Raise ValueError, which names the column, for one of a data frame that holds no numbers."""
     if not (hasattr(X, "iloc") and hasattr(X, "columns")):
         return
-    for place, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+    for index, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
         if kind.kind in "biuf":
             continue
         remedy = "encode it, as by sklearn.preprocessing.OneHotEncoder, or leave it out"
@@ -393,7 +396,7 @@ def _check_frame(X: Any) -> None:
             remedy = "convert it to a number, or leave it out"
         else:
             try:
-                X.iloc[:, place].to_numpy(np.float64)
+                X.iloc[:, index].to_numpy(np.float64)
                 continue
             except (TypeError, ValueError):
                 pass
@@ -416,7 +419,7 @@ def _softmax(scores: Floats) -> Floats:
 
 def _batches(
     columns: Mapping[str, Any],
-    own: range,
+    indices: range,
     size: int,
     epochs: int,
     seed: int,
@@ -424,7 +427,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """A worker's rows, shuffled each epoch; the worker is registered when it asks for the first."""
     registered.wait()
-    dice, rows = np.random.default_rng(seed), np.array(own)
+    dice, rows = np.random.default_rng(seed), np.array(indices)
     for _ in range(epochs):
         dice.shuffle(rows)
         for begin in range(0, len(rows), size):

@@ -33,7 +33,13 @@ from shards.errors import BadInput
 from shards.extras import install_command, missing
 from shards.tables import DenseTable
 from worker.data.parameters_file import write_file
-from worker.job.framework_loop import LoopSteps, LoopWorker, check_takes_optimizer, joined, wrapped
+from worker.job.framework_loop import (
+    LoopSteps,
+    LoopWorker,
+    check_takes_optimizer,
+    join_job,
+    make_adapter,
+)
 from worker.strategies import Strategy
 from worker.training.context import Context
 
@@ -54,8 +60,10 @@ def params(model: Any, **settings: Any) -> ps.Dense:
     for those of lazy layers that have seen no batch.
     """
     trained, buffers = _tensors("params", model)
-    frozen = {name: (0.0, 0.0) for name, one in trained.items() if not one.requires_grad}
-    values = {name: one.detach().cpu().clone() for name, one in {**trained, **buffers}.items()}
+    frozen = {name: (0.0, 0.0) for name, tensor in trained.items() if not tensor.requires_grad}
+    values = {
+        name: tensor.detach().cpu().clone() for name, tensor in {**trained, **buffers}.items()
+    }
     multipliers = {**frozen, **(settings.pop("multipliers", None) or {})}
     return ps.Dense.like(values, multipliers=multipliers, buffers=tuple(buffers), **settings)
 
@@ -81,7 +89,7 @@ def load(model: Any, values: Any) -> Any:
 
 
 def export_onnx(
-    model: Any, inputs: Any, place: str | Path, *, values: Any = None, **options: Any
+    model: Any, inputs: Any, path: str | Path, *, values: Any = None, **options: Any
 ) -> str | Path:
     """Write a model as an ONNX file, which other runtimes predict with; returns the path or URI.
 
@@ -98,9 +106,9 @@ def export_onnx(
     argument_checks.instance("export_onnx: model", model, torch.nn.Module, "a torch.nn.Module")
     if values is not None:
         load(model, values)
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
-    write_file("export_onnx: place", place, ".onnx", lambda: _onnx(model, given, options))
-    return place
+    examples = inputs if isinstance(inputs, tuple) else (inputs,)
+    write_file("export_onnx: path", path, ".onnx", lambda: _onnx(model, examples, options))
+    return path
 
 
 def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
@@ -112,7 +120,7 @@ def wrap(model: Any, optimizer: Any, ctx: Context) -> "DistributedOptimizer":
     `diloco`; its state stays with the worker and is lost with it. Raises BadInput for an optimiser
     with a strategy that pushes gradients, because there the shards update by the table's rule.
     """
-    return wrapped(partial(DistributedOptimizer, model, optimizer), ctx)
+    return make_adapter(partial(DistributedOptimizer, model, optimizer), ctx)
 
 
 def join(
@@ -126,7 +134,7 @@ def join(
     unless `incarnation` continues an earlier one. Leaving the block without an error pushes what a
     window still holds.
     """
-    return joined(partial(DistributedOptimizer, model, optimizer), job, name, **options)
+    return join_job(partial(DistributedOptimizer, model, optimizer), job, name, **options)
 
 
 class DistributedOptimizer:
@@ -142,12 +150,12 @@ class DistributedOptimizer:
         self.client = me.client
         self._job = me.job
         self._arena = _Arena(model, me.table)
-        optimized = None if optimizer is None else self._optimized
+        optimized = None if optimizer is None else self._step_optimizer
         self._steps = LoopSteps(me, show=self._arena.show, optimized=optimized)
 
     @property
     def lost(self) -> str:
-        """What a restarted worker continues without; empty if nothing."""
+        """The state that a restarted worker continues without, in words; empty if none."""
         return self._steps.lost
 
     def step(self, *, loss: Any = 0.0, samples: int | None = None) -> None:
@@ -174,7 +182,7 @@ class DistributedOptimizer:
         """
         self._steps.finish()
 
-    def _optimized(self) -> Floats:
+    def _step_optimizer(self) -> Floats:
         """The weights after a step of the optimiser, in the arena of the model."""
         self.optimizer.step()
         return self._arena.read()
@@ -187,8 +195,10 @@ class _Arena:
         torch = _torch()
         trained, buffers = _tensors("wrap", model)
         tensors = {**trained, **buffers}
-        _check_names("wrap: the job's table", trained, tensors, {one.name for one in table.tensors})
-        devices = {one.device for one in tensors.values()}
+        _check_names(
+            "wrap: the job's table", trained, tensors, {spec.name for spec in table.tensors}
+        )
+        devices = {tensor.device for tensor in tensors.values()}
         if len(devices) != 1:
             named = ", ".join(sorted(map(str, devices)))
             raise BadInput("wrap: model", expected="one device", got=named)
@@ -196,7 +206,7 @@ class _Arena:
         self._on_device = torch.from_numpy(self._host).to(*devices)  # on the CPU the same memory
         self._trained = trained
         self._buffers: dict[str, tuple[Any, str, Any]] = {}
-        self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        self._slices: dict[str, tuple[slice, tuple[int, ...]]] = {}
         modules = dict(model.named_modules())
         for spec, start in zip(table.tensors, table.offsets, strict=True):
             if tuple(tensors[spec.name].shape) != spec.shape:
@@ -210,11 +220,11 @@ class _Arena:
                         "worker.torch.params describes it"
                     ),
                 )
-            place = slice(start, start + spec.size)
-            view = self._on_device[place].view(spec.shape)
+            extent = slice(start, start + spec.size)
+            view = self._on_device[extent].view(spec.shape)
             if spec.buffer:
                 path, _, attribute = spec.name.rpartition(".")
-                self._places[spec.name] = (place, spec.shape)
+                self._slices[spec.name] = (extent, spec.shape)
                 self._buffers[spec.name] = modules[path], attribute, view
             else:
                 trained[spec.name].data = view
@@ -237,12 +247,12 @@ class _Arena:
 
     def gradients(self, weights: Floats) -> dict[str, Any]:
         """The gradients by name; of buffers what they lost since the model was given `weights`."""
-        found = {name: one.grad for name, one in self._trained.items()}
+        gradients = {name: parameter.grad for name, parameter in self._trained.items()}
         if self._buffers:
             now = self.read()
-            for name, (place, shape) in self._places.items():
-                found[name] = (weights[place] - now[place]).reshape(shape)
-        return found
+            for name, (extent, shape) in self._slices.items():
+                gradients[name] = (weights[extent] - now[extent]).reshape(shape)
+        return gradients
 
     def _attach(self) -> None:
         """Make the buffers views."""
@@ -264,43 +274,43 @@ def lazy_names(model: Any) -> list[str]:
     return [name for name, tensor in tensors if is_lazy(tensor)]
 
 
-def _tensors(what: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tensors(label: str, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of a model by name, and the buffers that workers share."""
     torch = _torch()
-    argument_checks.instance(f"{what}: model", model, torch.nn.Module, "a torch.nn.Module")
+    argument_checks.instance(f"{label}: model", model, torch.nn.Module, "a torch.nn.Module")
     if lazy := lazy_names(model):
         raise BadInput(
-            f"{what}: {lazy[0]}",
+            f"{label}: {lazy[0]}",
             expected="a parameter with a shape",
             got=("one of a lazy layer: call the model on one batch first, as model(batch)"),
         )
     trained = dict(model.named_parameters())
-    for name, one in trained.items():
-        if one.dtype != torch.float32:
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32:
             raise BadInput(
-                f"{what}: {name}",
+                f"{label}: {name}",
                 expected="a parameter of float32",
-                got=one.dtype,
+                got=parameter.dtype,
                 hint="autocast computes in shorter types",
             )
     saved = model.state_dict(keep_vars=True)
     buffers = {
-        name: one
-        for name, one in model.named_buffers()
-        if name in saved and one.dtype == torch.float32
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.dtype == torch.float32
     }
     return trained, buffers
 
 
 def _check_names(
-    what: str, trained: dict[str, Any], tensors: dict[str, Any], given: set[str]
+    label: str, trained: dict[str, Any], tensors: dict[str, Any], names: set[str]
 ) -> None:
     """Raise BadInput unless all parameters are given, and nothing that the model does not have."""
-    missing, unknown = sorted(trained.keys() - given), sorted(given - tensors.keys())
+    missing, unknown = sorted(trained.keys() - names), sorted(names - tensors.keys())
     if missing:
-        raise BadInput(what, expected=f"the parameter {missing[0]} of the model", got="none")
+        raise BadInput(label, expected=f"the parameter {missing[0]} of the model", got="none")
     if unknown:
-        raise BadInput(what, expected="tensors of the model", got=unknown[0])
+        raise BadInput(label, expected="tensors of the model", got=unknown[0])
 
 
 def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes:
@@ -308,16 +318,16 @@ def _onnx(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> bytes
     torch = _torch()
     like = next(model.parameters(), torch.empty(()))
     rows, modes = [], {module: module.training for module in model.modules()}
-    for place, one in enumerate(inputs):
+    for index, array in enumerate(inputs):
         try:
-            example = torch.as_tensor(one, device=like.device)
+            example = torch.as_tensor(array, device=like.device)
         except (TypeError, ValueError, RuntimeError):
             expected = "a tensor or an array, rows first, or a tuple of several"
-            raise argument_checks.wrong(f"export_onnx: inputs: {place}", expected, one) from None
+            raise argument_checks.wrong(f"export_onnx: inputs: {index}", expected, array) from None
         if not example.ndim or not len(example):
             shape = tuple(example.shape)
             raise BadInput(
-                f"export_onnx: inputs: {place}", expected="rows first", got=f"shape {shape}"
+                f"export_onnx: inputs: {index}", expected="rows first", got=f"shape {shape}"
             )
         # Of one row the exporter concludes that there is always one.
         rows.append(torch.cat([example, example]))
@@ -358,8 +368,12 @@ def _check_optimizer(optimizer: Any, model: Any, strategy: Strategy) -> None:
     expected = "a torch.optim.Optimizer or None"
     argument_checks.instance("wrap: optimizer", optimizer, torch.optim.Optimizer, expected)
     check_takes_optimizer("wrap", optimizer, strategy, "worker.torch.params")
-    of_model = {id(one) for one in model.parameters()}
-    if any(id(one) not in of_model for group in optimizer.param_groups for one in group["params"]):
+    of_model = {id(parameter) for parameter in model.parameters()}
+    if any(
+        id(parameter) not in of_model
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
         raise BadInput("wrap: optimizer", expected="parameters of the model", got="others")
 
 

@@ -8,7 +8,7 @@ import typer
 from shards.errors import BadInput
 from shards.plurals import format_count
 from worker.data.read_options import MAX_SKIPPED
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 from worker.job.options import TrainingPlan
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Resize = Annotated[
     str | None,
     typer.Option(help="The size of all images, HEIGHTxWIDTH.", show_default="as they are"),
 ]
-_SKIP = declared(TrainingPlan)["skip_images"].option
+_SKIP = list_options(TrainingPlan)["skip_images"].option
 Skip = Annotated[int, typer.Option("--skip-images", min=0, help=_SKIP.text)]
 
 

@@ -23,7 +23,7 @@ from deploy.service.states import JobState, QueuePosition
 from deploy.terminal_text import print_text
 from shards.errors import BadInput
 from shards.plurals import format_count
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 from worker.job.options import LONGEST_S
 
 _PANEL = "The job"
@@ -421,16 +421,17 @@ def _settings_of(file: Path) -> dict[str, Any]:
     found = TrainSettings.load(file)
     return {
         name: getattr(found, name)
-        for name, each in declared(TrainSettings).items()
+        for name, each in list_options(TrainSettings).items()
         if name != "out" and getattr(found, name) != each.default
     }
 
 
 def _portable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as JSON, with absolute paths: the service has another working directory."""
-    options = declared(TrainSettings)
+    options = list_options(TrainSettings)
     found: dict[str, Any] = {
-        name: options[name].checked(option_name(name), value) for name, value in settings.items()
+        name: options[name].check_value(option_name(name), value)
+        for name, value in settings.items()
     }
     place = found.get("snapshots")
     if place is not None and "://" not in str(place):

@@ -14,7 +14,7 @@ import typer
 from deploy.run.settings import Clusters, RunFiles, TrainSettings
 from shards.errors import BadInput
 from shards.plurals import format_count
-from worker.job.option_fields import Declared, declared
+from worker.job.option_fields import Declared, list_options
 from worker.job.options import (
     LinkOptions,
     ShardRuntime,
@@ -50,8 +50,8 @@ _UNSET = "With --resume: reset this option to its default, e.g. `--unset ray`. R
 def train_parameters(*more: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """The options of a run, as Typer reads them; `more` follow those of its files."""
     for subject, panel in _SUBJECTS.items():
-        for each in declared(subject).values():
-            yield _parameter(each.name, _kind(each), each.option.text, panel, each.shown)
+        for each in list_options(subject).values():
+            yield _parameter(each.name, _kind(each), each.option.text, panel, each.default_text)
         if subject is RunFiles:
             yield from more
 
@@ -171,7 +171,7 @@ def _settings(
 
 
 def _fresh(given: dict[str, Any], otherwise: str) -> TrainSettings:
-    for name, each in declared(TrainSettings).items():
-        if each.required and name not in given:
+    for name, each in list_options(TrainSettings).items():
+        if each.is_required and name not in given:
             raise BadInput("train", expected=f"--{name}, {otherwise}")
     return TrainSettings(**given)

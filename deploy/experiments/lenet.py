@@ -15,7 +15,7 @@ from deploy.experiments.images import Bytes, mnist
 from deploy.experiments.problem import BLOCK, Batch, Measurement, Rows
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
-from worker.caffe.weights import moved
+from worker.caffe.weights import lay_out
 from worker.strategies.base import Floats
 
 _TESTED_TOGETHER = 500
@@ -62,7 +62,7 @@ class LeNetImages:
         if not np.isfinite(weights).all():
             return Measurement(float("nan"), self.worst_error)
         data, model = mnist(), CaffeModel(self._test)
-        laid = moved(weights, self.table, model.net)
+        laid = lay_out(weights, self.table, model.net)
         sums, counted = np.zeros(2), 0
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, self._tested, _TESTED_TOGETHER):

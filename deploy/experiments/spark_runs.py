@@ -130,7 +130,7 @@ def run_with_spark(
     recorder = _Recorder()
     began = time.monotonic()
     outcome = run_job(
-        spark.numbered(session, workers),
+        spark.number_partitions(session, workers),
         function_job(
             _train, structs.replace(trial, gradients=job.steps * workers), tables, options, workers
         ),

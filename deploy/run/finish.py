@@ -47,7 +47,7 @@ def finish(
         kept=observer.updates.kept,
         earlier_s=observer.updates.earlier_s,
         fresh_samples=observer.updates.fresh_samples,
-        left=outcome.left,
+        left=outcome.former_statuses,
     )
     # Remove the weights of an earlier stop, which would not belong to the new summary.
     for path in (folder.weights, folder.caffemodel):

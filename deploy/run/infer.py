@@ -30,7 +30,7 @@ from worker.caffe.weights import read_weights
 from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source
 from worker.data.sources import ImageSource, Split, part_to_test, row_shapes
-from worker.training.device_selection import DeviceRequest, lent, parse_device
+from worker.training.device_selection import DeviceRequest, lend_weights, parse_device
 
 _BATCH_ROWS = 100
 
@@ -94,7 +94,7 @@ def _tested(
         return {name: columns[0] for name, columns in means.items()}
     needed = model.net.tensors_for(model.net.outputs)
     arena, _ = read_weights(weights, model.net, model.initial(0), needed)
-    with threadpool_limits(1), lent(arena, wanted) as there:
+    with threadpool_limits(1), lend_weights(arena, wanted) as there:
         batch_size = model.net.batch_size
         return evaluate(model, there, source.batches(), batch_size, skip_images)
 
@@ -151,7 +151,7 @@ def run_features(
         raise BadInput(f"--output {output}: {error.strerror}") from None
     path = folder / f"features.{form}"
     try:
-        with threadpool_limits(1), lent(arena, wanted) as there:
+        with threadpool_limits(1), lend_weights(arena, wanted) as there:
             computed = features(model, there, source.batches(), blobs, batch_size, skip_images)
             rows = _WRITERS[form](path, computed)
         if not rows:

@@ -110,7 +110,7 @@ class Inputs:
         )
         # What an operator has changed is in the settings, where --resume may change it again.
         self.job = structs.replace(job, rate_factor=settings.rate_factor or 1.0)
-        if spark_settings.embedded_master(settings.spark, 1):
+        if spark_settings.parse_local_master(settings.spark, 1):
             check_here(self.job.device)
         if settings.ray is None:  # the shards will run on this machine
             place_of(settings.shard_device)
@@ -152,7 +152,7 @@ class Inputs:
         """One line for each file of weights, and for each setting that has no effect."""
         found = [str(copied) for copied in self.copied]
         found += self.solver.notices
-        if self.solver.tested and self.solver.test_interval and self.test is None:
+        if self.solver.active_tests and self.solver.test_interval and self.test is None:
             found.append(
                 f"{self.settings.solver}: test_interval has no effect: {self.place} has no test"
                 " part, and no --test-data was given"
@@ -171,7 +171,7 @@ class Inputs:
 
         None at all if there is no such data.
         """
-        tests, given = self.solver.tested, self.settings.test_data
+        tests, given = self.solver.active_tests, self.settings.test_data
         if given is not None:
             needs_test_net(self.solver, "--test-data", given)
             return self._opened(given, part_to_test(given))
@@ -197,7 +197,7 @@ class Inputs:
     def _opened(self, data: Path, split: Split) -> list[ImageSource]:
         """The same data for each test net, opened once if all want it in the same way."""
         opened: list[tuple[NetData, ImageSource]] = []
-        for wanted in (data_of(test.net) for test in self.solver.tested):
+        for wanted in (data_of(test.net) for test in self.solver.active_tests):
             alike = [source for other, source in opened if other.options == wanted.options]
             source = alike[0] if alike else self._open(wanted, data, split, self.classes)
             opened.append((wanted, source))
@@ -211,7 +211,7 @@ class Inputs:
         self.test_rows = sum(source.rows for source in sources)
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
-            for test, source in zip(self.solver.tested, sources, strict=True)
+            for test, source in zip(self.solver.active_tests, sources, strict=True)
         ]
         start = self.weights if self.weights is not None else self.model.initial(1)
         given = self.settings.test_data or self.settings.data

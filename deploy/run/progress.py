@@ -164,7 +164,7 @@ class Progress:
     def _line_is_due(self, steps: int, now: float) -> bool:
         if self._milestones is None:
             return now >= self._line_at
-        return self._milestones.reached(steps // self._workers)
+        return self._milestones.passes(steps // self._workers)
 
     def _end_activity(self, how: str) -> None:
         what, self._activity, self._tested = self._activity, None, None

@@ -21,7 +21,7 @@ from ps.transport.addresses import check_listen, check_reachable
 from shards.errors import BadInput
 from worker import spark
 from worker.spark import settings as spark_settings
-from worker.spark.signals import deferred
+from worker.spark.signals import defer_interrupt
 
 _FLOAT_BYTES = 4
 
@@ -38,7 +38,7 @@ def check(inputs: Inputs, snapshots: str) -> None:
 
 def _check_guarded(settings: TrainSettings) -> None:
     """Raise BadInput if the shards are guarded, but Ray or Spark would admit strangers."""
-    if not settings.guarded:
+    if not settings.uses_curve:
         return
     if settings.ray is not None:
         from deploy.clusters.ray_cluster import check_token
@@ -61,10 +61,10 @@ def _check_addresses(settings: TrainSettings) -> None:
 
         check_address(settings.ray)
     url = settings.spark
-    if url is None or spark_settings.embedded_master(url, 1):
+    if url is None or spark_settings.parse_local_master(url, 1):
         return
     name, servers = (
-        f"Spark at {spark_settings.shown(url)}",
+        f"Spark at {spark_settings.hide_url_options(url)}",
         spark_settings.addresses(url, os.environ),
     )
     if servers:
@@ -102,17 +102,19 @@ def check_head(settings: TrainSettings) -> None:
 
 def start(settings: TrainSettings, progress: Progress, stack: ExitStack) -> spark.SparkSession:
     """Connect to Ray if shards run there, then to Spark; `stack` stops what is started."""
-    with deferred():
+    with defer_interrupt():
         java = spark_environment() if settings.spark is None else {}
     if settings.shards_in is Placement.RAY:
         from deploy.clusters import ray_cluster
 
         progress.starting("Ray" if settings.ray is None else f"Ray at {settings.ray}")
-        with deferred():
+        with defer_interrupt():
             stack.enter_context(ray_cluster.connect(settings.ray, cpus=settings.shards))
-    where = "" if settings.spark is None else f" at {spark_settings.shown(settings.spark)}"
+    where = (
+        "" if settings.spark is None else f" at {spark_settings.hide_url_options(settings.spark)}"
+    )
     progress.starting(f"Spark{where}")
-    with deferred():
+    with defer_interrupt():
         return stack.enter_context(
             spark.start_session(settings.spark, settings.workers, app="downpour", env=java)
         )

@@ -11,10 +11,10 @@ from typing import Any
 
 from deploy.run.settings import TrainSettings, misplaced, option_name, written
 from shards.errors import BadInput
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 
 _DEFAULTS = {
-    name: each.default for name, each in declared(TrainSettings).items() if not each.required
+    name: each.default for name, each in list_options(TrainSettings).items() if not each.is_required
 }
 
 

@@ -20,7 +20,7 @@ from ps.snapshots import checked_json
 from ps.wal.autosave import ROLLBACK_S
 from shards import argument_checks
 from shards.errors import UNDECODABLE, BadInput
-from worker.job.option_fields import Options, declared, option
+from worker.job.option_fields import Options, list_options, option
 from worker.job.options import LAST_PORT, LONGEST_S, TrainOptions, foreign_options
 
 DATA = (
@@ -102,7 +102,7 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
         super().check()
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         return option_name(name)
 
     @staticmethod
@@ -132,22 +132,22 @@ class TrainSettings(RunFiles, Clusters, TrainOptions):
 
 def _known(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same; raises BadInput for an option that does not exist, or that is missing."""
-    options = declared(TrainSettings)
+    options = list_options(TrainSettings)
     for name in plain.keys() - options.keys():
         wrong = option_name(name)[:80]
         raise BadInput(wrong, expected="an option that `downpour train --help` lists", got=wrong)
     for name, each in options.items():
-        if each.required and name not in plain:
+        if each.is_required and name not in plain:
             raise BadInput(option_name(name), expected="a value", got="none")
     return plain
 
 
 def _wrong_value(plain: Mapping[str, Any]) -> str:
     """What is wrong with options as JSON values of which one cannot be converted."""
-    for name, each in declared(TrainSettings).items():
+    for name, each in list_options(TrainSettings).items():
         try:
             if name in plain:
-                each.checked(option_name(name), plain[name])
+                each.check_value(option_name(name), plain[name])
         except BadInput as error:
             return str(error)
     return "settings: expected options of downpour train, got values of other kinds"

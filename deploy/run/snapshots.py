@@ -28,7 +28,7 @@ from shards.tables import DenseTable, TensorSpec, cut_evenly
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import read_solver
 from worker.caffe.weight_files import WeightFormat, format_of, write_blobs, write_weights
-from worker.caffe.weights import moved
+from worker.caffe.weights import lay_out
 
 _POLL_S = 0.1
 
@@ -102,7 +102,7 @@ def restored(origin: SnapshotRef, target: Path, solver: Path | None = None) -> L
                 expected=(f"the network of {found.place} with {name} {held.get(name, 'missing')}"),
                 got=wanted.get(name, "none"),
             )
-    write_weights(target, net, moved(weights, table, net))
+    write_weights(target, net, lay_out(weights, table, net))
     return found
 
 

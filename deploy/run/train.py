@@ -28,7 +28,12 @@ from worker import spark
 from worker.callbacks.progress_line import COMPILES_FIRST
 from worker.data.source import Source
 from worker.job.runner import run_job
-from worker.spark.signals import SafeExitStack, asked_for, deferred, hangup_spares_children
+from worker.spark.signals import (
+    SafeExitStack,
+    defer_interrupt,
+    hangup_spares_children,
+    watch_signal,
+)
 
 __all__ = ["AlreadyFinished", "run"]
 
@@ -62,7 +67,7 @@ def run(
     ray_and_spark.check(inputs, snapshots)
     open_folder = RunFolder.resume if prepared.in_place else RunFolder.create
     with (
-        asked_for(signal.SIGUSR1) as snapshot_requested,
+        watch_signal(signal.SIGUSR1) as snapshot_requested,
         open_folder(settings.out, settings.plain()) as folder,
         SafeExitStack() as stack,
     ):
@@ -74,9 +79,9 @@ def run(
         with hangup_spares_children():
             session = ray_and_spark.start(settings, progress, stack)
         progress.starting("the shards and workers")
-        with deferred():
+        with defer_interrupt():
             if table is None:
-                df = spark.numbered(session, settings.workers)
+                df = spark.number_partitions(session, settings.workers)
             else:
                 df = session.createDataFrame(table)
         outcome = run_job(

@@ -19,7 +19,7 @@ from deploy.service.app import ServeOptions, Service, application
 from deploy.service.database_tables import DATABASE, open_database
 from tests.support import tiny_job
 from tests.support.service_in_process import TestClient
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 1e308, 2**70, "", " ", "inf", "nan", "-0", "[]", [], [[]], {}, {"a": 1},
@@ -63,7 +63,7 @@ def _request(dice: random.Random, solver: str) -> tuple[str, str, dict[str, Any]
     kind = dice.random()
     if kind < 0.6:
         settings: dict[str, Any] = {"solver": solver, "workers": 2}
-        for name in dice.sample(sorted(declared(TrainSettings)), dice.choice((1, 1, 2))):
+        for name in dice.sample(sorted(list_options(TrainSettings)), dice.choice((1, 1, 2))):
             settings[name] = value()
         return "POST", "/jobs", _json({"settings": settings})
     if kind < 0.75:

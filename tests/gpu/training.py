@@ -23,7 +23,7 @@ from tests.bench.report import Goal
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
 from worker.strategies import Downpour
-from worker.training.device_selection import DeviceRequest, allocator, placed
+from worker.training.device_selection import DeviceRequest, allocator, place_model
 from worker.training.model import Batch
 from worker.training.training_loop import Plan, train_worker
 
@@ -98,7 +98,7 @@ def train(
 ) -> Trained:
     """Train `steps` steps with one worker and one shard; the accuracy is the test net's, on CPU."""
     host = CaffeModel(solver.train)
-    model = placed(host, wanted, partition=0)
+    model = place_model(host, wanted, partition=0)
     plan = Plan(steps=steps, seed=3, strategy=Downpour(), schedule=solver.schedule)
     specs = shard_specs(
         model.table, rule=solver.rule, schedule=solver.schedule, decay=solver.decay, bound=0

@@ -94,7 +94,7 @@ class FakeDevice:
         """New memory of the device."""
         return np.empty(shape, dtype)
 
-    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def allocate_pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=bytearray(size))
         self._keep(array)

@@ -19,7 +19,7 @@ from worker.caffe.inference import evaluate
 from worker.caffe.job import caffe_job
 from worker.caffe.model import CaffeModel
 from worker.caffe.solver import Solver, read_solver
-from worker.caffe.weights import moved
+from worker.caffe.weights import lay_out
 from worker.data.sources import open_source
 from worker.job.options import TrainOptions
 from worker.job.training_job import Job
@@ -106,5 +106,5 @@ def _tested() -> tuple[CaffeModel, CaffeModel, pa.Table]:
 def examine(weights: NDArray[np.float32], images: int | None = None) -> dict[str, float]:
     """Mean loss and accuracy over the first `images` of the test set, all unless given."""
     trained, tested, table = _tested()
-    laid_out = moved(weights, trained.table, tested.net)
+    laid_out = lay_out(weights, trained.table, tested.net)
     return evaluate(tested, laid_out, table.slice(0, images).to_batches(), tested.net.batch_size)

@@ -37,7 +37,7 @@ from deploy.run.summary import Summary
 from tests.support.doc_pages import PAGES, ROOT, read
 from worker.caffe.layer import HostLayer, Layer
 from worker.caffe.registry import FAMILIES
-from worker.job.option_fields import Options, declared
+from worker.job.option_fields import Options, list_options
 from worker.strategies import Base
 
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -211,10 +211,10 @@ def setting_keys() -> str:
 
 def _settings() -> Iterator[tuple[str, str, str, str]]:
     """The keys of `settings.json`, which are the options of the command."""
-    for name, each in declared(TrainSettings).items():
+    for name, each in list_options(TrainSettings).items():
         kind = each.kind.__name__ + (" | None" if each.optional else "")
-        default = "" if each.required else _json(each.default)
-        yield f"`{name}`", _json_type(kind), default, f"`{TrainSettings.named(name)}`"
+        default = "" if each.is_required else _json(each.default)
+        yield f"`{name}`", _json_type(kind), default, f"`{TrainSettings.label_option(name)}`"
 
 
 def _json(value: object) -> str:

@@ -16,7 +16,7 @@ from tests.support.model_training import TINY, Trained, same, small
 from worker.caffe.device_model import DeviceModel
 from worker.caffe.model import CaffeModel
 from worker.training.device import CannotCapture, Gpu, gpu_count
-from worker.training.device_selection import DeviceRequest, lent, placed
+from worker.training.device_selection import DeviceRequest, lend_weights, place_model
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
@@ -40,7 +40,7 @@ def test_a_worker_trains_on_the_second_gpu(cupy: Any) -> None:
     and weights as on the CPU."""
     batches = [small(tiny_job.BATCH, seed) for seed in range(5)]
     assert gpu_count() == DEVICES
-    model = placed(CaffeModel(TINY), DeviceRequest(True), partition=3)
+    model = place_model(CaffeModel(TINY), DeviceRequest(True), partition=3)
     found = Trained(model, batches, prefetch=True)
     same(found.weights, Trained(CaffeModel(TINY), batches, prefetch=True).weights, 1e-5)
     assert found.report.device == "gpu:1"
@@ -76,7 +76,7 @@ def test_inference_runs_on_a_gpu(cupy: Any) -> None:
     """With weights on the GPU the network runs there; its outputs are the CPU's."""
     model, batch = CaffeModel(TINY), small(6, seed=1)
     weights = model.initial(2)
-    with lent(weights, DeviceRequest(True, 1)) as there:
+    with lend_weights(weights, DeviceRequest(True, 1)) as there:
         assert there.device_id == 1  # type: ignore[attr-defined]
         found = model.forward(there, batch, ["ip2"])
     np.testing.assert_allclose(

@@ -32,7 +32,7 @@ from shards.tables import Layout, cut_evenly
 from tests.support import tiny_job
 from tests.wrong_inputs.rows import Row
 from tests.wrong_inputs.values import TABLE_SIZE, VALUES, Other
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 from worker.job.options import LinkOptions, ShardRuntime, SnapshotPolicy
 from worker.job.runner import run_job
 from worker.job.training_job import Job
@@ -796,7 +796,7 @@ def _training(env: Env) -> dict[str, Target]:
             kind.__name__: Target(
                 kind,
                 _with(kind),
-                {name: _OPTIONS[name] for name in declared(kind)},
+                {name: _OPTIONS[name] for name in list_options(kind)},
                 _OPTION_NAMES,
             )
             for kind in (ShardRuntime, LinkOptions, SnapshotPolicy)

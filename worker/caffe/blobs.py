@@ -92,10 +92,10 @@ def add_blob(blobs: RepeatedCompositeFieldContainer[BlobProto], array: Floats) -
     """Append an array to a message's blobs."""
     blob = blobs.add()
     blob.shape.dim.extend(array.shape)
-    blob.MergeFromString(_packed(array))
+    blob.MergeFromString(_pack(array))
 
 
-def _packed(tensor: Floats) -> bytes:
+def _pack(tensor: Floats) -> bytes:
     """The field `data` of a blob as bytes; many times faster than a list of Python floats."""
     content = np.ascontiguousarray(tensor, "<f4").tobytes()
     number, length = BlobProto.DESCRIPTOR.fields_by_name["data"].number, len(content)

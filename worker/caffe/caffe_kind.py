@@ -79,12 +79,12 @@ class Caffe(msgspec.Struct, frozen=True):
         source = None
         self._read.steps(options.max_iter)  # an error before any row is looked at
         if isinstance(df, spark.SparkSession):
-            source = _named_source(self._read, options)
+            source = _open_source(self._read, options)
             solver = self._read.with_data_shape(source.shape, source.row_shapes)
             assert options.workers is not None, "checked with the source"
-            df = spark.numbered(df, options.workers)
+            df = spark.number_partitions(df, options.workers)
         else:
-            solver = fitted_solver(self._read, df)
+            solver = fit_solver(self._read, df)
         for notice in solver.notices:
             _LOG.warning(notice)
         job = caffe_job(solver, options, workers=options.count_workers(df), logs_apart=True)
@@ -109,15 +109,15 @@ class Caffe(msgspec.Struct, frozen=True):
 
         A resumed job does not read the solver's files. A report says what each file was used for.
         """
-        own = () if resume is not None else tuple(solver.weights)
-        files = own if self.weights is None else (self.weights,)
+        solver_files = () if resume is not None else tuple(solver.weights)
+        files = solver_files if self.weights is None else (self.weights,)
         weights, reports = starting_weights(CaffeModel(solver.train), files, seed)
         for report in reports:
             _LOG.info(str(report))
         return weights
 
 
-def _named_source(solver: Solver, options: TrainArguments) -> Source:
+def _open_source(solver: Solver, options: TrainArguments) -> Source:
     """The source that the net names, which tasks can read themselves; raises BadInput."""
     from worker.caffe.net_sources import open_net_data
 
@@ -144,12 +144,12 @@ def _named_source(solver: Solver, options: TrainArguments) -> Source:
     return source
 
 
-def fitted_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
+def fit_solver(solver: Solver, df: "spark.DataFrame") -> Solver:
     """The solver for the rows of `df`; a net with columns by name reads no images by default."""
-    wanted = read_options_of(solver.train)
-    if not wanted.tops:
+    data_options = read_options_of(solver.train)
+    if not data_options.tops:
         check_columns(df)
-    return solver.with_data_shape(*shapes_of(df, wanted))
+    return solver.with_data_shape(*shapes_of(df, data_options))
 
 
 def _evaluator(
@@ -160,7 +160,7 @@ def _evaluator(
 ) -> Evaluator | None:
     """The solver's test nets on `data`, tested on one row first; None without data."""
     if data is None:
-        if solver.test_interval and solver.tested:
+        if solver.test_interval and solver.active_tests:
             _LOG.warning("%s: test_interval has no effect: no test_data was given", solver.file)
         return None
     if not isinstance(data, spark.DataFrame | str | Path):
@@ -179,16 +179,16 @@ def _evaluator(
         part, classes = part_to_test(data), classes_of(model.net)
         sources = [
             open_net_data(data_of(test.net), data, part, classes, skip_images=skip_images)
-            for test in solver.tested
+            for test in solver.active_tests
         ]
         tests = [
             (test.with_data_shape(source.shape, row_shapes(source)), source.batches)
-            for test, source in zip(solver.tested, sources, strict=True)
+            for test, source in zip(solver.active_tests, sources, strict=True)
         ]
         evaluator = Evaluator(tests, model, skip_images)
     else:
         evaluator = Evaluator(
-            [(test, lambda: batches) for test in solver.tested], model, skip_images
+            [(test, lambda: batches) for test in solver.active_tests], model, skip_images
         )
         evaluator.check_names(data.columns, "Caffe: test_data")
         batches += spark.first_rows(data, evaluator.max_rows)

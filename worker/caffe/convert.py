@@ -31,7 +31,7 @@ _KINDS = (
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """What was written to `target`: for each array or layer its name and its shape or type.
+    """The arrays or layers written to `target`: the name of each and its shape or type.
 
     `numbers` counts the floats in all. `copied` is the comparison with the net, if one was given.
     """
@@ -86,19 +86,19 @@ def _kind(path: Path) -> str:
 def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
     copied = None
     if net is not None:
-        network = Network(_shaped(Description(read_text(net), file=str(net))))
+        network = Network(_fit_to_source(Description(read_text(net), file=str(net))))
         arena, blobs = network.table.empty(), read_blobs(source)
         copied = into_arena(blobs, network, arena, str(source))
-        if copied.left:
+        if copied.missing:
             raise BadInput(
-                source, expected=f"weights of layer {copied.left[0]}", got="a file without"
+                source, expected=f"weights of layer {copied.missing[0]}", got="a file without"
             )
         tensors = network.table.views(arena)
         write_weights(target, network, arena)
     elif format_of(source) is format_of(target) is WeightFormat.CAFFEMODEL:
         tensors = read_blobs(source)
-        found = upgrade(weight_files.read_caffemodel(source), str(source))
-        write_whole(target, found.SerializeToString())
+        upgraded = upgrade(weight_files.read_caffemodel(source), str(source))
+        write_whole(target, upgraded.SerializeToString())
     else:
         tensors = read_blobs(source)
         weight_files.write_blobs(target, tensors)
@@ -106,7 +106,7 @@ def _weights(source: Path, target: Path, net: Path | None) -> Conversion:
     return Conversion(str(source), str(target), parts, _count(tensors.values()), copied)
 
 
-def _shaped(net: Description) -> Description:
+def _fit_to_source(net: Description) -> Description:
     """The net for rows of the source that it names, which may state their shape in its place."""
     data = data_of(net)
     if data.source is None:

@@ -47,7 +47,7 @@ class DeviceModel:
     def allocate(self, size: int) -> NDArray[np.float32]:
         """Zeroed page-locked memory."""
         with self.device.use():
-            return self.device.pinned((size,), np.float32)
+            return self.device.allocate_pinned((size,), np.float32)
 
     def gradient(
         self,
@@ -72,8 +72,8 @@ class DeviceModel:
         seed: int,
     ) -> None:
         """See `worker.model.Ahead`."""
-        found = self.net.prepare(self.net.columns(batch), StepKey(step, seed))
-        columns = {name: _as_kernels_take(column) for name, column in found.items()}
+        prepared = self.net.prepare(self.net.columns(batch), StepKey(step, seed))
+        columns = {name: _as_kernels_take(column) for name, column in prepared.items()}
         key = (seed, _layout(columns))
         if key not in self._steps:
             self._steps[key] = _Step(self.net.description, self._arena, columns, seed)

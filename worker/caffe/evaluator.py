@@ -15,7 +15,7 @@ from worker.caffe.layers.losses import ClassLoss
 from worker.caffe.model import CaffeModel
 from worker.caffe.net import Network
 from worker.caffe.solver import Solver, TestNet
-from worker.caffe.weights import moved
+from worker.caffe.weights import lay_out
 from worker.data.columns import ColumnKind
 from worker.data.read_options import MAX_SKIPPED
 
@@ -68,7 +68,7 @@ class Evaluator:
     @property
     def max_rows(self) -> int:
         """The largest number of rows that a test during training reads."""
-        return max(each.model.net.batch_size * each.iterations for each in self._nets)
+        return max(tested.model.net.batch_size * tested.iterations for tested in self._nets)
 
     def check(self, weights: Floats) -> None:
         """Raise BadInput unless the first row fits every test net."""
@@ -98,24 +98,24 @@ class Evaluator:
 
         return self._all(weights, count, whole=True)
 
-    def _all(self, weights: Floats, wanted: KeepBatch, *, whole: bool) -> dict[str, float]:
+    def _all(self, weights: Floats, keep_batch: KeepBatch, *, whole: bool) -> dict[str, float]:
         """Each net's outputs by name; the second net's names get the suffix #1, and so on."""
         figures: dict[str, float] = {}
         for tested in self._nets:
             most = None if whole else tested.model.net.batch_size * tested.iterations
-            for name, value in self._outputs(tested, weights, most, wanted).items():
+            for name, value in self._outputs(tested, weights, most, keep_batch).items():
                 figures[name_of(name, tested.number)] = value
         return figures
 
     def _outputs(
-        self, tested: _Tested, weights: Floats, most: int | None, wanted: KeepBatch
+        self, tested: _Tested, weights: Floats, most: int | None, keep_batch: KeepBatch
     ) -> dict[str, float]:
         model = tested.model
-        laid = moved(weights, self._trained.table, model.net)
+        laid = lay_out(weights, self._trained.table, model.net)
         rows = tested.rows() if most is None else head(tested.rows(), most)
         batches = slices(rows, model.net.batch_size)
         return evaluate(
-            model, laid, takewhile(wanted, batches), model.net.batch_size, self._skip_images
+            model, laid, takewhile(keep_batch, batches), model.net.batch_size, self._skip_images
         )
 
 
@@ -133,11 +133,11 @@ def head(rows: Iterable[pa.RecordBatch], most: int) -> Iterable[pa.RecordBatch]:
             return
 
 
-def needs_test_net(solver: Solver, what: str, data: object) -> None:
+def needs_test_net(solver: Solver, label: str, data: object) -> None:
     """Raise BadInput for test data without a test net in the solver."""
-    if not solver.tested:
+    if not solver.active_tests:
         got = "one with a test_iter of 0" if solver.tests else "one without"
-        raise BadInput(f"{what} {data}", expected="a solver with a test_iter", got=got)
+        raise BadInput(f"{label} {data}", expected="a solver with a test_iter", got=got)
 
 
 def classes_of(net: Network) -> int | None:

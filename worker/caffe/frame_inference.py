@@ -35,7 +35,7 @@ from worker.data.columns import DATA
 from worker.data.read_options import MAX_SKIPPED
 from worker.job.runner import check_frame
 from worker.spark.dataframe_checks import check_columns, shapes_of
-from worker.training.device_selection import DeviceRequest, lent, parse_device
+from worker.training.device_selection import DeviceRequest, lend_weights, parse_device
 
 Floats = NDArray[np.float32]
 
@@ -45,7 +45,7 @@ _SUMS = pa.schema([("blob", pa.string()), ("rows", pa.int64()), ("sums", pa.list
 
 
 class ForwardPass(msgspec.Struct, frozen=True):
-    """What every task computes: these blobs of a net with these weights, a flat float32 arena.
+    """The work of every task: these blobs of a net with these weights, a flat float32 arena.
 
     `key` identifies the net and the weights among those that a process has loaded. `weights` is
     called in a task.
@@ -92,7 +92,7 @@ def test(
     """
     check_frame("test: df", df)
     skip_images = argument_checks.whole("test: skip_images", skip_images, 0)
-    fitted = _fitted(df, _tested_net(solver, net))
+    fitted = _fit_net(df, _choose_net(solver, net))
     names = None if blobs is None else _names("test: blobs", blobs)
     return column_means(
         df, fitted, weights=weights, blobs=names, device=device, skip_images=skip_images
@@ -114,11 +114,11 @@ def column_means(
     check_blobs(model, names)
     forward = _forward("test", df, model, names, weights, model.net.batch_size, device, skip_images)
     tag = f"downpour-test-{secrets.token_hex(4)}"
-    found = spark.run_tasks(df, partial(_sums, forward=forward), _SUMS, tag, job="test")
+    records = spark.run_tasks(df, partial(_sums, forward=forward), _SUMS, tag, job="test")
     totals: dict[str, NDArray[np.float64]] = {}
-    for blob, _, sums in found:
+    for blob, _, sums in records:
         totals[blob] = totals.get(blob, np.zeros(len(sums))) + np.array(sums)
-    rows = sum(count for blob, count, _ in found if blob == names[0])
+    rows = sum(count for blob, count, _ in records if blob == names[0])
     if not rows:  # there are some, but no image of them can be decoded
         raise BadInput(_WHERE, expected="rows to test on", got="none")
     return {name: [float(value) / rows for value in totals[name]] for name in names}
@@ -155,8 +155,8 @@ def features(
     skip_images = argument_checks.whole("features: skip_images", skip_images, 0)
     read = _net("features: net", net)
     if label is not None:
-        df = _labelled(df, label)
-    fitted, names = _fitted(df, read), _names("features: blobs", blobs)
+        df = _rename_label(df, label)
+    fitted, names = _fit_net(df, read), _names("features: blobs", blobs)
     return feature_rows(
         df,
         fitted,
@@ -181,10 +181,10 @@ def feature_rows(
     """`features` with a net that has the shapes of the rows."""
     model, names = CaffeModel(net), blobs
     check_row_blobs(model, names)
-    taken = [name for name in names if name in (ID, LABEL)]
-    if taken:
+    reserved = [name for name in names if name in (ID, LABEL)]
+    if reserved:
         raise BadInput(
-            "features: blobs", expected=f"names other than {ID} and {LABEL}", got=taken[0]
+            "features: blobs", expected=f"names other than {ID} and {LABEL}", got=reserved[0]
         )
     if _ROW_ID not in df.columns:
         df = df.selectExpr("*", f"monotonically_increasing_id() AS {_ROW_ID}")
@@ -197,7 +197,7 @@ def feature_rows(
     return spark.map_tasks(df, task, pa.schema(columns), job="features")
 
 
-def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None) -> Description:
+def _choose_net(solver: str | Path | Solver | None, net: str | Path | Net | None) -> Description:
     """The net to test: the first of the solver's test nets, or the net's test phase."""
     if (solver is None) == (net is None):
         got = "neither" if net is None else "both"
@@ -216,39 +216,39 @@ def _tested_net(solver: str | Path | Solver | None, net: str | Path | Net | None
     return read.tests[0].net
 
 
-def _net(what: str, net: str | Path | Net) -> Description:
+def _net(label: str, net: str | Path | Net) -> Description:
     if isinstance(net, Net):
         return with_files(net.description(Phase.TEST))
-    path = path_checks.path(what, net)
+    path = path_checks.path(label, net)
     return with_files(Description(read_text(path), Phase.TEST, file=str(path)))
 
 
-def _names(what: str, blobs: Sequence[str]) -> tuple[str, ...]:
+def _names(label: str, blobs: Sequence[str]) -> tuple[str, ...]:
     """The names of blobs, each once; raises BadInput for none."""
-    names = argument_checks.items(what, blobs, "a list of names")
+    names = argument_checks.items(label, blobs, "a list of names")
     if not names:
-        raise BadInput(what, expected="names of blobs", got="none")
-    return tuple(dict.fromkeys(argument_checks.name(what, name) for name in names))
+        raise BadInput(label, expected="names of blobs", got="none")
+    return tuple(dict.fromkeys(argument_checks.name(label, name) for name in names))
 
 
-def _labelled(df: spark.DataFrame, label: str) -> spark.DataFrame:
+def _rename_label(df: spark.DataFrame, label: str) -> spark.DataFrame:
     """`df` with the column `label` under that name."""
     if label not in df.columns:
         raise BadInput(_WHERE, expected=f"a column {label}", got=", ".join(df.columns))
     return df if label == LABEL else df.drop(LABEL).withColumnRenamed(label, LABEL)
 
 
-def _fitted(df: spark.DataFrame, net: Description) -> Description:
+def _fit_net(df: spark.DataFrame, net: Description) -> Description:
     """The net for the rows of `df`; raises BadInput for no rows, and for no column of images."""
-    wanted = read_options_of(net)
-    if not wanted.tops:
+    data_options = read_options_of(net)
+    if not data_options.tops:
         check_columns(df, (DATA,))
-    shape, others = shapes_of(df, wanted)
+    shape, others = shapes_of(df, data_options)
     return replace(net, data_shape=shape, row_shapes=others)
 
 
 def _forward(
-    what: str,
+    label: str,
     df: spark.DataFrame,
     model: CaffeModel,
     blobs: Sequence[str],
@@ -257,16 +257,18 @@ def _forward(
     device: str,
     skip_images: int,
 ) -> ForwardPass:
-    """What the tasks compute, with the weights read; raises BadInput for a missing column."""
-    wanted = parse_device(device)
+    """Describe the tasks' work, with the weights read; raises BadInput for a missing column."""
+    device_request = parse_device(device)
     needed = model.net.columns_for(blobs)
     columns = model.net.column_specs
-    check_columns(df, [each for each in columns if each.name in needed or each.among(df.columns)])
-    path = path_checks.path(f"{what}: weights", weights)
+    check_columns(
+        df, [column for column in columns if column.name in needed or column.among(df.columns)]
+    )
+    path = path_checks.path(f"{label}: weights", weights)
     arena, _ = read_weights(path, model.net, model.initial(0), model.net.tensors_for(blobs))
     key, shared = secrets.token_hex(8), spark.share(df, arena)
     return ForwardPass(
-        key, model.net.description, shared, tuple(blobs), batch_size, wanted, skip_images
+        key, model.net.description, shared, tuple(blobs), batch_size, device_request, skip_images
     )
 
 
@@ -288,13 +290,16 @@ def _sums(
 ) -> Iterator[pa.RecordBatch]:
     """The sums of the columns of each blob over one partition; nothing without rows."""
     model, arena = _load(forward)
-    with threadpool_limits(1), lent(arena, forward.device, partition=part, assigned=gpus) as there:
+    with (
+        threadpool_limits(1),
+        lend_weights(arena, forward.device, partition=part, assigned=gpus) as device_weights,
+    ):
         seen, sums = column_sums(
-            model, there, rows, forward.blobs, forward.batch_size, forward.skip_images
+            model, device_weights, rows, forward.blobs, forward.batch_size, forward.skip_images
         )
     if seen:
-        found = [{"blob": name, "rows": seen, "sums": total} for name, total in sums.items()]
-        yield pa.RecordBatch.from_pylist(found, schema=_SUMS)
+        records = [{"blob": name, "rows": seen, "sums": total} for name, total in sums.items()]
+        yield pa.RecordBatch.from_pylist(records, schema=_SUMS)
 
 
 def _features(
@@ -307,7 +312,10 @@ def _features(
 ) -> Iterator[pa.RecordBatch]:
     """The features of one partition, in order."""
     model, arena = _load(forward)
-    with threadpool_limits(1), lent(arena, forward.device, partition=part, assigned=gpus) as there:
+    with (
+        threadpool_limits(1),
+        lend_weights(arena, forward.device, partition=part, assigned=gpus) as device_weights,
+    ):
         yield from inference.features(
-            model, there, rows, forward.blobs, forward.batch_size, forward.skip_images
+            model, device_weights, rows, forward.blobs, forward.batch_size, forward.skip_images
         )

@@ -32,19 +32,19 @@ def read_arrays(path: Path, names: tuple[str, ...] = ()) -> dict[str, Array]:
 
     `names` limits them to these entries at the top of the file.
     """
-    with _opened(path) as file:
-        found: dict[str, Array] = {}
+    with _open(path) as file:
+        arrays: dict[str, Array] = {}
         seen: set[Any] = set()
         for name, item in _walk(file, path, "", names, seen):
-            found[name] = _array(item, f"{path}: {name}")
-        return found
+            arrays[name] = _array(item, f"{path}: {name}")
+        return arrays
 
 
 def read_string(path: Path, name: str) -> str:
     """The text of a dataset, "" if the file has no short one of that name; raises BadInput."""
     import h5py
 
-    with _opened(path) as file:
+    with _open(path) as file:
         item = file.get(name)
         short = isinstance(item, h5py.Dataset) and item.shape == () and item.nbytes <= _LONGEST
         value = item[()] if short else b""
@@ -73,7 +73,7 @@ def _h5py(path: Path) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     """The file, with everything that h5py raises about it as BadInput."""
     h5py = _h5py(path)
     try:
@@ -82,12 +82,12 @@ def _opened(path: Path) -> Iterator[Any]:
     except OSError as error:
         if error.errno is not None:
             raise BadInput(f"{path}: cannot be read: {os.strerror(error.errno)}") from None
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
     except _FAULTS as error:
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
 
 
-def _damaged(path: Path, error: Exception) -> BadInput:
+def _damage_error(path: Path, error: Exception) -> BadInput:
     return BadInput(path, expected=f"an HDF5 file: {quote(' '.join(str(error).split()), 200)}")
 
 
@@ -106,10 +106,10 @@ def _walk(
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise BadInput(f"{path}: {quote(full)}", expected="a group or a dataset", got="a link")
         item = group[name]
-        place = h5py.h5o.get_info(item.id).addr
-        if place in seen:
+        address = h5py.h5o.get_info(item.id).addr
+        if address in seen:
             raise BadInput(f"{path}: {quote(full)}: has two names in the file; expected one")
-        seen.add(place)
+        seen.add(address)
         if len(seen) > _MAX_OBJECTS:
             raise BadInput(path, expected=f"at most {_MAX_OBJECTS} groups and datasets")
         if isinstance(item, h5py.Group):

@@ -16,7 +16,7 @@ from worker.caffe.model import CaffeModel
 from worker.data.arrow_columns import read_columns
 from worker.data.columns import DATA, ColumnKind, ColumnSpec
 from worker.data.columns import LABEL as LABELS
-from worker.data.encoded import decoded
+from worker.data.encoded import decode_images
 from worker.data.read_options import MAX_SKIPPED
 
 Floats = NDArray[np.float32]
@@ -60,8 +60,8 @@ def column_sums(
     of_batch = {top for layer in layers if isinstance(layer, Accuracy) for top in layer.spec.top}
     sums: dict[str, NDArray[np.float64]] = {}
     seen = 0
-    kept = decoded(rows, model.net.column_specs, "rows", max_skipped=skip_images)
-    for part in slices(kept, batch_size):
+    decoded_rows = decode_images(rows, model.net.column_specs, "rows", max_skipped=skip_images)
+    for part in slices(decoded_rows, batch_size):
         count = part.num_rows
         batch = to_batch(part, seen, model.net.column_specs)
         for name, value in model.forward(weights, batch, blobs).items():
@@ -91,8 +91,8 @@ def features(
     check_row_blobs(model, blobs)
     model.net.reset()
     seen = 0
-    kept = decoded(rows, model.net.column_specs, "rows", max_skipped=skip_images)
-    for part in slices(kept, batch_size):
+    decoded_rows = decode_images(rows, model.net.column_specs, "rows", max_skipped=skip_images)
+    for part in slices(decoded_rows, batch_size):
         values = model.forward(weights, to_batch(part, seen, model.net.column_specs), blobs)
         names = part.schema.names
         ids = part.column("id") if "id" in names else pa.array(range(seen, seen + part.num_rows))
@@ -136,8 +136,10 @@ def to_batch(
     """
     where = "rows"
     names = part.schema.names
-    there = [each for each in columns if each.kind is ColumnKind.IMAGE or each.among(names)]
-    return read_columns(part, there, where, first_row=first_row)
+    present = [
+        column for column in columns if column.kind is ColumnKind.IMAGE or column.among(names)
+    ]
+    return read_columns(part, present, where, first_row=first_row)
 
 
 def _by_row(values: NDArray[np.generic], rows: int, name: str) -> Floats:

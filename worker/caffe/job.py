@@ -79,7 +79,7 @@ def _check_trains(net: Network) -> None:
             expected="a layer with a loss in the TRAIN phase, such as SoftmaxWithLoss",
             got="none: nothing would be trained",
         )
-    if not net.trained:
+    if not net.learnable_tensors:
         raise BadInput(
             file,
             expected="weights with an lr_mult other than 0 that a loss depends on",
@@ -89,9 +89,9 @@ def _check_trains(net: Network) -> None:
 
 def _check_rows(solver: Solver, model: CaffeModel) -> None:
     """Raise BadInput if the net's input and the data's rows differ in their number of values."""
-    given, wanted = solver.train.data_shape, model.net.row_shape
-    if given is not None and wanted is not None and prod(given) != prod(wanted):
+    data_shape, row_shape = solver.train.data_shape, model.net.row_shape
+    if data_shape is not None and row_shape is not None and prod(data_shape) != prod(row_shape):
         raise BadInput(
             f"{solver.train.file}: input data",
-            expected=f"{prod(wanted)} values a row, the data has {prod(given)}",
+            expected=f"{prod(row_shape)} values a row, the data has {prod(data_shape)}",
         )

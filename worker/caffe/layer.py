@@ -166,7 +166,7 @@ class Layer(ABC):
         return [None] * len(needs_grad)
 
     def buffer_changes(self) -> Mapping[int, AnyArray]:
-        """What the latest forward pass subtracts from each buffer, by the tensor's index."""
+        """The amounts that the last forward pass subtracts from buffers, by the tensor's index."""
         return {}
 
     def reset(self) -> None:  # noqa: B027  # few keep anything
@@ -211,15 +211,15 @@ class Layer(ABC):
         except BadInput as error:
             raise self.bad(str(error)) from None
 
-    def described(self, bottom: int) -> str:
+    def describe_bottom(self, bottom: int) -> str:
         """A bottom's shape, its name and the layer that makes it, for errors."""
         name = self.spec.bottom[bottom]
         maker = self.context.makers[bottom] if self.context.makers else name
         return f"{self.bottoms[bottom]} ({name} of layer {maker})"
 
-    def bad(self, what: str) -> BadInput:
+    def bad(self, message: str) -> BadInput:
         """An error that names this layer, for the caller to raise."""
-        return BadInput(f"{self.where}: {what}")
+        return BadInput(f"{self.where}: {message}")
 
     def axis(self, axis: int, shape: Shape) -> int:
         """A possibly negative axis of `shape`, counted from the front."""
@@ -237,8 +237,8 @@ class Layer(ABC):
             if not fits:
                 where = "" if but is None else f" apart from axis {but}"
                 raise self.bad(
-                    f"expected bottoms of one shape{where}, got {self.described(0)} and"
-                    f" {self.described(number)}"
+                    f"expected bottoms of one shape{where}, got {self.describe_bottom(0)} and"
+                    f" {self.describe_bottom(number)}"
                 )
 
     def indices(
@@ -246,18 +246,20 @@ class Layer(ABC):
         bottom: int,
         values: AnyArray,
         count: int,
-        what: str = "labels",
+        subject: str = "labels",
         ignored: int | None = None,
     ) -> Labels:
         """The numbers of bottom `bottom`, flat, as int64 in [0, count) or the ignored one.
 
         Raises BadInput for any other number on the host; kernels do not check.
         """
-        listed = flat(values, 0, self.work, f"{what} in order").reshape(-1)
+        listed = flat(values, 0, self.work, f"{subject} in order").reshape(-1)
         try:
             return softmax.whole_labels(listed, count, ignored, self.work)
         except ValueError as error:
-            raise self.bad(f"{self.spec.bottom[bottom]}: expected whole {what} {error}") from None
+            raise self.bad(
+                f"{self.spec.bottom[bottom]}: expected whole {subject} {error}"
+            ) from None
 
     def loss_weight(self, top: int) -> float:
         """The weight of a top's sum in the net's loss; 0 for a top that is not a loss."""
@@ -296,7 +298,7 @@ class Layer(ABC):
                 )
 
     def _check_blobs(self) -> None:
-        for what, names, allowed in (
+        for side, names, allowed in (
             ("bottoms", self.spec.bottom, self.BOTTOMS),
             ("tops", self.spec.top, self.TOPS),
         ):
@@ -306,16 +308,16 @@ class Layer(ABC):
                     if len(allowed) > _MAX_LISTED
                     else " or ".join(str(count) for count in allowed)
                 )
-                raise self.bad(f"expected {expected} {what}, got {len(names)}")
+                raise self.bad(f"expected {expected} {side}, got {len(names)}")
 
     def _check_sizes(self) -> None:
         """Refuse sizes that do not fit into any memory, before allocating them."""
         tensors = [owned.spec.shape for owned in self.owned]
-        for what, shapes in (("top", self.tops), ("tensor", tensors)):
+        for kind, shapes in (("top", self.tops), ("tensor", tensors)):
             for shape in shapes:
                 if prod(shape) > _MAX_NUMBERS:
                     raise self.bad(
-                        f"expected at most {_MAX_NUMBERS} numbers in a {what}, got shape {shape}"
+                        f"expected at most {_MAX_NUMBERS} numbers in a {kind}, got shape {shape}"
                     )
 
     def _check_params(self) -> None:
@@ -370,32 +372,34 @@ class HostLayer(Layer):
 
     def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         self._like = bottoms[0]
-        tops = self.compute([_ordered(x) for x in bottoms], [*map(as_host, weights)], step_key)
-        return tuple(self._there(top, f"top{number}") for number, top in enumerate(tops))
+        tops = self.compute(
+            [_to_caffe_order(x) for x in bottoms], [*map(as_host, weights)], step_key
+        )
+        return tuple(self._to_device(top, f"top{number}") for number, top in enumerate(tops))
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         into = [None if o is None else np.zeros(o.shape, np.float32) for o in out]
-        given = [None if dy is None else _ordered(dy) for dy in gradients]
-        found = self.gradients(given, [*map(as_host, weights)], into)
+        ordered = [None if dy is None else _to_caffe_order(dy) for dy in gradients]
+        dbottoms = self.gradients(ordered, [*map(as_host, weights)], into)
         for source, target in zip(into, out, strict=True):
             if source is not None and target is not None:
                 backends.copy(source, target)
         return [
-            None if dx is None or not want else self._there(dx, f"d{number}")
-            for number, (dx, want) in enumerate(zip(found, needs_grad, strict=True))
+            None if dx is None or not want else self._to_device(dx, f"d{number}")
+            for number, (dx, want) in enumerate(zip(dbottoms, needs_grad, strict=True))
         ]
 
-    def _there(self, array: AnyArray, role: str) -> AnyArray:
+    def _to_device(self, array: AnyArray, role: str) -> AnyArray:
         """The array in the order of memory, as float32, on the network's device."""
         seen = np.ascontiguousarray(to_nhwc(np.asarray(array)), np.float32)
         seen = seen.reshape(to_nhwc(np.asarray(array)).shape)  # a scalar keeps its shape ()
         if backends.backend_of(self._like) == backends.HOST:
             return seen
-        there = self.work.take(role, seen.shape, self._like)
-        backends.copy(seen, there)
-        return there
+        device_array = self.work.take(role, seen.shape, self._like)
+        backends.copy(seen, device_array)
+        return device_array
 
 
 class SourceLayer(Layer):
@@ -409,7 +413,7 @@ class SourceLayer(Layer):
         """Top number `top` from its prepared column, on the device of `like`; raises BadInput."""
 
     def prepare(self, top: int, column: AnyArray, step_key: StepKey) -> AnyArray:
-        """What the host computes of a column before `read` gets it; by default nothing."""
+        """The column as the host prepares it for `read`; by default unchanged."""
         return column
 
     def rows(self, top: int) -> int:
@@ -449,26 +453,28 @@ class SourceLayer(Layer):
             raise self.bad(f"column {name}: expected numbers, got {column.dtype}")
         return column
 
-    def brought(self, column: AnyArray, role: str, dtype: DTypeLike, like: AnyArray) -> AnyArray:
+    def bring_to_device(
+        self, column: AnyArray, role: str, dtype: DTypeLike, like: AnyArray
+    ) -> AnyArray:
         """The column on the device of `like`: unchanged on the host, as `dtype` for kernels."""
-        place = backends.backend_of(like)
-        if not place.runs_kernels:
+        backend = backends.backend_of(like)
+        if not backend.runs_kernels:
             return backends.as_host(column)
-        if backends.backend_of(column) == place and column.dtype == dtype:
+        if backends.backend_of(column) == backend and column.dtype == dtype:
             return column
-        there = self.work.take_as(f"{role} {np.dtype(dtype)}", column.shape, dtype, like)
-        backends.copy(column, there)
-        return there
+        device_array = self.work.take_as(f"{role} {np.dtype(dtype)}", column.shape, dtype, like)
+        backends.copy(column, device_array)
+        return device_array
 
     def numbers(self, top: int, batch: Batch, like: AnyArray) -> AnyArray:
         """A top of plain numbers, as float32, from its column."""
         column = self.fitting(top, self.column(top, batch), self.tops[top][1:])
-        there = self.brought(column, f"column{top}", np.float32, like)
-        x = self.work.take(f"x{top}", to_nhwc(there).shape, like)
-        if there.ndim == 4:
-            image_layout.channels_last(there, x)
+        device_array = self.bring_to_device(column, f"column{top}", np.float32, like)
+        x = self.work.take(f"x{top}", to_nhwc(device_array).shape, like)
+        if device_array.ndim == 4:
+            image_layout.channels_last(device_array, x)
         else:
-            backends.copy(there, x)
+            backends.copy(device_array, x)
         return x
 
 
@@ -562,6 +568,6 @@ def _cut(shape: Shape, axis: int, count: int) -> tuple[int, int, int]:
     return prod(shape[:axis]), prod(shape[axis : axis + count]), prod(shape[axis + count :])
 
 
-def _ordered(array: AnyArray) -> AnyArray:
+def _to_caffe_order(array: AnyArray) -> AnyArray:
     """The array on the host, as a view in Caffe's order."""
     return to_nchw(as_host(array))

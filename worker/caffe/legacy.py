@@ -36,7 +36,7 @@ _RENAMED = {
 
 
 def upgrade(net: NetParameter, file: str) -> NetParameter:
-    """The same net with `layer` entries only; the argument is not changed."""
+    """Upgrade a net to `layer` entries only; the argument is not changed."""
     forked = any(layer.pooling_param.HasField("ceil_mode") for layer in net.layer)
     if not net.layers and not net.input and not forked:
         return net
@@ -101,12 +101,12 @@ def _inputs(net: NetParameter, file: str) -> list[LayerParameter]:
             ),
             got=len(shapes),
         )
-    found = []
+    layers = []
     for name, shape in zip(net.input, shapes, strict=True):
         layer = LayerParameter(name=name, type="Input", top=[name])
         layer.input_param.shape.add().dim.extend(shape)
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
 
 
 def _layer(old: V1LayerParameter, file: str) -> LayerParameter:

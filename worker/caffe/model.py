@@ -57,13 +57,13 @@ class CaffeModel:
         Only the layers that the blobs depend on run, and the batch needs only their columns.
         """
         self.net.check(batch)
-        self.net.forward(weights, self.net.prepare(batch, START), wanted=set(blobs))
+        self.net.forward(weights, self.net.prepare(batch, START), blobs=set(blobs))
         return {name: self.net.blob(name) for name in blobs}
 
     def outputs(self, weights: NDArray[np.float32], batch: Batch) -> dict[str, float]:
         """The net's scalar outputs for one batch, such as loss and accuracy."""
-        found = self.forward(weights, batch, self.net.figures)
-        return {name: float(value) for name, value in found.items()}
+        blobs = self.forward(weights, batch, self.net.figures)
+        return {name: float(value) for name, value in blobs.items()}
 
     def on(self, device: Device) -> DeviceModel:
         """An equivalent model that computes on `device`."""

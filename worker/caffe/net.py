@@ -41,7 +41,7 @@ from worker.caffe.layer import (
 )
 from worker.caffe.legacy import upgrade
 from worker.caffe.phases import NetState, Phase, layers_kept
-from worker.caffe.prototxt_faults import unsupported_types
+from worker.caffe.prototxt_faults import list_unsupported
 from worker.caffe.registry import LAYERS
 from worker.caffe.text import parse_net
 from worker.data.columns import ColumnKind, ColumnSpec
@@ -110,15 +110,15 @@ class Network:
             files=description.files,
             pool=pool,
         )
-        kept = layers_kept(self.parsed, state, file)
-        faults = unsupported_types(((layer.name, layer.type) for layer in kept), file)
+        specs = layers_kept(self.parsed, state, file)
+        faults = list_unsupported(((layer.name, layer.type) for layer in specs), file)
         if faults:
             raise BadInput(faults)
-        for spec in kept:
+        for spec in specs:
             self._add(spec, context)
         self._fillers = {tensor.spec.name: tensor.filler for tensor in self._tensors}
         self.table = DenseTable(TABLE, tuple(tensor.spec for tensor in self._tensors))
-        self._places = [
+        self._extents = [
             (start, start + tensor.size, tensor.shape)
             for tensor, start in zip(self.table.tensors, self.table.offsets, strict=True)
         ]
@@ -158,7 +158,7 @@ class Network:
     @property
     def row_shape(self) -> Shape | None:
         """The shape of one row of the net's images, before a crop; None for a net without any."""
-        kinds = (each.shape for each in self.column_specs if each.kind is ColumnKind.IMAGE)
+        kinds = (column.shape for column in self.column_specs if column.kind is ColumnKind.IMAGE)
         return next(kinds, None)
 
     @property
@@ -194,14 +194,14 @@ class Network:
 
     def columns(self, batch: Batch) -> dict[str, AnyArray]:
         """The columns that the net reads, each checked alone, and all checked for equal length."""
-        found = {
+        columns = {
             name: source.column(top, batch)
             for source in self._sources
             for top, name in enumerate(source.spec.top)
         }
-        self.check(found)
-        self._check_values(found)
-        return found
+        self.check(columns)
+        self._check_values(columns)
+        return columns
 
     def prepare(self, batch: Batch, step_key: StepKey) -> Batch:
         """The batch as `forward` takes it, after the steps of data layers that the host computes.
@@ -217,13 +217,13 @@ class Network:
 
     def tensors_for(self, blobs: Collection[str]) -> frozenset[str]:
         """The names of the tensors that the named blobs depend on."""
-        needed = self._needed(blobs)
+        needed = self._find_needed(blobs)
         nodes = [node for node in self.nodes if needed.intersection(node.tops)]
         return frozenset(self._tensors[i].spec.name for node in nodes for i in node.tensors)
 
     def columns_for(self, blobs: Collection[str]) -> frozenset[str]:
         """The columns of a batch that the named blobs depend on."""
-        needed = self._needed(blobs)
+        needed = self._find_needed(blobs)
         return frozenset(name for value, name in self._columns.items() if value in needed)
 
     @property
@@ -239,7 +239,7 @@ class Network:
         }
 
     @property
-    def trained(self) -> frozenset[str]:
+    def learnable_tensors(self) -> frozenset[str]:
         """The names of the tensors that training changes.
 
         Those are the tensors with an lr_mult other than 0 which a loss sends a gradient to.
@@ -249,7 +249,7 @@ class Network:
             if not reached.intersection(node.tops):
                 continue
             reached.update(
-                value for value, wanted in zip(node.bottoms, node.needs_grad, strict=True) if wanted
+                value for value, needs in zip(node.bottoms, node.needs_grad, strict=True) if needs
             )
             names.update(self._tensors[i].spec.name for i in node.tensors if self._trains(i))
         return frozenset(names)
@@ -276,11 +276,11 @@ class Network:
         weights: Array,
         batch: Batch,
         step_key: StepKey = START,
-        wanted: Collection[str] | None = None,
+        blobs: Collection[str] | None = None,
         *,
         release: bool = False,
     ) -> None:
-        """Compute all values, or those that the blobs `wanted` depend on, for `blob` to read.
+        """Compute all values, or those that the blobs `blobs` depend on, for `blob` to read.
 
         `batch` is what `prepare` returns; a net without a crop, a mirror, a mean file or a
         transposed column takes it as it is.
@@ -290,8 +290,8 @@ class Network:
         """
         tensors = self._bind(weights)
         if backends.backend_of(weights).runs_kernels:
-            self._check_values(batch, wanted)
-        needed = None if wanted is None else self._needed(wanted)
+            self._check_values(batch, blobs)
+        needed = None if blobs is None else self._find_needed(blobs)
         self._values, losses = {}, self._losses()
         for number, node in enumerate(self.nodes):
             if needed is not None and not needed.intersection(node.tops):
@@ -329,21 +329,21 @@ class Network:
         return float(sum(weight * float(backends.as_host(loss)) for weight, loss in pairs))
 
     def backward(
-        self, weights: Array, out: Array, given: Mapping[str, AnyArray] | None = None
+        self, weights: Array, out: Array, seeds: Mapping[str, AnyArray] | None = None
     ) -> dict[str, AnyArray]:
         """Write the gradient of the latest forward pass into `out`, an arena in the same place.
 
-        It starts from the losses, or from the blobs' gradients in `given`. Returns the gradients,
+        It starts from the losses, or from the blobs' gradients in `seeds`. Returns the gradients,
         in Caffe's order, of the inputs that have one; without force_backward no input has one.
         """
         tensors, into = self._bind(weights), self._bind(out)
         out.fill(0.0)
-        gradients = self._seeds(given, out)
+        gradients = self._seeds(seeds, out)
         summed: set[int] = set()
         written: set[int] = set()
         for node in reversed(self.nodes):
-            for place, change in node.layer.buffer_changes().items():
-                backends.copy(change, into[node.tensors[place]])
+            for index, change in node.layer.buffer_changes().items():
+                backends.copy(change, into[node.tensors[index]])
             if isinstance(node.layer, SourceLayer):
                 continue
             tops = [gradients.pop(value, None) for value in node.tops]
@@ -351,15 +351,15 @@ class Network:
                 continue
             if not any(node.needs_grad) and not node.tensors:
                 continue
-            places = self._places_of(node, into, written)
-            found = node.layer.backward(tops, _of(node, tensors), places, node.needs_grad)
-            self._merge(node, places, into, written)
-            for value, gradient in zip(node.bottoms, found, strict=True):
+            outputs = self._gradient_arrays(node, into, written)
+            dbottoms = node.layer.backward(tops, _of(node, tensors), outputs, node.needs_grad)
+            self._merge(node, outputs, into, written)
+            for value, gradient in zip(node.bottoms, dbottoms, strict=True):
                 if gradient is not None and value in gradients:
                     gradient = self._sum(value, gradients[value], gradient, summed)
                 if gradient is not None:
                     gradients[value] = gradient
-            del tops, found, gradient
+            del tops, dbottoms, gradient
         return {
             name: _caffes(gradients[self._names[name]])
             for name in self.inputs
@@ -420,7 +420,7 @@ class Network:
         return next(node.layer for node in self.nodes if value in node.tops)
 
     def _trains(self, index: int) -> bool:
-        """Whether a tensor learns; Caffe computes no gradient where lr_mult is 0."""
+        """Return whether a tensor learns; Caffe computes no gradient where lr_mult is 0."""
         return self._tensors[index].spec.lr_mult != 0
 
     def _tensor(self, layer: Layer, tensor: LayerTensor) -> int:
@@ -442,25 +442,27 @@ class Network:
             self._shared[tensor.shared] = len(self._tensors) - 1
         return len(self._tensors) - 1
 
-    def _places_of(self, node: Node, into: Arrays, written: set[int]) -> list[AnyArray | None]:
+    def _gradient_arrays(
+        self, node: Node, into: Arrays, written: set[int]
+    ) -> list[AnyArray | None]:
         """Where a layer writes its tensors' gradients: in the arena, or aside for a second part."""
-        places: list[AnyArray | None] = []
+        outputs: list[AnyArray | None] = []
         for index, view in zip(node.tensors, _of(node, into), strict=True):
             if not self._trains(index):
-                places.append(None)
+                outputs.append(None)
             elif index in written:
-                places.append(self._work.take(f"part{index}", view.shape, view))
+                outputs.append(self._work.take(f"part{index}", view.shape, view))
             else:
-                places.append(view)
-        return places
+                outputs.append(view)
+        return outputs
 
     def _merge(
-        self, node: Node, places: list[AnyArray | None], into: Arrays, written: set[int]
+        self, node: Node, outputs: list[AnyArray | None], into: Arrays, written: set[int]
     ) -> None:
         """Add the second and later parts of shared tensors' gradients to the first."""
-        for index, place in zip(node.tensors, places, strict=True):
-            if place is not None and index in written:
-                eltwise.accumulate(place.reshape(into[index].shape), into[index])
+        for index, output in zip(node.tensors, outputs, strict=True):
+            if output is not None and index in written:
+                eltwise.accumulate(output.reshape(into[index].shape), into[index])
             written.add(index)
 
     def _total(self, value: int) -> AnyArray:
@@ -479,11 +481,11 @@ class Network:
                 expected=f"an arena of {self.table.size} float32",
                 got=f"shape {arena.shape} of {arena.dtype}",
             )
-        return [arena[start:stop].reshape(shape) for start, stop, shape in self._places]
+        return [arena[start:stop].reshape(shape) for start, stop, shape in self._extents]
 
-    def _check_values(self, batch: Batch, wanted: Collection[str] | None = None) -> None:
+    def _check_values(self, batch: Batch, blobs: Collection[str] | None = None) -> None:
         """Have each wanted layer check the columns that it reads, if they are on the host."""
-        needed = None if wanted is None else self._needed(wanted)
+        needed = None if blobs is None else self._find_needed(blobs)
         for node in self.nodes:
             if needed is not None and not needed.intersection(node.tops):
                 continue
@@ -492,7 +494,7 @@ class Network:
                 if column is not None and backends.backend_of(column) == backends.HOST:
                     node.layer.check_column(bottom, column)
 
-    def _needed(self, names: Collection[str]) -> set[int]:
+    def _find_needed(self, names: Collection[str]) -> set[int]:
         """The values of the named blobs, and all values that they depend on."""
         unknown = [name for name in names if name not in self._names]
         if unknown:
@@ -514,15 +516,15 @@ class Network:
         }
         return {value: weight for value, weight in weights.items() if weight}
 
-    def _sum(self, value: int, held: Array, more: Array, summed: set[int]) -> Array:
-        """The sum of two gradients of a value, in separate memory: `held` may be a layer's own."""
+    def _sum(self, value: int, first: Array, more: Array, summed: set[int]) -> Array:
+        """The sum of two gradients of a value, in separate memory: `first` may be a layer's own."""
         if value not in summed:
-            total = self._work.take(f"sum{value}", held.shape, held)
-            backends.copy(held, total)
+            total = self._work.take(f"sum{value}", first.shape, first)
+            backends.copy(first, total)
             summed.add(value)
-            held = total
-        eltwise.accumulate(more, held)
-        return held
+            first = total
+        eltwise.accumulate(more, first)
+        return first
 
     def _seed(self, value: int, weight: float) -> Array:
         """The gradient of the net's loss by one of its terms: the weight of each number."""
@@ -533,12 +535,12 @@ class Network:
         seed.fill(weight)
         return seed
 
-    def _seeds(self, given: Mapping[str, AnyArray] | None, like: Array) -> dict[int, Array]:
+    def _seeds(self, gradients: Mapping[str, AnyArray] | None, like: Array) -> dict[int, Array]:
         """The gradients that a backward pass starts from; those of losses stay on the host."""
-        if given is None:
+        if gradients is None:
             return {value: self._seed(value, w) for value, w in self._losses().items()}
         seeds = {}
-        for name, gradient in given.items():
+        for name, gradient in gradients.items():
             seed = np.array(to_nhwc(gradient), np.float32, order="C")
             seeds[self._names[name]] = (
                 seed if seed.ndim == 0 else backends.copied(seed, backends.backend_of(like))

@@ -1,4 +1,4 @@
-"""What a prototxt says about its data, known before any data is opened.
+"""The data that a prototxt describes, known before any data is opened.
 
 A row is a list of values. The prototxt or the data may state its shape. If neither does, a net with
 layers that need an image reads a row as a square image, and every other net reads it as a vector
@@ -53,16 +53,16 @@ class NetData(msgspec.Struct, frozen=True):
     def absolute(self) -> "NetData":
         """This with sources that do not depend on the working directory."""
         source = None if self.source is None else self.source.absolute()
-        return replace(self, source=source, others=tuple(each.absolute() for each in self.others))
+        return replace(self, source=source, others=tuple(other.absolute() for other in self.others))
 
 
 def data_of(net: Description) -> NetData:
-    """What the prototxt of `net` says about its data.
+    """The description of the data in the prototxt of `net`.
 
     Raises BadInput for layers with sources and different batch sizes.
     """
     layers = _layers(net)
-    stated = (shape for layer in layers if (shape := _stated(layer)) is not None)
+    stated = (shape for layer in layers if (shape := _read_shape(layer)) is not None)
     params = (layer.memory_data_param for layer in layers)
     encoded = (param.image_encoded for param in params if param.HasField("image_encoded"))
     options = ReadOptions(
@@ -85,15 +85,17 @@ def data_of(net: Description) -> NetData:
                 expected="one batch_size for both",
                 got=f"{_batch_size(named[0])} and {_batch_size(layer)}",
             )
-    first, *others = (_source(net, each, replace(options, shape=_stated(each))) for each in named)
+    first, *others = (
+        _source(net, layer, replace(options, shape=_read_shape(layer))) for layer in named
+    )
     return replace(first, others=tuple(others))
 
 
 def read_options_of(net: Description) -> ReadOptions:
-    """What `net` wants of the rows of one table; raises BadInput for a net with two sources."""
+    """The options by which `net` reads the rows of a table; BadInput for a net with two sources."""
     data = data_of(net)
     if data.others:
-        names = " and ".join(each.layer for each in (data, *data.others))
+        names = " and ".join(source.layer for source in (data, *data.others))
         raise BadInput(
             f"expected one data layer that names a source, as the rows come from one table, got"
             f" {names}; use one HDF5Data or CoSData layer with the tops of all"
@@ -135,7 +137,7 @@ def _layers(net: Description) -> list[LayerParameter]:
     return layers_kept(parsed, NetState(net.phase, net.stages, net.level), net.file)
 
 
-def _stated(layer: LayerParameter) -> Shape | None:
+def _read_shape(layer: LayerParameter) -> Shape | None:
     """The image shape that a layer states; None unless it is a data layer that states one."""
     if layer.type == "MemoryData":
         param = layer.memory_data_param
@@ -144,9 +146,9 @@ def _stated(layer: LayerParameter) -> Shape | None:
     if layer.type != "Input" or _DATA not in layer.top:
         return None
     shapes = [tuple(shape.dim) for shape in layer.input_param.shape]
-    place = list(layer.top).index(_DATA) if len(shapes) > 1 else 0
-    found = shapes[place] if place < len(shapes) else ()
-    return (found[1], found[2], found[3]) if len(found) == 4 else None
+    index = list(layer.top).index(_DATA) if len(shapes) > 1 else 0
+    extents = shapes[index] if index < len(shapes) else ()
+    return (extents[1], extents[2], extents[3]) if len(extents) == 4 else None
 
 
 def _name(layer: LayerParameter) -> str:
@@ -191,7 +193,7 @@ def _hdf5(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     return replace(options, tops=tuple(layer.top), shuffle=layer.hdf5_data_param.shuffle)
 
 
-def _typed(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
+def _column_options(layer: LayerParameter, options: ReadOptions) -> ReadOptions:
     param = layer.cos_data_param
     encoded = [top for top in param.top if top.type in ENCODED]
     return replace(
@@ -207,5 +209,5 @@ _OPTIONS: dict[str, Callable[[LayerParameter, ReadOptions], ReadOptions]] = {
     "ImageData": _image_list,
     "MemoryData": _memory,
     "HDF5Data": _hdf5,
-    "CoSData": _typed,
+    "CoSData": _column_options,
 }

@@ -16,44 +16,46 @@ from worker.data.zipped import LayerSource, ZippedSource
 
 def open_net_data(
     data: NetData,
-    place: Path | None = None,
+    path: Path | None = None,
     split: Split = "train",
     classes: int | None = None,
     seed: int | None = None,
     skip_images: int = MAX_SKIPPED,
 ) -> ImageSource:
-    """A part of the data at `place`, or else of the source that a net names, as the net wants it.
+    """A part of the data at `path`, or else of the source that a net names, as the net wants it.
 
     Labels outside [0, classes) are refused. A reader leaves out up to `skip_images` images. The
     sources of several layers are read in step. Raises BadInput that names the layer, if it named
     the source, and the file.
     """
     if data.others:
-        if place is not None:
-            names = " and ".join(each.layer for each in (data, *data.others))
+        if path is not None:
+            names = " and ".join(source.layer for source in (data, *data.others))
             raise BadInput(
-                f"data {place}", expected=f"no such data, as the net reads the sources of {names}"
+                f"data {path}", expected=f"no such data, as the net reads the sources of {names}"
             )
         members = list[LayerSource]()
-        for each in (replace(data, others=()), *data.others):
-            own = classes if len(each.tops) > 1 else None  # without a top, labels are not read
-            source = open_net_data(each, None, split, own, seed, skip_images)
+        for part in (replace(data, others=()), *data.others):
+            part_classes = (
+                classes if len(part.tops) > 1 else None
+            )  # without a top, labels are not read
+            source = open_net_data(part, None, split, part_classes, seed, skip_images)
             if not isinstance(source, Source) or isinstance(source, TableSource):
                 raise BadInput(
-                    each.layer,
+                    part.layer,
                     expected=(
                         "data of one of these formats, to be read in step with another "
                         "source: LMDB, LevelDB, HDF5, image list, image folder"
                     ),
-                    got=each.source,
+                    got=part.source,
                 )
-            members.append(LayerSource(source, each.tops))
+            members.append(LayerSource(source, part.tops))
         return ZippedSource(members)
     options = replace(
         data.options, split=split, classes=classes, seed=seed or 0, max_skipped=skip_images
     )
-    if place is not None:
-        return open_with(place, options)
+    if path is not None:
+        return open_with(path, options)
     if data.source is None:
         raise BadInput("expected a data layer that names a source, got none")
     if data.form not in {"", "parquet"}:

@@ -14,7 +14,7 @@ from worker.caffe.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetState
 
 
 class Phase(StrEnum):
-    """What a net is built for: training, or measurement and inference."""
+    """The use of a net: training, or measurement and inference."""
 
     TRAIN = "TRAIN"
     TEST = "TEST"
@@ -30,8 +30,8 @@ class NetState(msgspec.Struct, frozen=True):
 
 def layers_kept(net: NetParameter, state: NetState, file: str) -> list[LayerParameter]:
     """The layers of `net` that `state`, with the net's own stages and level, keeps, in order."""
-    own = net.state
-    state = NetState(state.phase, (*own.stage, *state.stages), state.level or own.level)
+    net_state = net.state
+    state = NetState(state.phase, (*net_state.stage, *state.stages), state.level or net_state.level)
     return [layer for layer in net.layer if _keeps(layer, state, file)]
 
 
@@ -47,9 +47,9 @@ def _keeps(layer: LayerParameter, state: NetState, file: str) -> bool:
 
 def _meets(rule: NetStateRule, state: NetState) -> bool:
     """A rule is met when everything that it states holds."""
-    wanted = Phase.TRAIN if rule.phase == TRAIN else Phase.TEST
+    phase = Phase.TRAIN if rule.phase == TRAIN else Phase.TEST
     return (
-        (not rule.HasField("phase") or wanted is state.phase)
+        (not rule.HasField("phase") or phase is state.phase)
         and (not rule.HasField("min_level") or state.level >= rule.min_level)
         and (not rule.HasField("max_level") or state.level <= rule.max_level)
         and all(stage in state.stages for stage in rule.stage)

@@ -44,10 +44,10 @@ def faults_of(text: str, message: NetParameter | SolverParameter, file: str) -> 
     return reader.wrong_kind(file) or _one_line(reader.all_faults(), file, page)
 
 
-def unsupported_types(layers: Iterable[tuple[str, str]], file: str) -> str:
+def list_unsupported(layers: Iterable[tuple[str, str]], file: str) -> str:
     """One line with every unsupported type among the (name, type) of layers; empty if none."""
-    found = [_Layer(0, name, kind) for name, kind in layers if kind not in LAYERS]
-    return _one_line([(layer, _TYPE, 0) for layer in found], file, "layers")
+    unsupported = [_Layer(0, name, kind) for name, kind in layers if kind not in LAYERS]
+    return _one_line([(layer, _TYPE, 0) for layer in unsupported], file, "layers")
 
 
 class _Layer:
@@ -57,7 +57,7 @@ class _Layer:
         self.line, self.name, self.kind, self.old = line, name, kind, old
 
     @property
-    def unsupported(self) -> bool:
+    def is_unsupported(self) -> bool:
         known = V1LayerParameter.LayerType.keys() if self.old else LAYERS
         return bool(self.kind) and self.kind not in known and not self.kind.isdigit()
 
@@ -122,9 +122,9 @@ class _FaultReader:
 
     def all_faults(self) -> list[_Fault]:
         """Those of unsupported types, and those outside of such layers, by line."""
-        found: list[_Fault] = [(x, _TYPE, x.line) for x in self._layers if x.unsupported]
-        found += (fault for fault in self._faults if not (fault[0] and fault[0].unsupported))
-        return sorted(found, key=lambda fault: fault[2])
+        faults: list[_Fault] = [(x, _TYPE, x.line) for x in self._layers if x.is_unsupported]
+        faults += (fault for fault in self._faults if not (fault[0] and fault[0].is_unsupported))
+        return sorted(faults, key=lambda fault: fault[2])
 
     def wrong_kind(self, file: str) -> str:
         """An error about a solver in place of a net, or the reverse; empty if it is neither."""
@@ -155,7 +155,7 @@ class _FaultReader:
         if self._expects != "name" and field is not None:
             descriptor = field.message_type
             if descriptor is None:
-                self._add(f"{field.name}: expected {_expected(field)}, got an opening brace")
+                self._add(f"{field.name}: expected {_describe_values(field)}, got an opening brace")
             elif descriptor.name in _LAYER_MESSAGES:
                 layer = _Layer(self._line, old=descriptor.name == "V1LayerParameter")
                 self._layers.append(layer)
@@ -217,17 +217,17 @@ class _FaultReader:
                 block.layer.name = plain
             elif field.name == "type":
                 block.layer.kind = plain
-                if block.layer.unsupported:
+                if block.layer.is_unsupported:
                     return
         if word not in {"-", "+"} and not _fits(field, word, kind):
-            self._add(f"{field.name}: expected {_expected(field, word)}, got {quote(word)}")
+            self._add(f"{field.name}: expected {_describe_values(field, word)}, got {quote(word)}")
 
-    def _add(self, what: str, layer: _Layer | None = None, line: int = 0) -> None:
-        self._faults.append((layer or self._blocks[-1].layer, what, line or self._line))
+    def _add(self, text: str, layer: _Layer | None = None, line: int = 0) -> None:
+        self._faults.append((layer or self._blocks[-1].layer, text, line or self._line))
 
 
 def _fits(field: _Descriptor, word: str, kind: str) -> bool:
-    """Whether a field may have this value, as protobuf's parser reads it."""
+    """Return whether a field may have this value, as protobuf's parser reads it."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return kind == "string"
     if kind != "word":
@@ -247,7 +247,7 @@ def _fits(field: _Descriptor, word: str, kind: str) -> bool:
     return False
 
 
-def _expected(field: _Descriptor, word: str = "") -> str:
+def _describe_values(field: _Descriptor, word: str = "") -> str:
     if field.message_type is not None:
         return "a block in braces"
     if field.enum_type is not None:
@@ -270,27 +270,27 @@ def _one_line(faults: list[_Fault], file: str, page: str) -> str:
     """All faults in one line; the layers of an unsupported type are one, and hints are for one."""
     groups: dict[object, list[_Fault]] = {}
     for fault in faults:
-        layer, what, _ = fault
-        key = layer.kind if layer is not None and what == _TYPE else fault
+        layer, message, _ = fault
+        key = layer.kind if layer is not None and message == _TYPE else fault
         groups.setdefault(key, []).append(fault)
     if not groups:
         return ""
     listed = list(groups.values())
     if len(listed) == 1:
-        (layer, what, line), *more = listed[0]
-        what = _instead(layer.kind) if layer is not None and what == _TYPE else what
-        return f"{file}:{line}: {_described(layer, more)}{what}".replace(":0: ", ": ", 1)
+        (layer, message, line), *more = listed[0]
+        message = _instead(layer.kind) if layer is not None and message == _TYPE else message
+        return f"{file}:{line}: {_name_layer(layer, more)}{message}".replace(":0: ", ": ", 1)
     parts = []
-    for (layer, what, line), *more in listed[:_MOST_LISTED]:
+    for (layer, message, line), *more in listed[:_MOST_LISTED]:
         at = f"line {line}: " if line else ""
-        parts.append(f"{at}{_described(layer, more)}{what.partition(';')[0]}")
+        parts.append(f"{at}{_name_layer(layer, more)}{message.partition(';')[0]}")
     if len(listed) > _MOST_LISTED:
         parts.append(f"and {len(listed) - _MOST_LISTED} more")
     text = "; ".join(parts)
     return f"{file}: {len(listed)} faults: {text}; docs/reference/{page}.md lists what exists"
 
 
-def _described(layer: _Layer | None, more: list[_Fault]) -> str:
+def _name_layer(layer: _Layer | None, more: list[_Fault]) -> str:
     if layer is None or not (layer.name or layer.kind):
         return ""
     return f"{layer}: " if not more else f"{layer} and {len(more)} more: "

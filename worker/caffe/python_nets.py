@@ -71,7 +71,7 @@ class Net:
     @property
     def layers(self) -> tuple[LayerParameter, ...]:
         """Copies of the layers, for another net."""
-        return tuple(_copied(layer) for layer in self._message.layer)
+        return tuple(_copy(layer) for layer in self._message.layer)
 
     @property
     def prototxt(self) -> str:
@@ -88,7 +88,7 @@ class Net:
         return target
 
     def description(self, phase: Phase = Phase.TRAIN, **more: Any) -> Description:
-        """What `CaffeModel` is built from; `more` are other fields of `Description`."""
+        """The description for a `CaffeModel`; `more` are other fields of `Description`."""
         return Description(self.prototxt, phase, **{"file": self.name or "net"} | more)
 
     def replace_data_layers(
@@ -107,7 +107,7 @@ class Net:
         for layer in self._message.layer:
             kind = LAYERS.get(layer.type)
             if kind is None or not issubclass(kind, SourceLayer) or not kind.COLUMNS:
-                layers.append(_copied(layer))
+                layers.append(_copy(layer))
                 continue
             rules = [rule.phase for rule in layer.include if rule.HasField("phase")]
             for phase in rules or (TRAIN, TEST):
@@ -164,32 +164,34 @@ def make_layer(
     if kind not in LAYERS:
         raise BadInput(f"layer {name}", expected=f"a type among {', '.join(LAYERS)}", got=kind)
     where = f"layer {quote(name)} ({kind})"
-    made = LayerParameter(name=argument_checks.text(f"{kind}: name", name, "a text"), type=kind)
+    layer = LayerParameter(name=argument_checks.text(f"{kind}: name", name, "a text"), type=kind)
     if top is None:
         top = name if LAYERS[kind].TOPS.stop > 1 else ()
     for field, blobs in (("bottom", bottom), ("top", top)):
         names = _names(f"{where}: {field}", blobs)
-        _set(made, LayerParameter.DESCRIPTOR.fields_by_name[field], names, f"{where}: {field}")
+        _set(layer, LayerParameter.DESCRIPTOR.fields_by_name[field], names, f"{where}: {field}")
     for key, value in settings.items():
-        message = _message_with(made, LAYERS[kind], key, where)
+        message = _message_with(layer, LAYERS[kind], key, where)
         _set(message, message.DESCRIPTOR.fields_by_name[key], value, f"{where}: {key}")
-    return made
+    return layer
 
 
-def _message_with(made: LayerParameter, kind: type[Layer], key: str, where: str) -> Message:
+def _message_with(layer: LayerParameter, kind: type[Layer], key: str, where: str) -> Message:
     """The message of a layer that has the field `key`."""
     if key in (COMMON_FIELDS | kind.SUPPORTED_FIELDS.keys()) - _OWN:
-        return made
+        return layer
     owners = [name for name, fields in kind.SUPPORTED_FIELDS.items() if key in fields]
     if len(owners) > 1:
         raise BadInput(f"{where}: {key}", expected=f"it in one of {', '.join(owners)}")
     if not owners:
-        fields = {field for own in kind.SUPPORTED_FIELDS.values() for field in own}
+        fields = {
+            field for message_fields in kind.SUPPORTED_FIELDS.values() for field in message_fields
+        }
         known = ", ".join(sorted(fields | COMMON_FIELDS - _OWN))
         raise BadInput(where, expected=f"settings among {known}", got=quote(key))
-    found = getattr(made, owners[0])
-    assert isinstance(found, Message)
-    return found
+    message = getattr(layer, owners[0])
+    assert isinstance(message, Message)
+    return message
 
 
 def _set(message: Message, field: _Field, value: Any, where: str) -> None:
@@ -201,14 +203,14 @@ def _set(message: Message, field: _Field, value: Any, where: str) -> None:
     numbers = isinstance(value, tuple | list) and all(isinstance(size, Integral) for size in value)
     several = isinstance(value, tuple | list) and not (shape and numbers)
     container = getattr(message, field.name)
-    for one in value if several else [value]:
+    for element in value if several else [value]:
         if field.message_type is not None:
-            _fill(container.add(), one, where)
+            _fill(container.add(), element, where)
         else:
             try:
-                container.append(_plain(field, one))
+                container.append(_plain(field, element))
             except (TypeError, ValueError):
-                raise _wrong(field, one, where) from None
+                raise _wrong(field, element, where) from None
 
 
 def _set_one(message: Message, field: _Field, value: Any, where: str) -> None:
@@ -237,11 +239,11 @@ def _fill(message: Message, value: Any, where: str) -> None:
         raise argument_checks.wrong(
             where, f"a dictionary of {', '.join(kind.fields_by_name)}", value
         )
-    for key, one in value.items():
+    for key, setting in value.items():
         if key not in kind.fields_by_name:
             known = ", ".join(kind.fields_by_name)
             raise BadInput(where, expected=f"fields among {known}", got=quote(key))
-        _set(message, kind.fields_by_name[key], one, f"{where}: {key}")
+        _set(message, kind.fields_by_name[key], setting, f"{where}: {key}")
 
 
 def _plain(field: _Field, value: Any) -> Any:
@@ -278,13 +280,13 @@ def _names(where: str, value: Any) -> list[Any]:
 
 def _with_layers(message: NetParameter, layers: Iterable[LayerParameter]) -> Net:
     """A net with other layers and the rest of a message: its name, its state."""
-    made = Net(message.name, layers, force_backward=message.force_backward)
+    net = Net(message.name, layers, force_backward=message.force_backward)
     if message.HasField("state"):
-        made._message.state.CopyFrom(message.state)
-    return made
+        net._message.state.CopyFrom(message.state)
+    return net
 
 
-def _copied(layer: LayerParameter) -> LayerParameter:
+def _copy(layer: LayerParameter) -> LayerParameter:
     new = LayerParameter()
     new.CopyFrom(layer)
     return new

@@ -82,14 +82,14 @@ class Solver(msgspec.Struct, frozen=True):
     file: str = "solver"
 
     @property
-    def tested(self) -> tuple[TestNet, ...]:
+    def active_tests(self) -> tuple[TestNet, ...]:
         """The test nets that a run tests with: a test_iter of 0 leaves a net out."""
         return tuple(test for test in self.tests if test.iterations)
 
-    def steps(self, given: int | None) -> int:
-        """The steps of a run: `given`, else the file's max_iter; raises BadInput for none."""
-        if given is not None:
-            return given
+    def steps(self, option: int | None) -> int:
+        """The steps of a run: `option`, else the file's max_iter; raises BadInput for none."""
+        if option is not None:
+            return option
         if self.max_iter < 1:
             got = self.max_iter or "0 or none"
             raise BadInput(
@@ -106,10 +106,10 @@ class Solver(msgspec.Struct, frozen=True):
             return replace(self.schedule, max_iteration=steps)
         return self.schedule
 
-    def seed(self, given: int | None) -> int:
-        """The seed of a run: `given`, else the file's, else `DEFAULT_SEED`."""
-        if given is not None:
-            return given
+    def seed(self, option: int | None) -> int:
+        """The seed of a run: `option`, else the file's, else `DEFAULT_SEED`."""
+        if option is not None:
+            return option
         return DEFAULT_SEED if self.random_seed is None else self.random_seed
 
     def with_data_shape(
@@ -133,8 +133,8 @@ def read_solver(path: Path, data_shape: DataShape | None = None) -> Solver:
     train = _train_net(param, path)
     tests = _test_nets(param, path)
     solver = Solver(
-        rule=_named(file, lambda: _rule(param)),
-        schedule=_named(file, lambda: _schedule(param)),
+        rule=_name_errors(file, lambda: _rule(param)),
+        schedule=_name_errors(file, lambda: _schedule(param)),
         decay=_decay(param, file),
         train=train,
         tests=tests,
@@ -267,12 +267,12 @@ def _decay(param: SolverParameter, file: str) -> rules.Decay:
 
 def _train_net(param: SolverParameter, path: Path) -> Description:
     fields = ("net", "net_param", "train_net", "train_net_param")
-    given = [field for field in fields if param.HasField(field)]
-    if len(given) != 1:
-        got = " and ".join(given) or "none"
+    sources = [field for field in fields if param.HasField(field)]
+    if len(sources) != 1:
+        got = " and ".join(sources) or "none"
         raise BadInput(path, expected=f"one training net ({', '.join(fields)})", got=got)
-    source: str | NetParameter = getattr(param, given[0])
-    return _description(given[0], source, path, Phase.TRAIN, param.train_state)
+    source: str | NetParameter = getattr(param, sources[0])
+    return _description(sources[0], source, path, Phase.TRAIN, param.train_state)
 
 
 def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
@@ -298,10 +298,10 @@ def _test_nets(param: SolverParameter, path: Path) -> tuple[TestNet, ...]:
             got=len(param.test_state),
         )
     states = list(param.test_state) or [NetState()] * len(sources)
-    each = enumerate(zip(sources, states, param.test_iter, strict=True))
+    numbered_nets = enumerate(zip(sources, states, param.test_iter, strict=True))
     return tuple(
         TestNet(_description(*source, path, Phase.TEST, state), iterations, number)
-        for number, (source, state, iterations) in each
+        for number, (source, state, iterations) in numbered_nets
     )
 
 
@@ -313,8 +313,8 @@ def _description(
         text, file = read_text(path), str(path)
     else:
         text, file = text_format.MessageToString(source), str(solver)
-    own = parse_net(text, file).state
-    if own.HasField("phase") and (own.phase == TRAIN) != (phase is Phase.TRAIN):
+    net_state = parse_net(text, file).state
+    if net_state.HasField("phase") and (net_state.phase == TRAIN) != (phase is Phase.TRAIN):
         raise BadInput(
             f"{file}: state: phase", expected=f"{phase} for this use of the net, or none"
         )
@@ -343,7 +343,7 @@ def _near(name: str, solver: Path) -> Path | None:
     return None
 
 
-def _named(file: str, read: Callable[[], _T]) -> _T:
+def _name_errors(file: str, read: Callable[[], _T]) -> _T:
     """The result of `read`; its errors are prefixed with the file's name."""
     try:
         return read()

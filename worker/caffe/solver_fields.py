@@ -1,4 +1,4 @@
-"""How each field of a solver file is treated: no field is silently ignored.
+"""Treatment of each field of a solver file: no field is silently ignored.
 
 Every field of `SolverParameter` is in exactly one of the two tables. docs/reference/solver.md
 shows them to users. A test compares the tables with the protobuf message and with that page.

@@ -28,7 +28,7 @@ _COUNTS = ("iter", "current_step")
 
 
 class SolverState(msgspec.Struct, frozen=True):
-    """What a file holds: the number of updates so far, and the history as arrays of float32.
+    """The content of a file: the number of updates so far, and the history as float32 arrays.
 
     `learned_net` is the path of the weights as Caffe wrote it; `current_step` is the number of
     steps of a "step" or "multistep" policy so far, which follows from the iteration.
@@ -41,7 +41,7 @@ class SolverState(msgspec.Struct, frozen=True):
 
 
 def is_solver_state(path: Path) -> bool:
-    """Whether the suffix is that of a solver state."""
+    """Return whether the suffix is that of a solver state."""
     return path.suffix == _BINARY or path.suffixes[-2:] == [_BINARY, ".h5"]
 
 
@@ -90,15 +90,15 @@ def slots_of(state: SolverState, table: DenseTable, rule: Rule, source: str) -> 
     for number, slot in enumerate(names):
         slots[slot] = table.empty()
         views = table.views(slots[slot])
-        for place, tensor in enumerate(tensors, number * len(tensors)):
-            found = state.history[place]
-            if found.size != tensor.size:
+        for index, tensor in enumerate(tensors, number * len(tensors)):
+            array = state.history[index]
+            if array.size != tensor.size:
                 raise BadInput(
-                    f"{source}: history {place}",
+                    f"{source}: history {index}",
                     expected=f"shape {tensor.shape} of {tensor.name}",
-                    got=found.shape,
+                    got=array.shape,
                 )
-            views[tensor.name][...] = found.reshape(tensor.shape)
+            views[tensor.name][...] = array.reshape(tensor.shape)
     return slots
 
 

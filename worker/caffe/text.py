@@ -84,10 +84,10 @@ def _parse(text: str, message: _Message, file: str) -> _Message:
         faults = _other_language(text, file) or faults_of(text, message, file)
         if faults:
             raise BadInput(faults) from None
-        what = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
+        fault = re.sub(r"^\d+:\d+ ?: ?", "", str(error))
         line = error.GetLine()
-        what = quote(" ".join(what.split()), _MAX_QUOTED)
-        raise BadInput(f"{file}:{line}: {what}" if line else f"{file}: {what}") from None
+        fault = quote(" ".join(fault.split()), _MAX_QUOTED)
+        raise BadInput(f"{file}:{line}: {fault}" if line else f"{file}: {fault}") from None
     except RecursionError:
         raise BadInput(f"{file}: nested too deeply") from None
     missing: list[str] = []
@@ -102,7 +102,7 @@ def _without_comment(match: "re.Match[bytes]") -> bytes:
 
 
 def _binary(data: bytes) -> str | None:
-    """What a file that is no text is; None for text."""
+    """The kind of a file that is no text; None for text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return None
     if data.startswith(_HDF5):
@@ -130,13 +130,13 @@ def _check_finite(message: Message, where: str) -> None:
     Such a number has no meaning in a net or a solver, and a NaN would spread to every weight.
     """
     for field, value in message.ListFields():
-        for one in value if field.is_repeated else [value]:
-            if isinstance(one, Message):
-                name = getattr(one, "name", "")
+        for element in value if field.is_repeated else [value]:
+            if isinstance(element, Message):
+                name = getattr(element, "name", "")
                 called = f" {quote(name)}" if isinstance(name, str) and name else ""
-                _check_finite(one, f"{where}: {field.name}{called}")
-            elif isinstance(one, float) and not isfinite(one):
-                raise BadInput(f"{where}: {field.name}", expected="a finite number", got=f"{one:g}")
+                _check_finite(element, f"{where}: {field.name}{called}")
+            elif isinstance(element, float) and not isfinite(element):
+                raise BadInput(f"{where}: {field.name}", expected="a finite number", got=f"{element:g}")
 
 
 def _check_depth(text: str, file: str) -> None:

@@ -75,8 +75,8 @@ class Transform:
         _, height, width = self.shape
         kind = pixels.dtype if self._mean_image is None else np.dtype(np.float32)
         out = np.empty((len(pixels), *self.shape), kind)
-        for row, (top, left, flip) in enumerate(zip(tops, lefts, flips, strict=True)):
-            part = (slice(None), slice(top, top + height), slice(left, left + width))
+        for row, (top, left_edge, flip) in enumerate(zip(tops, lefts, flips, strict=True)):
+            part = (slice(None), slice(top, top + height), slice(left_edge, left_edge + width))
             image = pixels[row][part]
             if self._mean_image is not None:
                 image = image - self._mean_image[part]
@@ -128,7 +128,7 @@ class Transform:
         return mean.reshape(self.image)
 
 
-def transformed(transform: Transform, pixels: AnyArray, work: Workspace, role: str) -> Array:
+def transform_images(transform: Transform, pixels: AnyArray, work: Workspace, role: str) -> Array:
     """The images (n, h, w, c) float32 in `work`, on the device of `pixels`."""
     n, c, h, w = pixels.shape
     x = work.take(role, (n, h, w, c), pixels)

@@ -26,55 +26,55 @@ _MAX_NAMED = 12
 class Copied(msgspec.Struct, frozen=True):
     """Which layers were copied into a net, by name; `source` is the file.
 
-    `left` are layers of the net that keep their initial weights. `unused` are layers of the file
+    `missing` are layers of the net that keep their initial weights. `unused` are layers of the file
     that the net lacks.
     """
 
     source: str
     copied: tuple[str, ...]
-    left: tuple[str, ...]
+    missing: tuple[str, ...]
     unused: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
-            f"{self.source}: copied {_listed(self.copied)}; left at their fillers:"
-            f" {_listed(self.left)}; not used: {_listed(self.unused)}"
+            f"{self.source}: copied {_list_names(self.copied)}; left at their fillers:"
+            f" {_list_names(self.missing)}; not used: {_list_names(self.unused)}"
         )
 
 
 def into_arena(blobs: Blobs, net: Network, arena: Floats, source: str) -> Copied:
     """Copy the blobs of the net's layers into `arena`; `source` names their origin in errors."""
     views = net.table.views(arena)
-    held: dict[str, dict[str, Floats]] = {}
+    blobs_by_layer: dict[str, dict[str, Floats]] = {}
     for name, blob in blobs.items():
         layer, _, index = name.rpartition("/")
-        held.setdefault(layer, {})[index] = blob
+        blobs_by_layer.setdefault(layer, {})[index] = blob
     copied: list[str] = []
     filled: set[str] = set()
     for layer, tensors in net.layer_tensors.items():
         # A shared tensor may be stored for the first of its layers only.
-        own = {str(at) for at, name in enumerate(tensors) if name == f"{layer}/{at}"}
+        required = {str(at) for at, name in enumerate(tensors) if name == f"{layer}/{at}"}
         every = {str(at): name for at, name in enumerate(tensors)}
-        found = held.get(layer)
-        if found is None:
+        stored = blobs_by_layer.get(layer)
+        if stored is None:
             continue
-        if not own <= found.keys() <= every.keys():
+        if not required <= stored.keys() <= every.keys():
             raise BadInput(
                 f"{source}: layer {layer}",
                 expected=format_count(len(tensors), "blob"),
-                got=len(found),
+                got=len(stored),
             )
-        for at, blob in found.items():
+        for at, blob in stored.items():
             where = f"{source}: layer {layer}: blob {at}"
             _copy(blob, views[every[at]], where, filled=every[at] not in net.buffers)
             filled.add(every[at])
         copied.append(layer)
-    left = [layer for layer, names in net.layer_tensors.items() if not filled.issuperset(names)]
-    unused = [layer for layer in held if layer not in net.layer_tensors]
-    return Copied(source, tuple(copied), tuple(left), tuple(unused))
+    missing = [layer for layer, names in net.layer_tensors.items() if not filled.issuperset(names)]
+    unused = [layer for layer in blobs_by_layer if layer not in net.layer_tensors]
+    return Copied(source, tuple(copied), tuple(missing), tuple(unused))
 
 
-def moved(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Floats:
+def lay_out(arena: Floats, table: DenseTable, into: Network, seed: int = 0) -> Floats:
     """The weights of one table, laid out for another net, such as a test net with fewer layers.
 
     Tensors that `table` lacks are drawn by the net's fillers for `seed`.
@@ -96,11 +96,11 @@ def read_weights(
     """
     arena = start.copy()
     copied = into_arena(read_blobs(Path(path)), net, arena, str(path))
-    lacking: Iterator[str] = iter(()) if copied.copied else iter(copied.left)
+    lacking: Iterator[str] = iter(()) if copied.copied else iter(copied.missing)
     if needed is not None:
         lacking = (
             layer
-            for layer in copied.left
+            for layer in copied.missing
             if any(name in needed for name in net.layer_tensors[layer])
         )
     layer = next(lacking, None)
@@ -134,19 +134,19 @@ def _copy(blob: Floats, view: Floats, where: str, *, filled: bool) -> None:
     view[...] = blob.reshape(view.shape)
 
 
-def _same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether the shapes are equal, apart from axes of size 1, which do not order numbers.
+def _same_shape(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Return whether shapes are equal, apart from axes of size 1, which do not order numbers.
 
     Older files have four axes: (1, 1, 1, N) for a bias, (1, C, 1, 1) for statistics by channel.
     """
-    return _without_ones(stored) == _without_ones(wanted)
+    return _without_ones(stored) == _without_ones(expected)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _listed(layers: tuple[str, ...]) -> str:
+def _list_names(layers: tuple[str, ...]) -> str:
     if not layers:
         return "none"
     more = len(layers) - _MAX_NAMED

@@ -1,4 +1,4 @@
-"""What a run reports to its caller while it trains, and what may end it: callbacks.
+"""Callbacks: objects that receive the reports of a run while it trains, and may end it.
 
     best = worker.KeepBest("accuracy", mode="max", path="best.safetensors")
     stop = worker.EarlyStop("accuracy", mode="max", patience=3)
@@ -32,7 +32,7 @@ from shards.errors import BadInput, DownpourError
 from shards.live_settings import describe_settings
 from shards.messages import LiveSettings
 from shards.shard_status import ShardStatus
-from worker.job.option_fields import Options, declared
+from worker.job.option_fields import Options, list_options
 from worker.strategies import Strategy
 from worker.training.evaluation import Evaluation
 
@@ -41,7 +41,7 @@ Plain = str | int | float | bool
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is. `updates` counts the pushes since the last status.
+    """The progress of a run. `updates` counts the pushes since the last status.
 
     `iteration` is a step of every worker, `samples` the rows trained on, `seconds` the time since
     the start. `loss` and `staleness` are means over the updates, None where none had any; `rate` is
@@ -124,7 +124,7 @@ class Callback:
         """The shards hold their weights, and the workers are about to begin."""
 
     def progressed(self, status: RunStatus) -> None:
-        """How far the run is, about twice a second."""
+        """The progress of the run, about twice a second."""
 
     def evaluated(self, result: Evaluation, parameters: Parameters) -> None:
         """The result of a test, and the parameters that were tested."""
@@ -148,7 +148,7 @@ class Mode(StrEnum):
 
 
 class _ByMetric(Callback):
-    """What callbacks share that compare the tests by one figure."""
+    """Base of the callbacks that compare the tests by one figure."""
 
     def __init__(self, metric: str, mode: str, min_change: float) -> None:
         name = type(self).__name__
@@ -176,7 +176,7 @@ class _ByMetric(Callback):
         self.best = None
 
     def is_better(self, result: Evaluation) -> bool:
-        """Whether a test is better than the best before it by more than `min_change`."""
+        """Return whether a test is better than the best before it by more than `min_change`."""
         if self.metric not in result.figures:
             known = ", ".join(result.figures) or "none"
             raise BadInput(
@@ -280,8 +280,8 @@ class Watch:
         self._run.cluster = cluster
         self._logger = logger("worker", job=cluster.job)
         self._began = time.monotonic()
-        for each in self._callbacks:
-            each.started(self._run)
+        for callback in self._callbacks:
+            callback.started(self._run)
 
     def progressed(self, statuses: list[ShardStatus], records: list[NDArray[np.void]]) -> bool:
         """Pass the status on; true once a callback has asked for the end of the run."""
@@ -322,7 +322,7 @@ class Watch:
         self._call("notice", text)
 
     def finish(self, weights: Floats, last: Sequence[Evaluation]) -> Parameters:
-        """What the run returns, which each callback may replace; `last` is the test of `weights`.
+        """Return the run's parameters, which callbacks may replace; `last` tests `weights`.
 
         From here on no error of a callback is raised, because it would lose the result.
         """
@@ -332,9 +332,9 @@ class Watch:
         for result in last:
             self.evaluated(result, weights)
         self._result = self._parameters(weights)
-        for each in tuple(self._callbacks):
-            with self._survives(each):
-                self._result = each.chosen(self._result)
+        for callback in tuple(self._callbacks):
+            with self._survives(callback):
+                self._result = callback.chosen(self._result)
         return self._result
 
     def end(self) -> None:
@@ -343,9 +343,9 @@ class Watch:
         self._call("ended", self._result)
 
     def _call(self, method: str, *arguments: object) -> None:
-        for each in tuple(self._callbacks):
-            with self._survives(each):
-                getattr(each, method)(*arguments)
+        for callback in tuple(self._callbacks):
+            with self._survives(callback):
+                getattr(callback, method)(*arguments)
 
     @contextmanager
     def _survives(self, callback: Callback) -> Iterator[None]:
@@ -372,44 +372,44 @@ def watching(
     Raises BadInput for a callback that watches another run already, and for one that compares the
     tests of a run without any.
     """
-    given = tuple(callbacks)
-    for each in given:
-        if isinstance(each, _ByMetric):
-            each.check_tested(run)  # before anything is started
+    observers = tuple(callbacks)
+    for callback in observers:
+        if isinstance(callback, _ByMetric):
+            callback.check_tested(run)  # before anything is started
     with _lock:
-        for each in given:
-            if id(each) in _watching:
+        for callback in observers:
+            if id(callback) in _watching:
                 raise BadInput(
                     "callbacks",
-                    expected=f"a {type(each).__name__} for each of two runs at a time",
+                    expected=f"a {type(callback).__name__} for each of two runs at a time",
                     got="one for both",
                 )
-        _watching.update(map(id, given))
-    watch = Watch(given, run, parameters)
+        _watching.update(map(id, observers))
+    watch = Watch(observers, run, parameters)
     try:
         yield watch
     finally:
         with _lock:
-            _watching.difference_update(map(id, given))
+            _watching.difference_update(map(id, observers))
         watch.end()
 
 
-def check_callbacks(what: str, value: object) -> tuple[Callback, ...]:
+def check_callbacks(label: str, value: object) -> tuple[Callback, ...]:
     """A list of callbacks as a tuple; raises BadInput for anything else."""
     expected = "a list of objects of subclasses of worker.Callback"
-    found = argument_checks.items(what, value, expected)
-    for each in found:
-        argument_checks.instance(what, each, Callback, expected)
-    return found
+    callbacks = argument_checks.items(label, value, expected)
+    for callback in callbacks:
+        argument_checks.instance(label, callback, Callback, expected)
+    return callbacks
 
 
 def settings_of(options: Options, more: object = None) -> dict[str, Plain]:
     """The options that are set as plain values, and those of the dict `more` as `args.NAME`."""
-    values = {name: getattr(options, name) for name in declared(type(options))}
+    values = {name: getattr(options, name) for name in list_options(type(options))}
     if isinstance(more, Mapping):
         values |= {f"args.{name}": value for name, value in more.items()}
-    found = {name: _plain(value) for name, value in values.items() if value is not None}
-    return {name: value for name, value in found.items() if value is not None}
+    plain = {name: _plain(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def _plain(value: object) -> Plain | None:

@@ -59,10 +59,12 @@ class MLflow(Callback):
         self.run_id, self._written_s = None, -self._every_s
         self._last: RunStatus | None = None
         self._client = client = self._make_client(tracking_uri=self._uri)
-        found = client.get_experiment_by_name(self._experiment)
-        place = found.experiment_id if found else client.create_experiment(self._experiment)
+        experiment = client.get_experiment_by_name(self._experiment)
+        experiment_id = (
+            experiment.experiment_id if experiment else client.create_experiment(self._experiment)
+        )
         self.run_id = client.create_run(
-            place, run_name=self._name, tags={"downpour.job": run.job}
+            experiment_id, run_name=self._name, tags={"downpour.job": run.job}
         ).info.run_id
         settings = {**run.settings, "workers": run.workers}
         params = [

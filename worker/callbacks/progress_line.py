@@ -95,12 +95,12 @@ class ProgressLine(Callback):
             self._file.flush()
 
 
-def progress_of(df: DataFrame, steps: int | None, *, wanted: bool) -> tuple[ProgressLine, ...]:
-    """The line of a run over `df`, to watch it; empty unless it is `wanted` and somebody sees it.
+def progress_of(df: DataFrame, steps: int | None, *, enabled: bool) -> tuple[ProgressLine, ...]:
+    """The line of a run over `df`, to watch it; empty unless it is `enabled` and somebody sees it.
 
     Of several runs at a time, in threads, only that of the main thread has one.
     """
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if not enabled or threading.current_thread() is not threading.main_thread():
         return ()
     file = sys.stdout
     notebook = type(file).__module__.startswith("ipykernel.")

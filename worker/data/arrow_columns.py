@@ -25,20 +25,20 @@ def read_columns(
     An image is uint8 or float32 (rows, c, h, w), a label int64 (rows,), and other columns float32.
     Labels outside [0, classes) are refused.
     """
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for column in columns:
         name = column.find(batch.schema.names, where)
-        place = f"{where}, column {name}"
+        label = f"{where}, column {name}"
         if column.kind is ColumnKind.IMAGE:
-            found[column.name] = _images(batch, name, column.shape, where, first_row)
+            arrays[column.name] = _images(batch, name, column.shape, where, first_row)
         elif column.kind is ColumnKind.LABEL:
-            found[column.name] = arrow_images.labels_as_int64(
-                batch.column(name), place, classes=classes, first_row=first_row
+            arrays[column.name] = arrow_images.labels_as_int64(
+                batch.column(name), label, classes=classes, first_row=first_row
             )
         else:
-            flat = arrow_images.number_rows(batch.column(name), place, first_row)
-            found[column.name] = _shaped(flat, column.shape, place, first_row)
-    return found
+            flat = arrow_images.number_rows(batch.column(name), label, first_row)
+            arrays[column.name] = _reshape_rows(flat, column.shape, label, first_row)
+    return arrays
 
 
 def shapes_of(columns: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
@@ -50,21 +50,21 @@ def _images(
     batch: Any, name: str, shape: tuple[int, ...] | None, where: str, first_row: int
 ) -> NDArray[Any]:
     """The pixels of a batch; they must fit `shape`, unless the net takes no images but vectors."""
-    place = f"{where}, column {name}"
+    label = f"{where}, column {name}"
     size = prod(shape) if shape is not None else None
-    flat = arrow_images.pixel_rows(batch.column(name), place, size, first_row)
-    declared = arrow_images.declared_shape(batch, where, first_row) or arrow_images.nested_shape(
-        batch.column(name)
-    )
+    flat = arrow_images.pixel_rows(batch.column(name), label, size, first_row)
+    declared = arrow_images.read_declared_shape(
+        batch, where, first_row
+    ) or arrow_images.read_nested_shape(batch.column(name))
     if shape is None:
-        shape = arrow_images.row_shape(flat, place, declared)
+        shape = arrow_images.row_shape(flat, label, declared)
     elif len(shape) == 3 and declared not in {None, shape}:
-        raise BadInput(f"{place}: row {first_row}", expected=f"images of {shape}", got=declared)
+        raise BadInput(f"{label}: row {first_row}", expected=f"images of {shape}", got=declared)
     images: NDArray[Any] = flat.reshape(-1, *shape)
     return images
 
 
-def _shaped(
+def _reshape_rows(
     flat: NDArray[np.float32], shape: tuple[int, ...] | None, where: str, first_row: int
 ) -> NDArray[np.float32]:
     if shape is None:

@@ -26,7 +26,7 @@ from worker.data.column_values import (
     is_spark_image,
     is_text,
     is_vector,
-    refused,
+    unsupported_type,
 )
 from worker.data.columns import Shape
 
@@ -68,7 +68,7 @@ def check_pixel_type(kind: Any, where: str) -> None:
         raise _no_pixels(leaf, where)
 
 
-def nested_shape(column: Any) -> Shape | None:
+def read_nested_shape(column: Any) -> Shape | None:
     """The (channels, height, width) that lists of lists state; None for any other column.
 
     Lists of lists are an image of one channel.
@@ -104,7 +104,7 @@ def _no_pixels(kind: Any, where: str) -> BadInput:
     if is_number(kind):
         remedy = "put columns of numbers together by pyspark.sql.functions.array"
         return BadInput(where, expected=expected, got=f"{kind}: {remedy}")
-    return refused(kind, where, expected)
+    return unsupported_type(kind, where, expected)
 
 
 def spark_image(value: Mapping[str, Any], where: str) -> NDArray[np.uint8] | None:
@@ -254,7 +254,7 @@ def row_shape(
                 expected=(
                     f"{channels}x{height}x{width} = {channels * height * width} values a row"
                 ),
-                got=f"{size}{_encoded(start)}",
+                got=f"{size}{_name_encoding(start)}",
             )
         return channels, height, width
     if size and not (binary or image):
@@ -264,7 +264,7 @@ def row_shape(
         raise BadInput(
             where,
             expected=("a square image, or columns channels, height, width that say otherwise"),
-            got=f"{size} values a row{_encoded(start)}",
+            got=f"{size} values a row{_name_encoding(start)}",
         )
     return square
 
@@ -277,7 +277,7 @@ def _square(size: int) -> Shape | None:
     return None
 
 
-def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...] | None:
+def read_declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...] | None:
     """The shape that a batch's channels, height and width columns give; None without them.
 
     Raises BadInput unless it is the same in all rows.
@@ -302,13 +302,13 @@ def declared_shape(batch: Any, where: str, first_row: int = 0) -> tuple[int, ...
 def _plain(column: Any, where: str, first_row: int) -> Any:
     """A column of numbers, of decimals or of texts of numbers, as plain numbers."""
     if is_text(column.type):
-        return _parsed(column, where, first_row)
+        return _parse_numbers(column, where, first_row)
     if pa.types.is_decimal(column.type):
         return pa.array(exact_decimals(column, where))
     return column
 
 
-def _parsed(column: Any, where: str, first_row: int) -> Any:
+def _parse_numbers(column: Any, where: str, first_row: int) -> Any:
     """The numbers that texts hold, as float64."""
     try:
         return column.cast(pa.float64())
@@ -330,11 +330,11 @@ def _refuse_infinite(numbers: NDArray[np.float32], where: str, first_row: int) -
     """
     finite = np.isfinite(numbers)
     if not finite.all():
-        row, place = (int(index[0]) for index in np.nonzero(~finite))
+        row, position = (int(index[0]) for index in np.nonzero(~finite))
         raise BadInput(
             f"{where}: row {first_row + row}",
             expected="finite numbers that float32 holds",
-            got=f"{numbers[row, place]} at position {place}",
+            got=f"{numbers[row, position]} at position {position}",
         )
 
 
@@ -347,10 +347,10 @@ def _refuse_nulls(column: Any, where: str, first_row: int) -> None:
 def _odd_row(array: Any, row: int, first_row: int, where: str, size: int, got: int) -> str:
     start = array[row].as_py()[:4] if pa.types.is_binary(array.type) else b""
     text = f"{where}: row {first_row + row}: expected {size} values, got {got}"
-    return text + _encoded(start)
+    return text + _name_encoding(start)
 
 
-def _encoded(start: bytes) -> str:
+def _name_encoding(start: bytes) -> str:
     for magic, name in _ENCODED.items():
         if start.startswith(magic):
             return f": {name}, and only raw pixels are read"

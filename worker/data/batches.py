@@ -119,10 +119,10 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
         parts, missing = [], self._batch_size
         while missing:
             if not self._waiting.size:
-                found = next(self._order, None)
-                if found is None:
+                rows = next(self._order, None)
+                if rows is None:
                     break
-                self._waiting = found
+                self._waiting = rows
             parts.append(self._waiting[:missing])
             self._waiting = self._waiting[missing:]
             missing -= parts[-1].size
@@ -178,7 +178,8 @@ class Batches(ClosingContext, Iterator[dict[str, NDArray[Any]]]):
         if self._spool is None:
             shapes = shapes_of(arrays)
             self._columns = [
-                msgspec.structs.replace(each, shape=shapes[each.name]) for each in self._columns
+                msgspec.structs.replace(column, shape=shapes[column.name])
+                for column in self._columns
             ]
             layout = {name: Column(arrays[name].dtype, shapes[name]) for name in shapes}
             self._spool = Spool(layout, self._folder)

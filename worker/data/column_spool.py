@@ -85,8 +85,8 @@ class ColumnSpool:
                 raise _other_lengths(where, array, column.shape[0], self.rows)
         for name, shape in self._values.items():
             where = f"{self._where}, column {name}"
-            if (found := value_shape(batch[name], where)) != shape:
-                expected, got = ("x".join(map(str, each)) for each in (shape, found))
+            if (got_shape := value_shape(batch[name], where)) != shape:
+                expected, got = ("x".join(map(str, extents)) for extents in (shape, got_shape))
                 raise BadInput(
                     f"{where}: row {self.rows}",
                     expected=f"{expected} values, as in the first row",
@@ -121,38 +121,38 @@ class _ArrowSpool:
             raise BadInput(f"spool in {self._folder}: {error.strerror}") from None
         self._rows = 0
         self._firsts: list[int] = []  # of each record batch: the number of its first row
-        self._places: list[slice] = []  # and its bytes in the file
+        self._slices: list[slice] = []  # and its bytes in the file
         self._batches: list[Any] = []  # those of them that are mapped into memory
 
     def append(self, batch: Any) -> None:
         if not batch.schema.equals(self._schema):
             raise BadInput(self._where, expected=f"columns {self._schema}", got=batch.schema)
-        start = self._places[-1].stop if self._places else 0
+        start = self._slices[-1].stop if self._slices else 0
         data = batch.serialize()
         write_rows(self._file, start, memoryview(data), self._folder, self._rows)
         self._firsts.append(self._rows)
-        self._places.append(slice(start, start + len(data)))
+        self._slices.append(slice(start, start + len(data)))
         self._rows += batch.num_rows
 
     def take(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        if len(self._batches) < len(self._places):
+        if len(self._batches) < len(self._slices):
             self._map()
         sources = np.searchsorted(self._firsts, rows, side="right") - 1
         order = np.argsort(sources, kind="stable")
         parts = []
         for source in np.unique(sources):
-            wanted = rows[order[sources[order] == source]] - self._firsts[source]
-            parts.append(self._batches[source].take(pa.array(wanted)))
-        found = pa.Table.from_batches(parts, self._schema)
+            indices = rows[order[sources[order] == source]] - self._firsts[source]
+            parts.append(self._batches[source].take(pa.array(indices)))
+        table = pa.Table.from_batches(parts, self._schema)
         if len(parts) > 1:
-            found = found.combine_chunks().take(pa.array(np.argsort(order)))
-        return column_arrays(found, self._where, self._schema.names)
+            table = table.combine_chunks().take(pa.array(np.argsort(order)))
+        return column_arrays(table, self._where, self._schema.names)
 
     def _map(self) -> None:
         """Map the record batches that have come since the last time."""
         view = pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
-        for place in self._places[len(self._batches) :]:
-            data = view.slice(place.start, place.stop - place.start)
+        for extent in self._slices[len(self._batches) :]:
+            data = view.slice(extent.start, extent.stop - extent.start)
             self._batches.append(pa.ipc.read_record_batch(data, self._schema))
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class _ArrowSpool:
         self._file.close()
 
 
-def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def join_arrays(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Arrays of one column as one; of objects if some of them are, or if lists differ in length."""
     if len(parts) == 1:
         return parts[0]
@@ -170,7 +170,7 @@ def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _is_fixed(kind: Any) -> bool:
-    """Whether a column holds numbers, or lists of them however deep, that are kept as arrays."""
+    """Return whether a column holds numbers, or lists of them however deep, kept as arrays."""
     while is_list(kind):
         kind = kind.value_type
     return not is_vector(kind) and (is_leaf_number(kind) or is_time(kind))

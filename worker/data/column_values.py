@@ -55,8 +55,8 @@ def column_arrays(rows: Any, where: str, ragged: Collection[str] = ()) -> dict[s
     for a null and for a type that is refused.
     """
     return {
-        name: column_array(rows.column(place), f"{where}, column {name}", ragged=name in ragged)
-        for place, name in enumerate(rows.schema.names)
+        name: column_array(rows.column(index), f"{where}, column {name}", ragged=name in ragged)
+        for index, name in enumerate(rows.schema.names)
     }
 
 
@@ -69,7 +69,7 @@ def column_array(column: Any, where: str, *, ragged: bool = False) -> NDArray[An
     if types.is_list(kind) or types.is_large_list(kind):
         return _lists(column, where, ragged)
     if types.is_fixed_size_list(kind):
-        _refuse_null_values(column.flatten(), where, lambda place: place // kind.list_size)
+        _refuse_null_values(column.flatten(), where, lambda position: position // kind.list_size)
         values = column_array(column.flatten(), where)
         return values.reshape(len(column), kind.list_size, *values.shape[1:])
     if is_vector(kind):
@@ -79,11 +79,11 @@ def column_array(column: Any, where: str, *, ragged: bool = False) -> NDArray[An
     if types.is_decimal(kind):
         return exact_decimals(column, where)
     if is_number(kind) or is_time(kind):
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found
+        array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return array
     if is_text(kind) or is_binary(kind):
         return objects(column.to_pylist())
-    raise refused(kind, where)
+    raise unsupported_type(kind, where)
 
 
 def number_array(column: Any, where: str) -> NDArray[Any]:
@@ -112,7 +112,7 @@ def check_column(kind: Any, where: str) -> None:
         kind = kind.value_type
     fits = (is_vector, is_spark_image, _is_exact, is_number, is_time, is_text, is_binary)
     if not any(fit(kind) for fit in fits):
-        raise refused(kind, where)
+        raise unsupported_type(kind, where)
 
 
 def check_numbers(kind: Any, where: str) -> None:
@@ -122,15 +122,15 @@ def check_numbers(kind: Any, where: str) -> None:
         leaf = leaf.value_type
     whole = is_binary(leaf) or is_spark_image(leaf)
     if not (is_leaf_number(leaf) or (whole and leaf is kind)):
-        raise refused(leaf, where)
+        raise unsupported_type(leaf, where)
 
 
 def is_leaf_number(kind: Any) -> bool:
-    """Whether values of an Arrow type are numbers, or vectors of them."""
+    """Return whether values of an Arrow type are numbers, or vectors of them."""
     return is_number(kind) or is_vector(kind) or _is_exact(kind)
 
 
-def refused(
+def unsupported_type(
     kind: Any, where: str, expected: str = "numbers, lists of numbers or vectors"
 ) -> BadInput:
     """The error for a column of a type that is not read as numbers, with the remedy."""
@@ -176,42 +176,42 @@ def slice_rows(batch: Any) -> Iterator[Any]:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is one of lists."""
+    """Return whether an Arrow type is one of lists."""
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def is_number(kind: Any) -> bool:
-    """Whether values of an Arrow type are whole numbers, floats or booleans."""
+    """Return whether values of an Arrow type are whole numbers, floats or booleans."""
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def is_text(kind: Any) -> bool:
-    """Whether values of an Arrow type are text."""
+    """Return whether values of an Arrow type are text."""
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_binary(kind: Any) -> bool:
-    """Whether values of an Arrow type are bytes."""
+    """Return whether values of an Arrow type are bytes."""
     kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
     return any(fits(kind) for fits in kinds)
 
 
 def is_vector(kind: Any) -> bool:
-    """Whether a column's Arrow type is that of vectors of Spark ML, dense or sparse."""
+    """Return whether a column's Arrow type is that of vectors of Spark ML, dense or sparse."""
     return bool(types.is_struct(kind)) and {field.name for field in kind} == _VECTOR_NAMES
 
 
 def is_spark_image(kind: Any) -> bool:
-    """Whether a column's Arrow type is Spark's image schema, as `format("image")` reads it."""
+    """Return whether a column's Arrow type is Spark's image schema, as of `format("image")`."""
     return bool(types.is_struct(kind)) and {field.name for field in kind} >= IMAGE_NAMES
 
 
 def exact_decimals(column: Any, where: str) -> NDArray[np.float64]:
     """A column of decimals as float64; raises BadInput for a type with too many digits."""
     if not _is_exact(column.type):
-        raise refused(column.type, where)
-    found: NDArray[np.float64] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return found
+        raise unsupported_type(column.type, where)
+    array: NDArray[np.float64] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return array
 
 
 def refuse_nulls(column: Any, where: str) -> None:
@@ -223,10 +223,10 @@ def refuse_nulls(column: Any, where: str) -> None:
 
 def objects(values: list[Any]) -> NDArray[Any]:
     """An array of objects, one a row, also where all are sequences of one length."""
-    found = np.empty(len(values), object)
+    array = np.empty(len(values), object)
     for row, value in enumerate(values):
-        found[row] = value
-    return found
+        array[row] = value
+    return array
 
 
 def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
@@ -234,7 +234,9 @@ def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
     offsets = column.offsets.to_numpy()
     inner = column.values.slice(offsets[0], offsets[-1] - offsets[0])
     _refuse_null_values(
-        inner, where, lambda place: int(np.searchsorted(offsets, offsets[0] + place, "right")) - 1
+        inner,
+        where,
+        lambda position: int(np.searchsorted(offsets, offsets[0] + position, "right")) - 1,
     )
     values = column_array(inner, where)
     lengths = np.diff(offsets)
@@ -248,9 +250,11 @@ def _lists(column: Any, where: str, ragged: bool) -> NDArray[Any]:
 def _refuse_null_values(values: Any, where: str, row_of: Callable[[int], int]) -> None:
     """Raise BadInput for a null in a list; `row_of` is the row of a value of the column."""
     if values.null_count:
-        place = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise BadInput(
-            where, expected="lists without nulls", got=f"a null in row {row_of(place)} of a batch"
+            where,
+            expected="lists without nulls",
+            got=f"a null in row {row_of(position)} of a batch",
         )
 
 
@@ -264,11 +268,11 @@ def _vectors(column: Any, where: str) -> NDArray[np.float64]:
         return filled
     counts = parts["values"].value_lengths().to_numpy()
     rows = np.repeat(np.arange(len(column)), counts)
-    places = np.arange(len(stored)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positions = np.arange(len(stored)) - np.repeat(np.cumsum(counts) - counts, counts)
     # Only sparse vectors have indices; the flat array has none of the nulls of dense ones.
-    places[~dense[rows]] = parts["indices"].flatten().to_numpy()
+    positions[~dense[rows]] = parts["indices"].flatten().to_numpy()
     filled = np.zeros((len(column), size))
-    filled[rows, places] = stored
+    filled[rows, positions] = stored
     return filled
 
 
@@ -342,10 +346,10 @@ def _fields(column: Any) -> dict[str, Any]:
 
 
 def _is_exact(kind: Any) -> bool:
-    """Whether an Arrow type is one of decimals that float64 holds exactly."""
+    """Return whether an Arrow type is one of decimals that float64 holds exactly."""
     return bool(types.is_decimal(kind)) and kind.precision <= EXACT_DIGITS
 
 
 def is_time(kind: Any) -> bool:
-    """Whether NumPy has a type for the dates, times or intervals of an Arrow type."""
+    """Return whether NumPy has a type for the dates, times or intervals of an Arrow type."""
     return bool(types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind))

@@ -19,7 +19,7 @@ PIXEL_COLUMNS = ("data", "image")
 
 
 class ColumnKind(StrEnum):
-    """What a column holds: images, whole labels, or numbers of any kind, which are float32 here."""
+    """The kind of a column: images, whole labels, or numbers of any kind, float32 here."""
 
     IMAGE = "image"
     LABEL = "label"
@@ -49,7 +49,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
         raise BadInput(where, expected=f"a column {self.name}", got=", ".join(names) or "none")
 
     def among(self, names: Sequence[str]) -> bool:
-        """Whether this column is one of `names`."""
+        """Return whether this column is one of `names`."""
         return self.name in names or (self.kind is ColumnKind.LABEL and "label" in names)
 
 

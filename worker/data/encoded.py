@@ -26,7 +26,7 @@ _LOG = logger("worker.data")
 _COLOURS = {1: False, 3: True}  # by the number of channels that a net wants
 
 
-def decoded(
+def decode_images(
     batches: Iterable[Any],
     columns: Sequence[ColumnSpec],
     where: str,
@@ -67,7 +67,7 @@ def decoded(
 
 
 class _Reader(NamedTuple):
-    """How images are decoded, and the rows with images that could not be."""
+    """The way to decode images, and the rows with images that could not be."""
 
     where: str
     colour: bool | None
@@ -101,8 +101,8 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
     elif not _is_encoded(values[0].as_py(), shape, column.encoded):
         return batch
     data: list[bytes | None] = values.to_pylist()
-    encoded = _encoded(batch, data, shape, column.encoded)
-    kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
+    encoded = _mark_encoded(batch, data, shape, column.encoded)
+    rows, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
     for row, (value, is_encoded) in enumerate(zip(data, encoded, strict=True)):
         if is_encoded and value is not None:
             try:
@@ -113,17 +113,17 @@ def _decode(batch: Any, column: ColumnSpec, reader: _Reader, first_row: int) -> 
             _check(image.shape, shapes[0] if shapes else shape, f"{where}: row {first_row + row}")
             shapes.append(image.shape)
             value = image.tobytes()
-        kept.append(row)
+        rows.append(row)
         pixels.append(value)
-    return _with_pixels(batch, name, kept, pixels, shapes)
+    return _with_pixels(batch, name, rows, pixels, shapes)
 
 
 def _unpack(
     batch: Any, name: str, shape: tuple[int, ...] | None, reader: _Reader, first_row: int
 ) -> Any:
     """The images of a column of Spark's image schema; one that Spark could not read is skipped."""
-    kept, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
-    wanted = shape if shape is not None and len(shape) == 3 else None
+    rows, pixels, shapes = list[int](), list[bytes | None](), list[tuple[int, ...]]()
+    expected = shape if shape is not None and len(shape) == 3 else None
     for row, value in enumerate(batch.column(name).to_pylist()):
         content = None
         if value is not None:
@@ -132,32 +132,34 @@ def _unpack(
             if image is None:
                 reader.skipped.append(first_row + row)
                 continue
-            _check(image.shape, shapes[0] if shapes else wanted, where)
+            _check(image.shape, shapes[0] if shapes else expected, where)
             shapes.append(image.shape)
             content = image.tobytes()
-        kept.append(row)
+        rows.append(row)
         pixels.append(content)
-    return _with_pixels(batch, name, kept, pixels, shapes)
+    return _with_pixels(batch, name, rows, pixels, shapes)
 
 
 def _with_pixels(
     batch: Any,
     name: str,
-    kept: Sequence[int],
+    rows: Sequence[int],
     pixels: Sequence[bytes | None],
     shapes: Sequence[tuple[int, ...]],
 ) -> Any:
-    """The rows `kept` of a batch with these pixels, all of the first of the `shapes`."""
-    names = [each for each in batch.schema.names if each not in {name, "encoded", *SHAPE_COLUMNS}]
-    arrays = {each: batch.column(each).take(pa.array(kept, pa.int64())) for each in names}
+    """The rows `rows` of a batch with these pixels, all of the first of the `shapes`."""
+    names = [
+        column for column in batch.schema.names if column not in {name, "encoded", *SHAPE_COLUMNS}
+    ]
+    arrays = {column: batch.column(column).take(pa.array(rows, pa.int64())) for column in names}
     arrays[name] = pa.array(pixels, pa.binary())
     if shapes:
-        for extent, each in zip(shapes[0], SHAPE_COLUMNS, strict=True):
-            arrays[each] = pa.array([extent] * len(kept), pa.int32())
+        for extent, shape_column in zip(shapes[0], SHAPE_COLUMNS, strict=True):
+            arrays[shape_column] = pa.array([extent] * len(rows), pa.int32())
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _encoded(
+def _mark_encoded(
     batch: Any, data: Sequence[bytes | None], shape: tuple[int, ...] | None, stated: bool | None
 ) -> list[bool]:
     if "encoded" in batch.schema.names:
@@ -166,7 +168,7 @@ def _encoded(
 
 
 def _is_encoded(value: bytes | None, shape: tuple[int, ...] | None, stated: bool | None) -> bool:
-    """Whether bytes are an image file; raw pixels may begin with any bytes, but have their size."""
+    """Return whether bytes are an image file; raw pixels have their size, but may begin alike."""
     if stated is not None:
         return stated
     if value is None or (shape is not None and len(value) == prod(shape)):
@@ -186,10 +188,10 @@ def _field(values: Any, where: str, name: str) -> Any:
     return pa.array(rows, pa.binary())
 
 
-def _check(found: tuple[int, ...], wanted: tuple[int, ...] | None, where: str) -> None:
-    if wanted is not None and found != wanted:
+def _check(shape: tuple[int, ...], expected: tuple[int, ...] | None, where: str) -> None:
+    if expected is not None and shape != expected:
         raise BadInput(
             where,
-            expected=f"an image of {'x'.join(map(str, wanted))}",
-            got=f"{'x'.join(map(str, found))}: give all images one size first",
+            expected=f"an image of {'x'.join(map(str, expected))}",
+            got=f"{'x'.join(map(str, shape))}: give all images one size first",
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shards import argument_checks
 from shards.errors import BadInput
 from worker.data.batches import Batches
-from worker.data.column_spool import ColumnSpool, joined
+from worker.data.column_spool import ColumnSpool, join_arrays
 from worker.data.column_values import column_arrays, slice_rows
 
 Arrays = dict[str, NDArray[Any]]
@@ -43,16 +43,18 @@ class ColumnBatches(Batches):
     ) -> None:
         """`ragged` names columns of lists that differ in length; options as of `Batches`."""
         super().__init__(stream, batch_size, seed, worker, **options)
-        self._wanted = columns
+        self._selection = columns
         self._ragged = ragged
         self._epochs = epochs
 
     def _append(self, batch: Any) -> None:
-        wanted = selected(batch, self._wanted, self._where)
+        selection = select_columns(batch, self._selection, self._where)
         if self._spool is None:
-            selected(wanted, self._ragged, self._where)  # each is to be a column
-            self._spool = ColumnSpool(wanted, self._where, ragged=self._ragged, folder=self._folder)
-        self._spool.append(wanted)
+            select_columns(selection, self._ragged, self._where)  # each is to be a column
+            self._spool = ColumnSpool(
+                selection, self._where, ragged=self._ragged, folder=self._folder
+            )
+        self._spool.append(selection)
 
 
 class RowFeed:
@@ -76,7 +78,7 @@ class RowFeed:
         self._ended = False
 
     def should_stop(self) -> bool:
-        """Whether there are no more rows."""
+        """Return whether there are no more rows."""
         return not self._fill(1)
 
     def next_batch(self, rows: int) -> Arrays:
@@ -98,7 +100,7 @@ class RowFeed:
             if end == count:
                 self._waiting.popleft()
                 self._first = 0
-        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+        return {name: join_arrays([part[name] for part in parts]) for name in parts[0]}
 
     def terminate(self) -> None:
         """Give out no more rows; those that are left are not read."""
@@ -117,7 +119,7 @@ class RowFeed:
         return self._rows
 
 
-def selected(batch: Any, columns: Collection[str] | None, where: str) -> Any:
+def select_columns(batch: Any, columns: Collection[str] | None, where: str) -> Any:
     """The record batch with these columns only; raises BadInput for one that it lacks."""
     if columns is None:
         return batch

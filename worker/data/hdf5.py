@@ -66,7 +66,7 @@ class Hdf5Source(ColumnSource):
         before = 0
         for file, count in zip(self._files, self._counts, strict=True):
             first, last = max(start - before, 0), min(stop - before, count)
-            with _opened(file) as opened:
+            with _open(file) as opened:
                 for begin in range(first, last, rows):
                     end = min(begin + rows, last)
                     yield self._batch(file, opened, before, begin, end)
@@ -88,15 +88,15 @@ class Hdf5Source(ColumnSource):
 
     def _look(self, file: str) -> None:
         """Check the datasets of a file, and count its rows."""
-        with _opened(file) as opened:
+        with _open(file) as opened:
             names = self.options.tops or tuple(opened)
-            found = {name: _dataset(file, opened, name) for name in names}
-        if not found:
+            shapes_by_name = {name: _dataset(file, opened, name) for name in names}
+        if not shapes_by_name:
             raise BadInput(file, expected="datasets", got="none")
-        counts = {name: shape[0] for name, shape in found.items()}
+        counts = {name: shape[0] for name, shape in shapes_by_name.items()}
         if len(set(counts.values())) > 1:
             raise BadInput(file, expected="datasets with the same number of rows", got=counts)
-        shapes = {name: shape[1:] for name, shape in found.items()}
+        shapes = {name: shape[1:] for name, shape in shapes_by_name.items()}
         if self._shapes and shapes != self._shapes:
             raise BadInput(file, expected=f"rows of {self._shapes}, as before", got=shapes)
         self._shapes = shapes
@@ -104,7 +104,7 @@ class Hdf5Source(ColumnSource):
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5, or lists such files."""
+    """Return whether a file is HDF5, or lists such files."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -128,7 +128,7 @@ def _files(path: Path) -> list[Path]:
         tries = [path.parent / name, Path(name)]
         if "\\" in name:  # written on Windows
             tries.append(path.parent / PureWindowsPath(name).as_posix())
-        named = next((each for each in tries if each.is_file()), None)
+        named = next((candidate for candidate in tries if candidate.is_file()), None)
         if named is None:
             folders = dict.fromkeys((path.parent.absolute(), Path.cwd()))
             raise BadInput(
@@ -140,7 +140,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _opened(file: str) -> Any:
+def _open(file: str) -> Any:
     import h5py
 
     try:
@@ -156,12 +156,12 @@ def _dataset(file: str, opened: Any, name: str) -> tuple[int, ...]:
     where = f"{file}: dataset {name}"
     try:
         link = opened.get(name, getlink=True)
-        found = opened[name] if isinstance(link, h5py.HardLink) else None
-        if found is None or not isinstance(found, h5py.Dataset):
+        dataset = opened[name] if isinstance(link, h5py.HardLink) else None
+        if dataset is None or not isinstance(dataset, h5py.Dataset):
             known = ", ".join(list(opened)[:8]) or "none"
             raise BadInput(where, expected=f"a dataset of the file, which has {known}")
-        shape, kind, chunk = found.shape, found.dtype.kind, found.chunks
-        elsewhere = found.is_virtual or found.external
+        shape, kind, chunk = dataset.shape, dataset.dtype.kind, dataset.chunks
+        elsewhere = dataset.is_virtual or dataset.external
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{where}: cannot be read: {_line(error)}") from None
     if not shape or kind not in "biuf":

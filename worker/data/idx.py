@@ -65,7 +65,7 @@ class IdxSource:
 
 
 def is_idx_folder(folder: Path) -> bool:
-    """Whether `folder` is one, with any file that is named like one of MNIST's."""
+    """Return whether `folder` has any file that is named like one of MNIST's."""
     return folder.is_dir() and any("-ubyte" in entry.name for entry in folder.iterdir())
 
 
@@ -109,9 +109,9 @@ def _parse(path: Path, file: Readable, magic: int, axes: int) -> Bytes:
     header = _take(file, 4 + 4 * axes)
     if len(header) < 4 + 4 * axes:
         raise BadInput(path, expected=f"a header of {4 + 4 * axes} bytes", got=len(header))
-    found, *extents = unpack(f">{1 + axes}I", header)
-    if found != magic:
-        raise BadInput(path, expected=f"the magic number {magic}", got=found)
+    number, *extents = unpack(f">{1 + axes}I", header)
+    if number != magic:
+        raise BadInput(path, expected=f"the magic number {magic}", got=number)
     expected = int(np.prod(extents, dtype=object))
     room = path.stat().st_size * (_DEFLATE_RATIO if path.suffix == ".gz" else 1)
     shown = "x".join(map(str, extents))
@@ -130,12 +130,12 @@ def _parse(path: Path, file: Readable, magic: int, axes: int) -> Bytes:
     return np.frombuffer(data, np.uint8).reshape(extents)
 
 
-def _take(file: Readable, wanted: int) -> bytearray:
-    """Read up to `wanted` bytes; fewer if the file ends early, even in the middle of gzip data."""
+def _take(file: Readable, size: int) -> bytearray:
+    """Read up to `size` bytes; fewer if the file ends early, even in the middle of gzip data."""
     data = bytearray()
-    while len(data) < wanted:
+    while len(data) < size:
         try:
-            piece = file.read1(min(wanted - len(data), 1 << 20))
+            piece = file.read1(min(size - len(data), 1 << 20))
         except EOFError:
             break
         if not piece:

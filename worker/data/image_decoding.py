@@ -49,8 +49,8 @@ def decode(data: bytes, colour: bool | None = None) -> Pixels:
             f"expected an image ({', '.join(FORMATS)}), got {len(data)} other bytes"
         ) from None
     except Exception as error:  # noqa: BLE001  # a decoder raises anything for a damaged file
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Undecodable(f"cannot be decoded: {what}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Undecodable(f"cannot be decoded: {reason}") from None
     if grey:
         return array[None]
     return np.ascontiguousarray(array[:, :, ::-1].transpose(2, 0, 1))
@@ -70,10 +70,10 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """An image (channels, h, w) as (channels, height, width), as OpenCV's INTER_LINEAR has it."""
     if pixels.shape[1:] == (height, width):
         return pixels
-    left, right, across = _neighbours(pixels.shape[2], width)
+    before, right, across = _neighbours(pixels.shape[2], width)
     above, below, down = _neighbours(pixels.shape[1], height)
     lines = pixels.astype(np.int64)
-    lines = lines[:, :, left] * (_ONE - across) + lines[:, :, right] * across
+    lines = lines[:, :, before] * (_ONE - across) + lines[:, :, right] * across
     upper, lower = (lines[:, above] >> 4), (lines[:, below] >> 4)
     down = down[:, None]
     mixed = ((upper * (_ONE - down)) >> 16) + ((lower * down) >> 16)
@@ -82,15 +82,15 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def looks_encoded(data: bytes) -> bool:
-    """Whether bytes begin as an image file does, and not as raw pixels."""
+    """Return whether bytes begin as an image file does, and not as raw pixels."""
     return data.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"RIFF"))
 
 
-def _neighbours(size: int, wanted: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _neighbours(size: int, new_size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """For each new place the two old ones around it, and the weight of the second."""
-    places = (np.arange(wanted) + 0.5) * (size / wanted) - 0.5
-    first = np.floor(places).astype(np.int64)
-    share = places - first
+    centres = (np.arange(new_size) + 0.5) * (size / new_size) - 0.5
+    first = np.floor(centres).astype(np.int64)
+    share = centres - first
     share[(first < 0) | (first >= size - 1)] = 0.0
     first = np.clip(first, 0, size - 1)
     return first, np.minimum(first + 1, size - 1), np.rint(share * _ONE).astype(np.int64)

@@ -37,10 +37,10 @@ class ImageListSource(Source):
         shuffle: bool,
     ) -> None:
         super().__init__(path, options)
-        places = range(len(files))
-        order = np.random.default_rng(options.seed).permutation(len(files)) if shuffle else places
-        self._files = [files[place] for place in order]
-        self._labels = [labels[place] for place in order]
+        indices = range(len(files))
+        order = np.random.default_rng(options.seed).permutation(len(files)) if shuffle else indices
+        self._files = [files[index] for index in order]
+        self._labels = [labels[index] for index in order]
 
     @property
     def rows(self) -> int:
@@ -62,17 +62,17 @@ def open_list(path: Path, options: ReadOptions) -> ImageListSource:
     files, labels, root = list[str](), list[int](), _root_folder(options.root, path.parent)
     for number, line in enumerate(read_lines(path, _MAX_BYTES), 1):
         entry = line.strip()
-        found = _ENTRY.fullmatch(entry)
-        file = None if found is None else _locate(found["name"], path.parent, root)
+        match = _ENTRY.fullmatch(entry)
+        file = None if match is None else _locate(match["name"], path.parent, root)
         if not entry or (entry.startswith("#") and not (file and Path(file).is_file())):
             continue
         several = _SEVERAL.fullmatch(entry) is not None
-        if found is None or file is None or (several and not Path(file).is_file()):
-            what = "the name of a file, a space and a whole label"
+        if match is None or file is None or (several and not Path(file).is_file()):
+            expected = "the name of a file, a space and a whole label"
             more = " (one label: HDF5 files hold several)" if several else ""
-            raise BadInput(f"{path}:{number}", expected=f"{what}{more}", got=quote(entry))
+            raise BadInput(f"{path}:{number}", expected=f"{expected}{more}", got=quote(entry))
         files.append(file)
-        labels.append(int(found["label"]))
+        labels.append(int(match["label"]))
     if not files:
         raise BadInput(path, expected="lines with a file and a label", got="none")
     return ImageListSource(path, files, labels, options, shuffle=options.shuffle)
@@ -85,14 +85,14 @@ def open_folder(path: Path, options: ReadOptions) -> ImageListSource:
     """
     files, labels = list[str](), list[int]()
     for label, folder in enumerate(class_folders(path)):
-        found = sorted(str(file) for file in folder.rglob("*") if _is_image(file))
-        files += found
-        labels += [label] * len(found)
+        images = sorted(str(file) for file in folder.rglob("*") if _is_image(file))
+        files += images
+        labels += [label] * len(images)
     return ImageListSource(path, files, labels, options, shuffle=True)
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether `path` is a folder with subfolders of images."""
+    """Return whether `path` is a folder with subfolders of images."""
     return bool(class_folders(path))
 
 
@@ -105,7 +105,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file is meant as a list of images and labels, by its first line.
+    """Return whether a file is meant as a list of images and labels, by its first line.
 
     That line may have a fault, which `open_list` names.
     """

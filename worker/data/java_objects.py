@@ -40,7 +40,7 @@ class _ObjectStream:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._place = len(_MAGIC)
+        self._offset = len(_MAGIC)
         self._handles: list[Any] = []
         self._depth = 0
 
@@ -52,9 +52,9 @@ class _ObjectStream:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValueError("nested too deeply")
-        found = _READERS[kind](self)
+        value = _READERS[kind](self)
         self._depth -= 1
-        return found
+        return value
 
     def reference(self) -> Any:
         return self._handles[self._number("i") - _FIRST_HANDLE]
@@ -82,24 +82,24 @@ class _ObjectStream:
 
     def object(self) -> Any:
         chain = self.value()
-        place = len(self._handles)
+        handle = len(self._handles)
         self._handles.append(None)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for flags, fields in chain:
             if not flags & _SERIALISABLE:
                 raise ValueError("a class with a format of its own")
             for code, name in fields:
-                found[name] = self.value() if code in "L[" else self._number(_PRIMITIVES[code])
+                values[name] = self.value() if code in "L[" else self._number(_PRIMITIVES[code])
             if flags & _WRITES:
                 self._annotations()
-        box = found["value"] if set(found) == {"value"} else found
-        self._handles[place] = box
+        box = values["value"] if set(values) == {"value"} else values
+        self._handles[handle] = box
         return box
 
     def _annotations(self) -> None:
-        while self._data[self._place] != _END:
+        while self._data[self._offset] != _END:
             self.value()
-        self._place += 1
+        self._offset += 1
 
     def block(self) -> None:
         self._take(self._number("B"))
@@ -112,10 +112,10 @@ class _ObjectStream:
         return form.unpack(self._take(form.size))[0]
 
     def _take(self, size: int) -> bytes:
-        self._place += size
-        if self._place > len(self._data):
+        self._offset += size
+        if self._offset > len(self._data):
             raise IndexError(size)
-        return self._data[self._place - size : self._place]
+        return self._data[self._offset - size : self._offset]
 
 
 _READERS: dict[int, Callable[[_ObjectStream], Any]] = {

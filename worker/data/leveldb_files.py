@@ -73,10 +73,10 @@ class LevelDbReader:
         """The records with a key of at least `first`."""
         streams: list[Iterator[Entry]] = [iter(self._recent)]
         for level, tables in self._levels.items():
-            found = [table for table in tables.values() if table.largest >= first]
-            found.sort(key=lambda table: table.smallest)
+            matches = [table for table in tables.values() if table.largest >= first]
+            matches.sort(key=lambda table: table.smallest)
             # Only tables of level 0 overlap.
-            runs = [[table] for table in found] if level == 0 else [found]
+            runs = [[table] for table in matches] if level == 0 else [matches]
             streams += [self._run(run, first) for run in runs]
         for key, entries in groupby(heapq.merge(*streams, key=itemgetter(0, 1)), itemgetter(0)):
             value = next(entries)[2]
@@ -102,7 +102,7 @@ class LevelDbReader:
 
     def _edit(self, edit: "_Bytes") -> None:
         """Apply one edit of the manifest."""
-        while edit.left():
+        while edit.has_more():
             match edit.number():
                 case 1:
                     name = edit.text()
@@ -142,29 +142,29 @@ class LevelDbReader:
 
     def _log_records(self, path: Path) -> Iterator[bytes]:
         """The records of a log, joined from their parts; a last one that was cut off is dropped."""
-        data, place = self._bytes(path), 0
+        data, offset = self._bytes(path), 0
         parts: list[bytes] = []
-        while place + _HEAD.size <= len(data):
-            room = _BLOCK - place % _BLOCK
+        while offset + _HEAD.size <= len(data):
+            room = _BLOCK - offset % _BLOCK
             if room < _HEAD.size:
-                place += room
+                offset += room
                 continue
-            check, length, kind = _HEAD.unpack_from(data, place)
-            begin, end = place + _HEAD.size, place + _HEAD.size + length
+            check, length, kind = _HEAD.unpack_from(data, offset)
+            begin, end = offset + _HEAD.size, offset + _HEAD.size + length
             if kind == 0 and length == 0:  # space that was reserved, and never written
-                place += room
+                offset += room
                 continue
             if end > len(data):
                 return  # the writer was ended in the middle of this part, as LevelDB expects
             if kind > _LAST or _checksum(data[begin - 1 : end]) != check:
                 raise BadInput(
-                    f"{path}: offset {place}: the checksum does not match: it is damaged"
+                    f"{path}: offset {offset}: the checksum does not match: it is damaged"
                 )
             parts = [*parts, data[begin:end]] if kind in {_MIDDLE, _LAST} else [data[begin:end]]
             if kind in {_FULL, _LAST}:
                 yield b"".join(parts)
                 parts = []
-            place = end
+            offset = end
 
     def _entries(self, table: _Table, first: bytes) -> Iterator[Entry]:
         """The entries of a table, from the block that may hold the key `first` on."""
@@ -204,16 +204,16 @@ class _Bytes:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.place = 0
+        self.offset = 0
 
-    def left(self) -> bool:
-        return self.place < len(self.data)
+    def has_more(self) -> bool:
+        return self.offset < len(self.data)
 
     def number(self) -> int:
         value = shift = 0
         while True:
-            byte = self.data[self.place]
-            self.place += 1
+            byte = self.data[self.offset]
+            self.offset += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
@@ -225,17 +225,17 @@ class _Bytes:
         return self.take(self.number())
 
     def take(self, size: int) -> bytes:
-        if self.place + size > len(self.data):
+        if self.offset + size > len(self.data):
             raise IndexError(size)
-        self.place += size
-        return self.data[self.place - size : self.place]
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
 
 
 def _operations(record: bytes) -> Iterator[Entry]:
     """The puts and deletions of one batch of the log."""
     sequence, count = _BATCH.unpack_from(record)
     rest = _Bytes(record)
-    rest.place = _BATCH.size
+    rest.offset = _BATCH.size
     for number in range(sequence, sequence + count):
         put = rest.take(1) == b"\x01"
         key = rest.text()
@@ -263,7 +263,7 @@ def _block(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a block."""
     restarts = int.from_bytes(data[-4:], "little")
     end, rest, key = len(data) - 4 * restarts - 4, _Bytes(data), b""
-    while rest.place < end:
+    while rest.offset < end:
         shared, more, size = rest.number(), rest.number(), rest.number()
         key = key[:shared] + rest.take(more)
         if len(key) != shared + more:
@@ -275,12 +275,12 @@ def _checksum(data: bytes) -> int:
     """The masked CRC-32C that LevelDB stores."""
     import google_crc32c
 
-    from worker.tfrecord.framing import masked
+    from worker.tfrecord.framing import mask
 
-    found: int = masked(google_crc32c.value(data))
-    return found
+    checksum: int = mask(google_crc32c.value(data))
+    return checksum
 
 
 def is_leveldb(path: Path) -> bool:
-    """Whether the folder looks like a database of LevelDB."""
+    """Return whether the folder looks like a database of LevelDB."""
     return (path / "CURRENT").is_file()

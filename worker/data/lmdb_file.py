@@ -66,11 +66,11 @@ class LmdbReader(ClosingContext):
         for leaf, (begin, end) in enumerate(pairwise(self._starts[first:].tolist()), first):
             if begin >= stop:
                 return
-            for place in range(max(start - begin, 0), min(stop, end) - begin):
+            for index in range(max(start - begin, 0), min(stop, end) - begin):
                 try:
-                    yield self._record(self._leaves[leaf], place)
+                    yield self._record(self._leaves[leaf], index)
                 except _DAMAGED:
-                    raise self._bad(f"record {begin + place}: its page is damaged") from None
+                    raise self._bad(f"record {begin + index}: its page is damaged") from None
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -79,27 +79,27 @@ class LmdbReader(ClosingContext):
 
     def _meta(self) -> tuple[int, int, int]:
         """The entries, the root page and the depth of the main tree, by the newer meta page."""
-        found = []
+        metas = []
         self._page_size = 4096
         for number in (0, 1):
-            place = number * self._page_size + _HEADER
-            if place + _META.size + 2 * _TREE.size + _LAST.size > len(self._map):
+            offset = number * self._page_size + _HEADER
+            if offset + _META.size + 2 * _TREE.size + _LAST.size > len(self._map):
                 break
-            magic, version, _, _ = _META.unpack_from(self._map, place)
+            magic, version, _, _ = _META.unpack_from(self._map, offset)
             if magic != _MAGIC:
                 raise self._bad("expected an LMDB database, got a file of another kind")
             if version != _VERSION:
                 raise self._bad(f"expected LMDB of version {_VERSION}, got version {version}")
-            place += _META.size
-            self._page_size, *_ = _TREE.unpack_from(self._map, place)
+            offset += _META.size
+            self._page_size, *_ = _TREE.unpack_from(self._map, offset)
             if self._page_size not in {2**power for power in range(8, 17)}:
                 raise self._bad(f"expected pages of 256 to 65536 bytes, got {self._page_size}")
-            tree = _TREE.unpack_from(self._map, place + _TREE.size)
-            last, transaction = _LAST.unpack_from(self._map, place + 2 * _TREE.size)
-            found.append((transaction, last, tree))
-        if not found:
+            tree = _TREE.unpack_from(self._map, offset + _TREE.size)
+            last, transaction = _LAST.unpack_from(self._map, offset + 2 * _TREE.size)
+            metas.append((transaction, last, tree))
+        if not metas:
             raise self._bad(f"expected an LMDB database, got {len(self._map)} bytes")
-        _, last, (_, flags, depth, _, _, _, entries, root) = max(found)
+        _, last, (_, flags, depth, _, _, _, entries, root) = max(metas)
         if (last + 1) * self._page_size > len(self._map):
             raise self._bad(
                 f"expected {(last + 1) * self._page_size} bytes, got {len(self._map)}: it was cut"
@@ -144,9 +144,9 @@ class LmdbReader(ClosingContext):
         low, high, top, _ = _NODE.unpack_from(self._map, page * self._page_size + node)
         return int(low | high << 16 | top << 32)
 
-    def _record(self, page: int, place: int) -> tuple[bytes, bytes]:
+    def _record(self, page: int, index: int) -> tuple[bytes, bytes]:
         _, nodes = self._nodes(page)
-        at = page * self._page_size + nodes[place]
+        at = page * self._page_size + nodes[index]
         low, high, flags, length = _NODE.unpack_from(self._map, at)
         at, size = at + _NODE.size, low | high << 16
         key = self._bytes(at, length)
@@ -165,12 +165,12 @@ class LmdbReader(ClosingContext):
             raise IndexError(start)
         return self._map[start : start + size]
 
-    def _bad(self, what: str) -> BadInput:
-        return BadInput(f"{self.path}: {what}")
+    def _bad(self, message: str) -> BadInput:
+        return BadInput(f"{self.path}: {message}")
 
 
 def is_lmdb(path: Path) -> bool:
-    """Whether the folder, or the file, looks like a database of LMDB."""
+    """Return whether the folder, or the file, looks like a database of LMDB."""
     return (path / "data.mdb").is_file() or (path.is_file() and path.suffix == ".mdb")
 
 

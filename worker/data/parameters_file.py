@@ -20,22 +20,22 @@ _MAX_BYTES = 1 << 40
 _MAX_NAMED = 12
 
 
-def write_parameters(place: str | Path, tables: ps.Tables, params: Any) -> None:
+def write_parameters(path: str | Path, tables: ps.Tables, params: Any) -> None:
     """Write the parameters of a job, a table's value or a dict of all tables', to a path or URI.
 
     Each array is named as in its table; with several tables, as TABLE.NAME. Raises BadInput for
     another suffix, GiveUp where the file cannot be written.
     """
-    write_file("save: path", place, _SUFFIX, lambda: save(dict(_arrays(tables, params))))
+    write_file("save: path", path, _SUFFIX, lambda: save(dict(_arrays(tables, params))))
 
 
-def write_file(what: str, place: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
+def write_file(label: str, path: str | Path, suffix: str, content: Callable[[], bytes]) -> None:
     """Write a file with a name that ends in `suffix` to a path or URI, whole or not at all.
 
-    `content` is called once the place is known to be right. Raises BadInput naming `what`, GiveUp
+    `content` is called once the place is known to be right. Raises BadInput naming `label`, GiveUp
     where the file cannot be written.
     """
-    folder, name, text = _parts(what, place, suffix)
+    folder, name, text = _parts(label, path, suffix)
     data = content()
     try:
         open_store(folder).put(name, [data])
@@ -43,55 +43,57 @@ def write_file(what: str, place: str | Path, suffix: str, content: Callable[[], 
         raise GiveUp(f"{text}: cannot be written: {error.strerror or error}") from None
 
 
-def read_parameters(place: str | Path, tables: ps.Tables, arena: NDArray[np.float32]) -> str:
+def read_parameters(path: str | Path, tables: ps.Tables, arena: NDArray[np.float32]) -> str:
     """Copy the arrays of a file into an arena of the tables; returns what was copied, in words.
 
     Names are those of `write_parameters`. An array that the file lacks keeps its value, as
     fine-tuning needs, and one that the tables lack is not used. Raises BadInput for a file that
     cannot be read or has no array of the tables, and for an array of another shape or type.
     """
-    folder, name, text = _parts("weights", place, _SUFFIX)
+    folder, name, text = _parts("weights", path, _SUFFIX)
     try:
-        found = load(content_of(open_store(folder), name, _MAX_BYTES))
+        stored = load(content_of(open_store(folder), name, _MAX_BYTES))
     except (OSError, SafetensorError, KeyError, TypeError) as error:  # no float8 in NumPy
         line = getattr(error, "strerror", None) or error
         raise BadInput(f"weights {text}: cannot be read: {line}") from None
-    wanted = dict(_views(tables, arena))
-    copied = [each for each in wanted if each in found]
+    views = dict(_views(tables, arena))
+    copied = [name for name in views if name in stored]
     if not copied:
         raise BadInput(
-            f"weights {text}", expected=f"arrays among {_listed(wanted)}", got=_listed(found)
+            f"weights {text}",
+            expected=f"arrays among {_list_names(views)}",
+            got=_list_names(stored),
         )
-    for each in copied:
-        if found[each].shape != wanted[each].shape or found[each].dtype != np.float32:
-            shape, got = wanted[each].shape, found[each]
+    for key in copied:
+        if stored[key].shape != views[key].shape or stored[key].dtype != np.float32:
+            shape, got = views[key].shape, stored[key]
             raise BadInput(
-                f"weights {text}: {each}",
+                f"weights {text}: {key}",
                 expected=f"float32 of shape {shape}",
                 got=(
                     f"{got.dtype} of {got.shape}: leave it out of the file, or "
                     "rename it, to begin without it"
                 ),
             )
-        wanted[each][...] = found[each]
-    left = [each for each in wanted if each not in found]
-    unused = [each for each in found if each not in wanted]
+        views[key][...] = stored[key]
+    missing = [name for name in views if name not in stored]
+    unused = [name for name in stored if name not in views]
     return (
-        f"{text}: copied {_listed(copied)}; left at their first values: {_listed(left)}; not used:"
-        f" {_listed(unused)}"
+        f"{text}: copied {_list_names(copied)}; left at their first values: {_list_names(missing)};"
+        f" not used: {_list_names(unused)}"
     )
 
 
-def _parts(what: str, place: str | Path, suffix: str) -> tuple[str, str, str]:
+def _parts(label: str, path: str | Path, suffix: str) -> tuple[str, str, str]:
     """The folder of a file, its name, and both together; raises BadInput for another suffix."""
-    text = str(path_checks.place(what, place))
+    text = str(path_checks.place(label, path))
     if not text.endswith(suffix):
         raise BadInput(text, expected=suffix, got=f"{Path(text).suffix!r}")
     folder, _, name = text.rpartition("/")
     return folder or ("/" if text.startswith("/") else "."), name, text
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     shown = list(names)
     more = len(shown) - _MAX_NAMED
     return (", ".join(shown[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")) or "none"

@@ -48,7 +48,7 @@ class ParquetSource:
         where = f"{path}, column {name}"
         pixels = arrow_images.pixels_as_arrow(batch.column(name), where, first)
         arrow_images.pixel_rows(pixels, where, int(np.prod(self.shape)), first)
-        declared = _stated_shape(batch, name, path, first)
+        declared = _read_shape(batch, name, path, first)
         if declared not in {None, self.shape}:
             raise BadInput(f"{path}: row {first}", expected=f"images of {self.shape}", got=declared)
         if pixels.type != self.pixels:
@@ -69,14 +69,14 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
     """
     if path.is_file():
         return (path,)
-    found = (file for file in path.rglob("*.parquet") if file.is_file())
+    files = (file for file in path.rglob("*.parquet") if file.is_file())
     return tuple(
-        sorted(f for f in found if not any(p[0] in "_." for p in f.relative_to(path).parts))
+        sorted(f for f in files if not any(p[0] in "_." for p in f.relative_to(path).parts))
     )
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether there is a Parquet file at `path`, or in the folder there."""
+    """Return whether there is a Parquet file at `path`, or in the folder there."""
     if path.is_dir():
         return bool(parquet_files(path))
     if path.suffix == ".parquet":
@@ -91,11 +91,11 @@ def open_parquet(path: Path, options: ReadOptions) -> ParquetSource:
     files = tuple(file for file in parquet_part(path, options.split) if _rows(file))
     if not files:
         raise BadInput(path, expected="rows", got="Parquet files without any")
-    found, pixels = _first_image(files[0], options.shape, options.image)
+    shape, pixels = _first_image(files[0], options.shape, options.image)
     for file in files:
         for first, batch in _read(file, 1 << 16, ["label"]):
             _labels(file, batch, first, classes)
-    return ParquetSource(files, sum(map(_rows, files)), found, pixels, classes)
+    return ParquetSource(files, sum(map(_rows, files)), shape, pixels, classes)
 
 
 def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
@@ -113,11 +113,11 @@ def parquet_part(path: Path, split: Split) -> tuple[Path, ...]:
         parts = {"train": files}
     if parts.get(split):
         return parts[split]
-    there = listing(path) if path.is_dir() else "one file"
+    got = listing(path) if path.is_dir() else "one file"
     raise BadInput(
         path,
         expected=f"a subfolder {split} or files {split}*.parquet for the {split} data",
-        got=there,
+        got=got,
     )
 
 
@@ -128,16 +128,16 @@ def _first_image(path: Path, shape: Sequence[int] | None, image: bool) -> tuple[
     where = f"{path}, column {name}"
     pixels = arrow_images.pixels_as_arrow(batch.column(name), where)
     flat = arrow_images.pixel_rows(pixels, where)
-    declared = _stated_shape(batch, name, path)
+    declared = _read_shape(batch, name, path)
     if declared is None and shape is not None and np.prod(shape) == flat.shape[1]:
         declared = tuple(shape)
     return arrow_images.row_shape(flat, where, declared, image=image), pixels.type
 
 
-def _stated_shape(batch: Any, name: str, path: Path, first: int = 0) -> tuple[int, ...] | None:
+def _read_shape(batch: Any, name: str, path: Path, first: int = 0) -> tuple[int, ...] | None:
     """The shape that a batch states in its columns, or by lists of lists in the column `name`."""
-    declared = arrow_images.declared_shape(batch, str(path), first)
-    return declared or arrow_images.nested_shape(batch.column(name))
+    declared = arrow_images.read_declared_shape(batch, str(path), first)
+    return declared or arrow_images.read_nested_shape(batch.column(name))
 
 
 def _labels(path: Path, batch: Any, first: int, classes: int | None) -> Any:
@@ -152,7 +152,9 @@ def _rows(path: Path) -> int:
         return int(pq.read_metadata(path).num_rows)
 
 
-def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+def _read(
+    path: Path, rows: int, selection: Sequence[str] | None = None
+) -> Iterator[tuple[int, Any]]:
     """Each record batch of a file with its first row's number; unknown columns are left out."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
@@ -160,7 +162,7 @@ def _read(path: Path, rows: int, wanted: Sequence[str] | None = None) -> Iterato
             raise BadInput(path, expected="a column label", got=", ".join(names) or "none")
         pixels = pixel_column(names, str(path))
         known = {"id", "label", pixels, *arrow_images.SHAPE_COLUMNS}
-        chosen = [name for name in names if name in (wanted or known)]
+        chosen = [name for name in names if name in (selection or known)]
         first = 0
         for batch in file.iter_batches(batch_size=rows, columns=chosen):
             yield first, batch

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from shards.errors import BadInput
 from worker.data import arrow_images, image_decoding
 from worker.data.columns import LABEL, PIXEL_COLUMNS, ColumnKind, ColumnSpec, Shape
-from worker.data.encoded import decoded
+from worker.data.encoded import decode_images
 from worker.data.image_table import BATCH_ROWS, ImageSource
 from worker.data.parquet import open_parquet, parquet_part
 from worker.data.read_options import ReadOptions
@@ -34,7 +34,7 @@ class TableSource(ColumnSource):
         self._files = [str(file) for file in parquet_part(path, options.split)]
         self._counts: list[int] = []
         for file in self._files:
-            with _opened(file) as opened:
+            with _open(file) as opened:
                 names = opened.schema_arrow.names
                 self._counts.append(opened.metadata.num_rows)
                 self._check_names(file, names)
@@ -64,7 +64,7 @@ class TableSource(ColumnSource):
         for file, count in zip(self._files, self._counts, strict=True):
             first, last = max(start - before, 0), min(stop - before, count)
             if first < last:
-                yield from decoded(
+                yield from decode_images(
                     self._raw(file, rows, first, last),
                     self._images,
                     f"{file}: rows {first} to {last}",
@@ -76,23 +76,25 @@ class TableSource(ColumnSource):
 
     def _raw(self, file: str, rows: int, first: int, last: int) -> Iterator[Any]:
         """Rows [first, last) of a file as they are; row groups before them are not read."""
-        with _opened(file) as opened:
-            groups, place = list[int](), 0
+        with _open(file) as opened:
+            groups, first_row = list[int](), 0
             ends = np.cumsum(
                 [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
             )
             groups = [int(n) for n in np.flatnonzero(ends > first)]
-            place = int(ends[groups[0] - 1]) if groups[0] else 0
+            first_row = int(ends[groups[0] - 1]) if groups[0] else 0
             chosen = [n for n in opened.schema_arrow.names if n in self._names or n in _OTHERS]
             for batch in opened.iter_batches(rows, groups, chosen):
-                begin, end = max(first - place, 0), min(last - place, batch.num_rows)
+                begin, end = max(first - first_row, 0), min(last - first_row, batch.num_rows)
                 if begin < end:
-                    yield self._checked(file, batch.slice(begin, end - begin), place + begin)
-                place += batch.num_rows
-                if place >= last:
+                    yield self._check_labels(
+                        file, batch.slice(begin, end - begin), first_row + begin
+                    )
+                first_row += batch.num_rows
+                if first_row >= last:
                     return
 
-    def _checked(self, file: str, batch: Any, first: int) -> Any:
+    def _check_labels(self, file: str, batch: Any, first: int) -> Any:
         """The batch, if its labels fit."""
         if "label" in batch.schema.names and self.options.classes is not None:
             where = f"{file}, column label"
@@ -125,9 +127,9 @@ class TableSource(ColumnSource):
         batch = next((batch for batch in self.batches(16) if batch.num_rows), None)
         if batch is None:
             raise BadInput(self.path, expected="rows", got="none with an image that can be decoded")
-        shape = arrow_images.declared_shape(batch, str(self.path))
-        found = shape or self.options.shape or (1, 1, 1)
-        return (found[0], found[1], found[2]), batch
+        shape = arrow_images.read_declared_shape(batch, str(self.path))
+        extents = shape or self.options.shape or (1, 1, 1)
+        return (extents[0], extents[1], extents[2]), batch
 
 
 def open_table(path: Path, options: ReadOptions) -> ImageSource:
@@ -135,7 +137,7 @@ def open_table(path: Path, options: ReadOptions) -> ImageSource:
     if options.tops:
         return TableSource(path, options)
     file = str(parquet_part(path, options.split)[0])
-    with _opened(file) as opened:
+    with _open(file) as opened:
         names = opened.schema_arrow.names
         if "encoded" in names or options.image_encoded:
             return TableSource(path, options)
@@ -151,7 +153,7 @@ def open_table(path: Path, options: ReadOptions) -> ImageSource:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[Any]:
+def _open(file: str) -> Iterator[Any]:
     try:
         with pq.ParquetFile(file) as opened:
             yield opened

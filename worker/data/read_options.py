@@ -13,7 +13,7 @@ MAX_SKIPPED = 100
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """How to read the data of a net.
+    """The options of reading the data of a net.
 
     `split` is the part of divided data. Labels must be in [0, classes). `shape` is the (channels,
     height, width) that the net states, used if the data does not state its own; `image` is whether

@@ -59,7 +59,7 @@ class Source(ABC):
         """The rows with the numbers [start, stop), in order. Raises BadInput."""
 
     def labels(self) -> Iterator[tuple[str, int]]:
-        """What is called what in errors, and its label, for rows with labels that cost little."""
+        """The name in errors and the label of each row, where labels cost little."""
         return iter(())
 
     @property
@@ -91,8 +91,8 @@ class Source(ABC):
         Images that cannot be decoded are left out, and named in a warning at the end.
         """
         stop = self.rows if stop is None else min(stop, self.rows)
-        kept = self._decoded(start, stop)
-        while part := list(islice(kept, rows)):
+        rows_read = self._decode(start, stop)
+        while part := list(islice(rows_read, rows)):
             numbers, labels, images = zip(*part, strict=True)
             yield images_as_batch(np.array(numbers), np.array(labels, np.int64), np.stack(images))
 
@@ -113,7 +113,7 @@ class Source(ABC):
             self.path, expected="images", got="none that can be decoded", hint=skipped.first
         )
 
-    def _decoded(self, start: int, stop: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    def _decode(self, start: int, stop: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """The number, the label and the image of each row that can be decoded."""
         skipped = _Skipped(self)
         for number, row in enumerate(self.read(start, stop), start):
@@ -159,8 +159,8 @@ def ranges(rows: int, parts: int, part: int, most: int = 16) -> list[tuple[int, 
     Each part gets up to `most` blocks from all over the data, so that it has rows of all classes
     where rows are sorted by them. All parts have the same number of blocks; sizes differ by one.
     """
-    each = max(1, min(most, rows // max(parts, 1)))
-    blocks = parts * each
+    share = max(1, min(most, rows // max(parts, 1)))
+    blocks = parts * share
     cuts = [block * rows // blocks for block in range(blocks + 1)]
     chosen = [(cuts[block], cuts[block + 1]) for block in range(part, blocks, parts)]
     return [(start, stop) for start, stop in chosen if start < stop]

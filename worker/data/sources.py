@@ -94,26 +94,26 @@ def open_with(path: Path, options: ReadOptions, kind: str = "") -> ImageSource:
     empty to recognise the format.
     """
     if "." in kind:
-        return _checked(_own(kind)(path, options))
+        return _check_source(_own(kind)(path, options))
     if not path.exists():
         raise BadInput(f"data {path}", expected="a folder or a file", got="nothing there")
-    formats = [each for each in FORMATS if not kind or each.name == kind]
-    for each in formats:
-        if each.divided and each.matches(path):
-            return _checked(each.open(path, options))
-        if not each.divided and _parts(path, each.matches):
-            return _checked(each.open(_part(path, options.split, each.matches), options))
-    names = ", ".join(each.name for each in formats) or kind
-    found = listing(path) if path.is_dir() else "another file"
-    if any(each in _READ_BY_SPARK for each in _suffixes(path)):
-        found += "; read it with Spark, and pass the DataFrame to worker.train"
-    raise BadInput(f"data {path}", expected=f"data of one of these formats: {names}", got=found)
+    formats = [form for form in FORMATS if not kind or form.name == kind]
+    for form in formats:
+        if form.divided and form.matches(path):
+            return _check_source(form.open(path, options))
+        if not form.divided and _parts(path, form.matches):
+            return _check_source(form.open(_part(path, options.split, form.matches), options))
+    names = ", ".join(form.name for form in formats) or kind
+    got = listing(path) if path.is_dir() else "another file"
+    if any(suffix in _READ_BY_SPARK for suffix in _suffixes(path)):
+        got += "; read it with Spark, and pass the DataFrame to worker.train"
+    raise BadInput(f"data {path}", expected=f"data of one of these formats: {names}", got=got)
 
 
 def _suffixes(path: Path) -> set[str]:
     """The suffixes of a file, or of the files in a folder, `.gz` left out."""
     files = path.iterdir() if path.is_dir() else [path]
-    return {Path(each.name.removesuffix(".gz")).suffix for each in files}
+    return {Path(file.name.removesuffix(".gz")).suffix for file in files}
 
 
 def row_shapes(source: ImageSource) -> dict[str, Extents]:
@@ -122,7 +122,7 @@ def row_shapes(source: ImageSource) -> dict[str, Extents]:
 
 
 def has_test(path: str | Path) -> bool:
-    """Whether the data at `path` is divided, so that a missing test part would be a mistake.
+    """Return whether the data at `path` is divided, so that a test part must be there.
 
     A folder of IDX files is divided. A folder of Parquet files is divided if a subfolder or a
     Parquet file in it is named `test...`.
@@ -135,7 +135,7 @@ def has_test(path: str | Path) -> bool:
     if is_parquet(folder):
         tests = folder.glob("test*")
         return any(part.is_dir() or part.suffix == ".parquet" for part in tests)
-    return any("test" in _parts(folder, each.matches) for each in FORMATS if not each.divided)
+    return any("test" in _parts(folder, form.matches) for form in FORMATS if not form.divided)
 
 
 def part_to_test(path: str | Path) -> Split:
@@ -152,25 +152,25 @@ def _parts(path: Path, matches: Callable[[Path], bool]) -> dict[str, Path]:
     parts = {}
     for name in ("train", "test"):
         named = re.compile(rf"(^|[^a-z]){name}([^a-z]|$)")
-        found = [each for each in sorted(path.iterdir()) if named.search(each.name.lower())]
-        found = [each for each in found if matches(each)]
-        if len(found) > 1:
+        matching = [entry for entry in sorted(path.iterdir()) if named.search(entry.name.lower())]
+        matching = [entry for entry in matching if matches(entry)]
+        if len(matching) > 1:
             raise BadInput(
                 f"data {path}",
                 expected=f"one part to {name} with",
-                got=" and ".join(each.name for each in found[:2]),
+                got=" and ".join(entry.name for entry in matching[:2]),
             )
-        if found:
-            parts[name] = found[0]
+        if matching:
+            parts[name] = matching[0]
     return parts
 
 
 def _part(path: Path, split: Split, matches: Callable[[Path], bool]) -> Path:
     """The place of one part; undivided data is all for training."""
     parts = _parts(path, matches)
-    found = parts.get("" if split == "train" and "" in parts else split)
-    if found is not None:
-        return found
+    selected = parts.get("" if split == "train" and "" in parts else split)
+    if selected is not None:
+        return selected
     raise BadInput(
         path,
         expected=f"a part with {split} in its name for the {split} data",
@@ -182,15 +182,15 @@ def _own(kind: str) -> Callable[[Path, ReadOptions], Source]:
     """A user's own class of sources, by its full name; raises BadInput."""
     module, _, name = kind.rpartition(".")
     try:
-        found = getattr(import_module(module), name)
+        source_class = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"source_class {kind}: cannot be imported: {error}") from None
-    if not isinstance(found, type) or not issubclass(found, Source):
+    if not isinstance(source_class, type) or not issubclass(source_class, Source):
         raise BadInput(f"source_class {kind}", expected="a subclass of worker.Source")
-    return found
+    return source_class
 
 
-def _checked(source: ImageSource) -> ImageSource:
+def _check_source(source: ImageSource) -> ImageSource:
     if isinstance(source, Source):
         source.check()
     return source

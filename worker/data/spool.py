@@ -104,12 +104,12 @@ class Spool(ClosingContext):
         self._mapped = self.rows
 
 
-def write_rows(file: Any, place: int, data: memoryview, folder: Path, rows: int) -> None:
+def write_rows(file: Any, offset: int, data: memoryview, folder: Path, rows: int) -> None:
     """Write data behind the first `rows` rows, over what a failed append may have left there.
 
     Raises BadInput naming the folder if its disk is full.
     """
-    file.seek(place)
+    file.seek(offset)
     while data:
         try:
             written = file.write(data)

@@ -57,11 +57,11 @@ class ZippedSource(ColumnSource):
     def shape(self) -> Shape:
         """The shape of the first source of images; without one, of the first source."""
         sources = [member.source for member in self._members]
-        return next((each for each in sources if not each.row_shapes), sources[0]).shape
+        return next((source for source in sources if not source.row_shapes), sources[0]).shape
 
     @property
     def row_shapes(self) -> dict[str, Extents]:
-        return {top: shape for each in self._members for top, shape in each.shapes.items()}
+        return {top: shape for member in self._members for top, shape in member.shapes.items()}
 
     @property
     def schema(self) -> Any:
@@ -91,17 +91,19 @@ class ZippedSource(ColumnSource):
     def _block(self, numbers: Any) -> Any:
         """The rows with these successive numbers, as a table."""
         parts = [_read(member.source, numbers) for member in self._members]
-        wanted = [numbers % member.source.rows for member in self._members]
-        found = [{row: place for place, row in enumerate(part["id"].to_pylist())} for part in parts]
-        places = np.array(
+        rows_of_parts = [numbers % member.source.rows for member in self._members]
+        indices = [
+            {row: index for index, row in enumerate(part["id"].to_pylist())} for part in parts
+        ]
+        positions = np.array(
             [
                 [at.get(row, -1) for row in rows.tolist()]
-                for at, rows in zip(found, wanted, strict=True)
+                for at, rows in zip(indices, rows_of_parts, strict=True)
             ]
         )
-        kept = (places >= 0).all(axis=0)
-        columns = {"id": pa.array(numbers[kept])}
-        for member, part, chosen in zip(self._members, parts, places[:, kept], strict=True):
+        complete = (positions >= 0).all(axis=0)
+        columns = {"id": pa.array(numbers[complete])}
+        for member, part, chosen in zip(self._members, parts, positions[:, complete], strict=True):
             for top, name in member.names.items():
                 columns[top] = part[name].take(pa.array(chosen, pa.int64()))
         return pa.table(columns, schema=self.schema)

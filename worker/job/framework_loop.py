@@ -31,7 +31,7 @@ from worker.training.step_machine import (
     StepMachine,
 )
 from worker.training.training_loop import ClientDriver
-from worker.training.worker_state import Continued, continued
+from worker.training.worker_state import Continued, restore_state
 
 Floats = NDArray[np.float32]
 
@@ -46,25 +46,27 @@ class LoopWorker(NamedTuple):
     client: Client
     table: DenseTable
     plan: Plan
-    own: Continued
+    restart_state: Continued
     rows: Callable[[], int]
 
 
-def worker_of(what: str, ctx: Context) -> LoopWorker:
-    """The worker of `worker.run` that `ctx` describes; raises BadInput, naming `what`."""
-    argument_checks.instance(f"{what}: ctx", ctx, Context, "a worker.Context")
-    name, dense = only_table(what, ctx.job)
-    own = ctx.own.between_windows(ctx.plan.strategy.keeps)
+def worker_of(label: str, ctx: Context) -> LoopWorker:
+    """The worker of `worker.run` that `ctx` describes; raises BadInput, naming `label`."""
+    argument_checks.instance(f"{label}: ctx", ctx, Context, "a worker.Context")
+    name, dense = only_table(label, ctx.job)
+    restart_state = ctx.restart_state.between_windows(ctx.plan.strategy.keeps)
     table = dense.table(name)
-    return LoopWorker(ctx.job, ctx.worker.client, table, ctx.plan, own, lambda: ctx.samples)
+    return LoopWorker(
+        ctx.job, ctx.worker.client, table, ctx.plan, restart_state, lambda: ctx.samples
+    )
 
 
 class LoopAdapter(Protocol):
-    """What an adapter makes for the loop of a worker."""
+    """An adapter that connects a user's loop to a worker."""
 
     @property
     def lost(self) -> str:
-        """What a restarted worker continues without; empty if nothing."""
+        """The state that a restarted worker continues without, in words; empty if none."""
         ...
 
     def finish(self) -> None:
@@ -75,16 +77,16 @@ class LoopAdapter(Protocol):
 Adapter = TypeVar("Adapter", bound=LoopAdapter)
 
 
-def wrapped(make: Callable[[LoopWorker], Adapter], ctx: Context) -> Adapter:
-    """What `make` makes for the worker of `ctx`; it finishes with the function of the run."""
-    made = make(worker_of("wrap", ctx))
-    ctx.lost = made.lost
-    ctx.at_end(made.finish)
-    return made
+def make_adapter(make: Callable[[LoopWorker], Adapter], ctx: Context) -> Adapter:
+    """Build the adapter for the worker of `ctx`; it finishes when the user's function returns."""
+    adapter = make(worker_of("wrap", ctx))
+    ctx.lost = adapter.lost
+    ctx.at_end(adapter.finish)
+    return adapter
 
 
 @contextmanager
-def joined(
+def join_job(
     make: Callable[[LoopWorker], Adapter],
     job: ps.Job,
     name: str,
@@ -96,7 +98,7 @@ def joined(
     prefetch: bool = False,
     **options: Any,
 ) -> Iterator[Adapter]:
-    """What `make` makes for worker `name` of a job without Spark.
+    """Build the adapter for worker `name` of a job without Spark.
 
     It finishes with the block, unless by an error. The options are those of `worker.loop`.
     """
@@ -105,11 +107,11 @@ def joined(
         "join", job, steps=steps, strategy=strategy, workers=workers, seed=0, prefetch=prefetch
     )
     with job.worker(name, incarnation=incarnation, **options) as me:
-        own = continued(me.client, plan.strategy, snapshots=options.get("keep"))
-        own = own.between_windows(plan.strategy.keeps)
-        made = make(LoopWorker(job, me.client, table, plan, own, lambda: 0))
-        yield made
-        made.finish()
+        restart_state = restore_state(me.client, plan.strategy, snapshots=options.get("keep"))
+        restart_state = restart_state.between_windows(plan.strategy.keeps)
+        adapter = make(LoopWorker(job, me.client, table, plan, restart_state, lambda: 0))
+        yield adapter
+        adapter.finish()
 
 
 class LoopSteps:
@@ -130,7 +132,7 @@ class LoopSteps:
         `optimized` is for a loop with an optimiser of its own, which takes the strategy's local
         steps: it returns the weights after one.
         """
-        client, plan, own, rows = me.client, me.plan, me.own, me.rows
+        client, plan, restart_state, rows = me.client, me.plan, me.restart_state, me.rows
         plan.strategy.check(client.cluster.bound, plan.prefetch)
         if optimized is not None and plan.rate_factor != 1:
             raise BadInput(
@@ -139,11 +141,13 @@ class LoopSteps:
                 got=f"{plan.rate_factor:g}",
             )
         self.client = client
-        self.lost = own.lost
+        self.lost = restart_state.lost
         if optimized is not None and client.seq:
             without = "without the state of its optimizer"
             self.lost = (
-                f"{own.lost} and {without}" if own.lost else f"{client.worker} continued {without}"
+                f"{restart_state.lost} and {without}"
+                if restart_state.lost
+                else f"{client.worker} continued {without}"
             )
         self._rows = rows
         self._rows_before = rows()
@@ -157,27 +161,27 @@ class LoopSteps:
             bound=client.cluster.bound,
             ahead=client.recommended_prefetch,
             pulls_at_once=True,
-            local=own.local,
+            local=restart_state.local,
             optimizer=optimized,
         )
         self._driver = ClientDriver(client, machine)
         self._wants = machine.wants()
-        self._wanted: ComputeGradient | None = None
+        self._gradient_request: ComputeGradient | None = None
         self._continue(None)
 
     @property
-    def ended(self) -> bool:
-        """Whether the last step of the plan has been taken."""
-        return self._wanted is None
+    def is_done(self) -> bool:
+        """True once the last step of the plan has been taken."""
+        return self._gradient_request is None
 
     def begin(self) -> tuple[Floats, Floats]:
         """The weights that were shown, and an array of any content for their gradient.
 
         Raises BadInput after the last step.
         """
-        if self._wanted is None:
+        if self._gradient_request is None:
             raise BadInput(f"step: worker {self.client.worker} has taken its last step already")
-        return self._wanted.weights, self.client.new_gradient(zeroed=False)
+        return self._gradient_request.weights, self.client.new_gradient(zeroed=False)
 
     def take(self, gradient: Floats, loss: Any, samples: int | None) -> None:
         """Take a step with the gradient, in the array of `begin`, and show the next weights.
@@ -193,7 +197,7 @@ class LoopSteps:
 
     def finish(self) -> None:
         """Push what a window still holds and wait until all pushes are applied; no step follows."""
-        if self._wanted is not None:
+        if self._gradient_request is not None:
             self._continue(None)
 
     def _continue(self, answer: GradientComputed | None) -> None:
@@ -202,7 +206,7 @@ class LoopSteps:
         The batches are the loop's own: it reads them when the weights are there. No answer to the
         wish for a gradient ends the run.
         """
-        self._wanted = None
+        self._gradient_request = None
         try:
             want = self._wants.send(answer)
             while not isinstance(want, ComputeGradient):
@@ -214,17 +218,17 @@ class LoopSteps:
         except StopIteration:
             return
         self._show(want.weights)
-        self._wanted = want
+        self._gradient_request = want
 
 
-def check_takes_optimizer(what: str, optimizer: Any, strategy: Strategy, table: str) -> None:
-    """Raise BadInput, naming `what`, where the strategy takes steps of its own rule.
+def check_takes_optimizer(label: str, optimizer: Any, strategy: Strategy, table: str) -> None:
+    """Raise BadInput, naming `label`, where the strategy takes steps of its own rule.
 
     `table` is the function in which rule and rate are chosen in place of the optimiser.
     """
     if not strategy.takes_optimizer:
         raise BadInput(
-            f"{what}: optimizer: strategy {strategy.name}",
+            f"{label}: optimizer: strategy {strategy.name}",
             expected=(
                 "None, because this strategy takes steps of its own rule: "
                 f"choose rule and rate in {table}"

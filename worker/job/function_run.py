@@ -100,7 +100,7 @@ class RunOptions(FunctionOptions, RunArguments):
     )
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         return f"run: {name}"
 
     def check(self) -> None:
@@ -110,7 +110,7 @@ class RunOptions(FunctionOptions, RunArguments):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """What `run` returns, and what `worker.Interrupted` holds.
+    """The result of `run`, which `worker.Interrupted` holds, too.
 
     `params` are the trained parameters, in the structure that was given; of several `tables`, a
     dict by their names. `evaluations` are the results of the tests, in order, that of the final
@@ -183,7 +183,7 @@ def run(
         )
 
     run = WatchedRun(workers, settings_of(options, args), tests=evaluate is not None)
-    callbacks = (*options.callbacks, *progress_of(df, options.max_iter, wanted=options.progress))
+    callbacks = (*options.callbacks, *progress_of(df, options.max_iter, enabled=options.progress))
     with watching(callbacks, run, parameters) as watch:
         outcome = run_job(
             df,
@@ -204,71 +204,73 @@ def run(
                     workers, evaluate.figures(views.build(None, outcome.weights))
                 )
             ]
-        found = watch.finish(outcome.weights, last)
-    result = RunResult(found.params, outcome, (*outcome.evaluations, *last), tables)
+        final = watch.finish(outcome.weights, last)
+    result = RunResult(final.params, outcome, (*outcome.evaluations, *last), tables)
     return unless_interrupted(result, options.on_interrupt)
 
 
-def check_train(what: str, train: object) -> None:
+def check_train(label: str, train: object) -> None:
     """Raise BadInput unless `train` can be called with `args` and `ctx`."""
     expected = "a function of args and ctx"
-    function = argument_checks.function(what, train, expected)
+    function = argument_checks.function(label, train, expected)
     try:
         inspect.signature(function).bind(None, None)  # type: ignore[arg-type]  # it is callable
     except TypeError as error:
-        raise BadInput(what, expected=expected, got=f"one with other parameters: {error}") from None
+        raise BadInput(
+            label, expected=expected, got=f"one with other parameters: {error}"
+        ) from None
     except ValueError:
         pass  # A compiled function may have no signature.
 
 
 def read(
-    what: str, data: object, workers: int | None, skip_images: int
+    label: str, data: object, workers: int | None, skip_images: int
 ) -> tuple[spark.DataFrame, Source | None]:
     """A DataFrame, and a source that its tasks read in place of its rows, if there is one.
 
     `data` is as in `run`. A task leaves out up to `skip_images` images of a source. Raises BadInput
-    naming `what`.
+    naming `label`.
     """
     if not isinstance(data, str | Path):
-        check_frame(what, data)
+        check_frame(label, data)
         return cast(spark.DataFrame, data), None
-    session = spark.active_session(what)
+    session = spark.active_session(label)
     text = str(data)
     if kind := table_format(text):
         return spark.read_table(session, kind, text), None
     if "://" in text:
-        raise BadInput(f"{what}: {text}", expected="files that end in .parquet or .tfrecord there")
+        raise BadInput(f"{label}: {text}", expected="files that end in .parquet or .tfrecord there")
     # Tasks run in another folder.
     source = open_source(Path(text).absolute(), max_skipped=skip_images)
     if not isinstance(source, Source):
-        raise BadInput(f"{what}: {text}", expected="data that workers can read in parts")
+        raise BadInput(f"{label}: {text}", expected="data that workers can read in parts")
     if workers is None:
-        raise BadInput(f"{what}: {text}", expected="a number of `workers` to divide it among")
+        raise BadInput(f"{label}: {text}", expected="a number of `workers` to divide it among")
     if workers > source.rows:
         raise BadInput("run: workers", expected=f"at most {source.rows}, one a row", got=workers)
-    return spark.numbered(session, workers), source
+    return spark.number_partitions(session, workers), source
 
 
-def table_format(place: str) -> str:
+def table_format(uri: str) -> str:
     """The name by which Spark reads the files at a path or URI; empty if it does not."""
-    name = place.rstrip("/").rpartition("/")[2]
+    name = uri.rstrip("/").rpartition("/")[2]
     names = [name]
     if not name.endswith(tuple(_TABLES)):
         with suppress(OSError, BadInput):
-            store = open_store(place)
+            store = open_store(uri)
             names = store.names()
-            while partitions := [one for one in names if partition_of(one) is not None]:
+            while partitions := [child for child in names if partition_of(child) is not None]:
                 store = store.below(partitions[0])
                 names = store.names()
-    found = {
+    formats = {
         kind
-        for one in names
+        for child in names
         for suffix, kind in _TABLES.items()
-        if one.endswith(suffix) and one[0] not in "_."
+        if child.endswith(suffix) and child[0] not in "_."
     }
-    if len(found) > 1:
-        raise BadInput(place, expected="files of one format", got=" and ".join(sorted(found)))
-    return found.pop() if found else ""
+    if len(formats) > 1:
+        raise BadInput(uri, expected="files of one format", got=" and ".join(sorted(formats)))
+    return formats.pop() if formats else ""
 
 
 def first_values(tables: ps.Tables) -> Floats:

@@ -45,20 +45,24 @@ def read(resume: str | Path | LoadedSnapshot | None) -> LoadedSnapshot | None:
     return load_state(resume)
 
 
-def check_logs(logs: Path, found: LoadedSnapshot | None) -> None:
+def check_logs(logs: Path, snapshot: LoadedSnapshot | None) -> None:
     """Raise BadInput if the logs in a folder hold more updates than the initial state.
 
     This job will delete those logs, and they may be the only record of acknowledged pushes.
     """
-    resumed = None if found is None else Path(found.place)  # already read, if it is one of these
-    left = newest_logs(logs, but=resumed)
-    if left is not None and (found is None or found.manifest.steps < left.manifest.steps):
+    resumed = (
+        None if snapshot is None else Path(snapshot.place)
+    )  # already read, if it is one of these
+    former_logs = newest_logs(logs, but=resumed)
+    if former_logs is not None and (
+        snapshot is None or snapshot.manifest.steps < former_logs.manifest.steps
+    ):
         raise BadInput(
             f"logs {logs}",
             expected="a folder of this job's own",
             got=(
-                f"an earlier job's logs, with {left.manifest.steps} pushes: "
-                f"resume from {left.place}, or remove it"
+                f"an earlier job's logs, with {former_logs.manifest.steps} pushes: "
+                f"resume from {former_logs.place}, or remove it"
             ),
         )
 
@@ -76,26 +80,27 @@ def beginning(
     if weights is not None:
         raise BadInput("start", expected="weights or a snapshot to resume", got="both")
     manifest, states = resume.manifest, resume.states
-    check_fit(resume.place, manifest, Layout(tuple(one.table for one in tables)), job)
+    check_fit(resume.place, manifest, Layout(tuple(table_spec.table for table_spec in tables)), job)
     versions = [state.saved.version for state in states]
     spec, *_ = job.specs(tables)
     if job.rate_factor is not None:  # the options say all, also of what an operator had changed
         saved = [structs.replace(state.saved, settings=None) for state in states]
         states = [
-            structs.replace(state, saved=one) for state, one in zip(states, saved, strict=True)
+            structs.replace(state, saved=bare_state)
+            for state, bare_state in zip(states, saved, strict=True)
         ]
     return InitialState(resume_states(states, manifest.map, spec), versions)
 
 
 def check_fit(where: str, manifest: Manifest, layout: Layout, job: Job) -> None:
     """Raise BadInput when the snapshot at `where` is another job's."""
-    for what, expected, got in (
+    for subject, expected, got in (
         ("workers", manifest.workers, job.workers),
         ("rule", ", ".join(manifest.rules), ", ".join(job.rule_names)),
         ("tensors", _shapes(manifest.layout), _shapes(layout)),
     ):
         if expected != got:
-            raise BadInput(f"resume {where}: it was made with {what} {expected}, got {got}")
+            raise BadInput(f"resume {where}: it was made with {subject} {expected}, got {got}")
 
 
 def install(admin: AdminClient, begin: Beginning) -> None:

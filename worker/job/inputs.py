@@ -26,7 +26,7 @@ class JobInputs(msgspec.Struct, frozen=True):
 
     model: Model
     tables: tuple[TableSpec, ...]
-    found: LoadedSnapshot | None
+    snapshot: LoadedSnapshot | None
     beginning: initial_state.Beginning
     snapshots: str | Path | None
     catalog: SnapshotCatalog | None
@@ -34,7 +34,7 @@ class JobInputs(msgspec.Struct, frozen=True):
 
     def begins_at(self, workers: int) -> int:
         """The iteration at which the job begins."""
-        return self.found.manifest.steps // workers if self.found else 0
+        return self.snapshot.manifest.steps // workers if self.snapshot else 0
 
 
 def prepare(
@@ -53,7 +53,7 @@ def prepare(
     folder = None if logs is None else path_checks.path("logs", logs)
     model = build_model(job.model)
     tables = job.tables_of(model.table)
-    layout = Layout(tuple(one.table for one in tables))
+    layout = Layout(tuple(spec.table for spec in tables))
     if weights is not None:
         weights = argument_checks.array("weights", weights, layout.size)
     job.plan.strategy.check(job.bound, job.plan.prefetch)
@@ -61,14 +61,14 @@ def prepare(
         check(model, job.device)
     if spark.runs_here(df):
         check_here(job.device)
-    if job.runtime.guarded:
+    if job.runtime.uses_curve:
         spark.check_guarded(df)
-    found = initial_state.read(resume)
-    beginning = initial_state.beginning(model, tables, job, weights, found)
+    snapshot = initial_state.read(resume)
+    beginning = initial_state.beginning(model, tables, job, weights, snapshot)
     if folder is not None:
-        initial_state.check_logs(folder, found)
+        initial_state.check_logs(folder, snapshot)
     catalog = None
     if snapshots is not None:
         catalog = SnapshotCatalog(snapshots, job.snapshots.retention())
         catalog.check_writable()
-    return JobInputs(model, tables, found, beginning, snapshots, catalog, folder)
+    return JobInputs(model, tables, snapshot, beginning, snapshots, catalog, folder)

@@ -1,4 +1,4 @@
-"""What `worker.train` expects of a kind of model: it fits itself to the data and describes its job.
+"""The interface of a kind of model: it fits itself to the data and describes its job.
 
 `worker.Caffe` is one kind, `worker.CustomModel` another. A new kind is one file with one class.
 """
@@ -42,9 +42,9 @@ class ModelKind(Protocol):
         ...
 
 
-def _kind(what: str, value: object) -> ModelKind:
+def _kind(label: str, value: object) -> ModelKind:
     expected = 'a kind of model, such as worker.Caffe("solver.prototxt")'
-    kind: ModelKind = argument_checks.instance(what, value, ModelKind, expected)  # type: ignore[type-abstract]
+    kind: ModelKind = argument_checks.instance(label, value, ModelKind, expected)  # type: ignore[type-abstract]
     return kind
 
 
@@ -56,7 +56,7 @@ class TrainArguments(RunArguments):
     )
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         return f"train: {name}"
 
     def count_workers(self, df: "spark.DataFrame") -> int:

@@ -70,7 +70,7 @@ _NUMBERS: dict[type, Any] = {int: Integral, float: Real}  # NumPy's are among th
 
 
 class Option(msgspec.Struct, frozen=True):
-    """What a field says about its option besides its type and default.
+    """The description of an option in its field, besides type and default.
 
     `shown` is the default in words, where the value None stands for it. A number is at `least` and
     at `most` these. `check` replaces the check by type: it takes the option's name for an error
@@ -104,61 +104,61 @@ class Declared(msgspec.Struct, frozen=True):
     option: Option
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         return self.default is MISSING
 
     @property
-    def shown(self) -> str | None:
+    def default_text(self) -> str | None:
         """The default as help and documentation show it; None for none."""
-        if self.option.shown is not None or self.default is None or self.required:
+        if self.option.shown is not None or self.default is None or self.is_required:
             return self.option.shown
         if isinstance(self.default, bool):
             return "yes" if self.default else "no"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
-    def checked(self, what: str, value: object) -> object:
-        """The value to hold; raises BadInput naming `what`."""
+    def check_value(self, label: str, value: object) -> object:
+        """The value to hold; raises BadInput naming `label`."""
         if value is None and self.optional:
             return None
         if self.option.check is not None:
-            return self.option.check(what, value)
+            return self.option.check(label, value)
         if issubclass(self.kind, StrEnum):
-            return argument_checks.choice(what, value, self.kind)
+            return argument_checks.choice(label, value, self.kind)
         if self.kind is bool:
-            return argument_checks.flag(what, value)
+            return argument_checks.flag(label, value)
         if self.kind is Path:
-            return path_checks.path(what, value).absolute()
+            return path_checks.path(label, value).absolute()
         if self.kind is str:
-            return argument_checks.text(what, value, "a text")
-        return self._number(what, value)
+            return argument_checks.text(label, value, "a text")
+        return self._number(label, value)
 
-    def _number(self, what: str, value: Any) -> float:
+    def _number(self, label: str, value: Any) -> float:
         """A number in the option's range. Only the limit that it violates is in the error."""
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[self.kind]):
             expected = "a whole number" if self.kind is int else "a number"
-            raise argument_checks.wrong(what, expected, value)
+            raise argument_checks.wrong(label, expected, value)
         number = int(value) if self.kind is int else value
         least, most = self.option.least, self.option.most
         if least is not None and not number >= least:
             raise argument_checks.wrong(
-                what, f"at least {argument_checks.describe_value(least)}", number
+                label, f"at least {argument_checks.describe_value(least)}", number
             )
         if most is not None and not number <= most:
             raise argument_checks.wrong(
-                what, f"at most {argument_checks.describe_value(most)}", number
+                label, f"at most {argument_checks.describe_value(most)}", number
             )
         return number if self.kind is int else float(number)
 
 
-def declared(subject: type[Any]) -> dict[str, Declared]:
+def list_options(subject: type[Any]) -> dict[str, Declared]:
     """The options of a class of options, by name, in the order of its fields."""
     hints = get_type_hints(subject)
     return {
-        each.name: Declared(
-            each.name, *_kind(hints[each.name]), each.default, each.metadata["option"]
+        field.name: Declared(
+            field.name, *_kind(hints[field.name]), field.default, field.metadata["option"]
         )
-        for each in fields(subject)
-        if "option" in each.metadata
+        for field in fields(subject)
+        if "option" in field.metadata
     }
 
 
@@ -181,29 +181,29 @@ class Options:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        for name, each in declared(type(self)).items():
-            value = each.checked(self.named(name), getattr(self, name))
+        for name, declaration in list_options(type(self)).items():
+            value = declaration.check_value(self.label_option(name), getattr(self, name))
             object.__setattr__(self, name, value)
         self.check()
 
     @classmethod
-    def of(cls, what: str, given: Mapping[str, Any]) -> Self:
-        """The options from keyword arguments of the function `what`.
+    def of(cls, function: str, keywords: Mapping[str, Any]) -> Self:
+        """The options from keyword arguments of the function `function`.
 
         Raises BadInput for one that it does not have, and for a required one that is missing.
         """
-        known = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
-        argument_checks.check_names(what, given, known)
-        for name in known.keys() - given.keys():
+        known = {field.name: field.default for field in fields(cls)}  # type: ignore[arg-type]
+        argument_checks.check_names(function, keywords, known)
+        for name in known.keys() - keywords.keys():
             if known[name] is MISSING:
-                raise BadInput(f"{what}: {name}", expected="this argument", got="none")
-        return cls(**given)
+                raise BadInput(f"{function}: {name}", expected="this argument", got="none")
+        return cls(**keywords)
 
     def check(self) -> None:
         """Raise BadInput for options that contradict each other."""
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         """An option as the user of this class writes it, for errors."""
         return name
 
@@ -213,12 +213,12 @@ class Options:
 
     def asdict(self) -> dict[str, Any]:
         """The options by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def part(self, subject: "type[Subject]") -> "Subject":
         """The options of one of the subjects that this class has as a base."""
         assert isinstance(self, subject)
-        return subject(**{name: getattr(self, name) for name in declared(subject)})
+        return subject(**{name: getattr(self, name) for name in list_options(subject)})
 
 
 Subject = TypeVar("Subject", bound=Options)
@@ -257,24 +257,24 @@ def training_options(
 
 def _with_keywords(function: Callable[..., Any], *, make: Callable[..., Any]) -> Any:
     """The function, with the options of `make` as keywords in place of its last parameter."""
-    what = function.__name__
+    name = function.__name__
     *before, last = inspect.signature(function).parameters.values()
 
     @wraps(function)
-    def call(*given: Any, **options: Any) -> Any:
-        if len(given) > len(before):
+    def call(*positional: Any, **options: Any) -> Any:
+        if len(positional) > len(before):
             raise BadInput(
-                what,
+                name,
                 expected="the options as keyword arguments",
-                got=f"{len(given) - len(before)} more positional ones",
+                got=f"{len(positional) - len(before)} more positional ones",
             )
-        return function(*given, **{last.name: cast(type[Options], make).of(what, options)})
+        return function(*positional, **{last.name: cast(type[Options], make).of(name, options)})
 
     options = sorted(
         inspect.signature(make).parameters.values(),
         key=lambda option: option.default is not inspect.Parameter.empty,  # required ones first
     )
-    first = [one.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for one in before]
+    first = [parameter.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for parameter in before]
     call.options = make  # type: ignore[attr-defined]  # for documentation
     call.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
     return call

@@ -51,74 +51,76 @@ _MAX_DIGITS = 100  # longer numbers are rejected as text, before int() spends ti
 _DOWNPOUR = {field.name: str(field.default) for field in fields(Downpour)}
 
 
-def staleness_bound(what: str, value: object) -> int | str | None:
+def staleness_bound(label: str, value: object) -> int | str | None:
     """A bound in steps, also as text; `inf` and None are no bound. USUAL stays as it is."""
     if value == USUAL:
         return USUAL
     if isinstance(value, str) and value != NO_BOUND:
         if not _is_count(value):
             expected = f"a whole number of steps or {NO_BOUND}"
-            raise BadInput(what, expected=expected, got=f"{value[:80]!r}")
+            raise BadInput(label, expected=expected, got=f"{value[:80]!r}")
         value = int(value)
     if isinstance(value, int) and value > MAX_COUNT:
-        raise argument_checks.wrong(what, f"at most {MAX_COUNT}", value)
-    return argument_checks.staleness_bound(what, value)
+        raise argument_checks.wrong(label, f"at most {MAX_COUNT}", value)
+    return argument_checks.staleness_bound(label, value)
 
 
-def _strategy(what: str, value: object) -> Strategy | str:
+def _strategy(label: str, value: object) -> Strategy | str:
     """A strategy, or a text that may name one."""
-    return value if isinstance(value, str) else strategy_of(what, value)
+    return value if isinstance(value, str) else strategy_of(label, value)
 
 
-def _wait(what: str, value: object) -> float:
+def _wait(label: str, value: object) -> float:
     """A time in seconds that a process may wait for."""
     expected = f"more than 0 s, up to {LONGEST_S:g}"
-    seconds = argument_checks.number(what, value, expected=expected)
+    seconds = argument_checks.number(label, value, expected=expected)
     if not 0 < seconds <= LONGEST_S:
-        raise argument_checks.wrong(what, expected, seconds)
+        raise argument_checks.wrong(label, expected, seconds)
     return seconds
 
 
-def _port(what: str, value: object) -> int:
-    return argument_checks.whole(what, value, 0, LAST_PORT)
+def _port(label: str, value: object) -> int:
+    return argument_checks.whole(label, value, 0, LAST_PORT)
 
 
-def _every(what: str, value: object) -> str:
+def _every(label: str, value: object) -> str:
     """A number of iterations, or a time such as 30s."""
     text = (
-        value if isinstance(value, str) else str(argument_checks.whole(what, value, 0, MAX_COUNT))
+        value if isinstance(value, str) else str(argument_checks.whole(label, value, 0, MAX_COUNT))
     )
     if not _is_count(text):
-        parse_time(what, text, "iterations, as 500, or ")
+        parse_time(label, text, "iterations, as 500, or ")
     elif int(text) > MAX_COUNT:
-        raise argument_checks.wrong(what, f"at most {MAX_COUNT}", int(text))
+        raise argument_checks.wrong(label, f"at most {MAX_COUNT}", int(text))
     return text
 
 
-def _keep_for(what: str, value: object) -> str:
-    parse_time(what, argument_checks.text(what, value, "a time, as 12h or 7d"))
+def _keep_for(label: str, value: object) -> str:
+    parse_time(label, argument_checks.text(label, value, "a time, as 12h or 7d"))
     return str(value)
 
 
 def _is_count(text: str) -> bool:
-    """Whether `text` is a whole number of fewer than `_MAX_DIGITS` digits."""
+    """Return whether `text` is a whole number of fewer than `_MAX_DIGITS` digits."""
     return text.isascii() and text.isdecimal() and len(text) < _MAX_DIGITS
 
 
-def parse_time(what: str, text: str, other: str = "") -> float:
-    """Parse a time such as 30s, 5m, 12h or 7d into seconds; raises BadInput naming `what`."""
+def parse_time(label: str, text: str, other: str = "") -> float:
+    """Parse a time such as 30s, 5m, 12h or 7d into seconds; raises BadInput naming `label`."""
     number, unit = text[:-1], text[-1:]
     try:
         seconds = float(number) * _SECONDS[unit]
     except (KeyError, ValueError):
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_TIME_S:
-        raise BadInput(what, expected=f"{other}a time, as 30s, 5m, 12h or 7d", got=f"{text[:80]!r}")
+        raise BadInput(
+            label, expected=f"{other}a time, as 30s, 5m, 12h or 7d", got=f"{text[:80]!r}"
+        )
     return seconds
 
 
 class TrainingPlan(Options):
-    """How the workers learn. None for an option of the strategy is the strategy's default."""
+    """The training of the workers. None for an option of the strategy is the strategy's default."""
 
     staleness: Parsed[int | None, float | str] = option(
         f"Steps the fastest worker may be ahead of the slowest, {NO_BOUND} or {USUAL}.",
@@ -172,20 +174,20 @@ class TrainingPlan(Options):
     def check(self) -> None:
         super().check()
         strategy = self.build_strategy()
-        given: object = self.staleness
-        if given == USUAL:
+        staleness: object = self.staleness
+        if staleness == USUAL:
             object.__setattr__(self, "staleness", strategy.suitable_bound(self.prefetch))
         strategy.check(self.staleness, self.prefetch)
         if self.rate_factor is not None and strategy.own_rate:
             raise BadInput(
-                self.named("rate_factor"),
+                self.label_option("rate_factor"),
                 expected=(
                     f"none, as strategy {strategy.name} has a rate of its own among its options"
                 ),
                 got=f"{self.rate_factor:g}",
             )
         if self.on_stale is not None and isinstance(strategy.server(1).merge, Round):
-            raise BadInput(self.named("on_stale"), expected="wait for a strategy in rounds")
+            raise BadInput(self.label_option("on_stale"), expected="wait for a strategy in rounds")
 
     def build_strategy(self) -> Strategy:
         """The strategy with its options.
@@ -193,21 +195,21 @@ class TrainingPlan(Options):
         Raises BadInput for an unknown name, for an option that the strategy does not have, and for
         one that the text of the strategy sets to another value.
         """
-        given = {name: getattr(self, name) for name in STRATEGY_OPTIONS}
-        given = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: getattr(self, name) for name in STRATEGY_OPTIONS}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
         for name, why in foreign_options(self.strategy).items():
-            if name in given:
-                raise BadInput(f"{self.named(name)} {given[name]}: {why}")
-        strategy = strategy_of(self.named("strategy"), self.strategy)
+            if name in chosen:
+                raise BadInput(f"{self.label_option(name)} {chosen[name]}: {why}")
+        strategy = strategy_of(self.label_option("strategy"), self.strategy)
         for name in options_set(self.strategy):
-            own = getattr(strategy, name)
-            if given.get(name, own) != own:
+            stated = getattr(strategy, name)
+            if chosen.get(name, stated) != stated:
                 raise BadInput(
-                    self.named(name),
-                    expected=f"{own}, as {self.named('strategy')} has it, or none",
-                    got=given[name],
+                    self.label_option(name),
+                    expected=f"{stated}, as {self.label_option('strategy')} has it, or none",
+                    got=chosen[name],
                 )
-        return replace(strategy, **given)
+        return replace(strategy, **chosen)
 
 
 STRATEGY_OPTIONS = ("n_fetch", "n_push", "warm_steps")
@@ -225,7 +227,7 @@ def foreign_options(strategy: Strategy | str) -> dict[str, str]:
 
 
 class WorkerRuntime(Options):
-    """What the workers compute on. `device` is None for the solver's `solver_mode`."""
+    """The device of the workers; `device` is None for the solver's `solver_mode`."""
 
     device: str | None = option(
         "What each worker computes on: cpu, gpu (one of its own), gpu:N, or auto (a GPU where one"
@@ -294,8 +296,8 @@ class ShardRuntime(Options):
     )  # fmt: skip
 
     @property
-    def guarded(self) -> bool:
-        """Whether shards use CURVE: other hosts can reach them, and `plaintext` is not set."""
+    def uses_curve(self) -> bool:
+        """True if shards use CURVE: other hosts can reach them, and `plaintext` is not set."""
         return not on_this_host(self.bind) and not self.plaintext
 
     @property
@@ -307,15 +309,17 @@ class ShardRuntime(Options):
         super().check()
         last = LAST_PORT + 1 - self.shards
         if not 0 <= self.port <= last:
-            raise BadInput(self.named("port"), expected=f"0 to {last}", got=self.port)
+            raise BadInput(self.label_option("port"), expected=f"0 to {last}", got=self.port)
         if ":" in self.bind or not self.bind.strip():
-            raise BadInput(self.named("bind"), expected="an IPv4 address", got=f"{self.bind!r}")
+            raise BadInput(
+                self.label_option("bind"), expected="an IPv4 address", got=f"{self.bind!r}"
+            )
         if self.durability is Durability.REPLICATED:
-            check_silence(self.silence_s, self.lease_s, self.named("silence_s"))
+            check_silence(self.silence_s, self.lease_s, self.label_option("silence_s"))
 
 
 class LinkOptions(Options):
-    """How data travels between workers and shards."""
+    """The links that carry data between workers and shards."""
 
     transport: Parsed[Transport, str] = option(
         "What carries weights and gradients within one host: shm (shared memory), ipc (a Unix"
@@ -335,8 +339,8 @@ class LinkOptions(Options):
     def check(self) -> None:
         super().check()
         if self.link is not None and self.transport not in (Transport.AUTO, Transport.TCP):
-            expected = f"{self.named('transport')} tcp or auto"
-            raise BadInput(self.named("link"), expected=expected, got=self.transport)
+            expected = f"{self.label_option('transport')} tcp or auto"
+            raise BadInput(self.label_option("link"), expected=expected, got=self.transport)
         self.build_link()
         self.build_compression()
 
@@ -393,6 +397,6 @@ class TrainOptions(TrainingPlan, ShardRuntime, WorkerRuntime, LinkOptions, Snaps
         if self.durability is Durability.REPLICATED:
             check_replicable(self.port, self.transport, self.shard_device)
             if self.link is not None:
-                one = "shards with one copy each, got replicated ones"
-                raise BadInput(self.named("link"), expected=one)
+                expected = "shards with one copy each, got replicated ones"
+                raise BadInput(self.label_option("link"), expected=expected)
         super().check()

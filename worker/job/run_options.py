@@ -19,7 +19,7 @@ from worker.job.runner import Outcome
 
 
 class OnInterrupt(StrEnum):
-    """What Ctrl-C does to a run, after a snapshot where `snapshots` says where."""
+    """The effect of Ctrl-C on a run, after a snapshot where `snapshots` says where."""
 
     RAISE = "raise"
     RETURN = "return"
@@ -53,15 +53,15 @@ class RunArguments(TrainOptions):
 
     def check(self) -> None:
         super().check()
-        check_logs_kept(self.logs, self.durability, self.named("logs"))
+        check_logs_kept(self.logs, self.durability, self.label_option("logs"))
 
 
 class Result(Protocol):
-    """What `run` or `train` returns."""
+    """The result of `run` or `train`."""
 
     @property
     def outcome(self) -> Outcome:
-        """How the run went."""
+        """The outcome of the job."""
         ...
 
 
@@ -74,10 +74,10 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, result: Result) -> None:
         outcome = result.outcome
         steps = sum(status.steps for status in outcome.statuses[:1])
-        kept = f"; resume from {outcome.snapshot}" if outcome.snapshot is not None else ""
+        hint = f"; resume from {outcome.snapshot}" if outcome.snapshot is not None else ""
         super().__init__(
             f"Ctrl-C after {steps} steps of all workers: the weights so far are in the exception's"
-            f" `result`{kept}"
+            f" `result`{hint}"
         )
         self.result = result
 

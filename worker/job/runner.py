@@ -91,10 +91,10 @@ class Observer(Protocol):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job returns: the final weights as a flat float32 arena, and how the run went.
+    """The result of a job: the final weights as a flat float32 arena, and how the run went.
 
-    `left` are the last statuses of the former shards of a resharded job. `snapshot` is the snapshot
-    of the final weights; None if none was wanted or it could not be written, even if earlier
+    `former_statuses` are the last statuses of the former shards of a resharded job. `snapshot` is
+    that of the final weights; None if none was wanted or it could not be written, even if earlier
     snapshots exist. `evaluations` are the results of the tests during training. `notices` are the
     messages for the operator that the observer received, such as why a snapshot is missing and
     which updates the death of a shard has lost.
@@ -103,7 +103,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     weights: NDArray[np.float32]
     statuses: list[ShardStatus]
-    left: list[ShardStatus]
+    former_statuses: list[ShardStatus]
     reports: list[WorkerReport]
     snapshot: str | None
     seconds: float
@@ -121,7 +121,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_a_line(outcome: Outcome, evaluations: Sequence[Evaluation]) -> str:
-    """How far a job has trained, and its last test, for a `repr`."""
+    """The steps of a job and its last test in a line, for a `repr`."""
     steps = outcome.statuses[0].steps if outcome.statuses else 0
     return ", ".join(
         [
@@ -225,10 +225,10 @@ def run_job(
         # If the job completed and no final snapshot was requested, the outcome itself holds the
         # weights, so the logs are no longer needed.
         unsaved = inputs.catalog is None or not job.snapshot_at_end
-        held = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
-        if held:
+        logs_obsolete = outcome.snapshot is not None or (unsaved and not outcome.interrupted)
+        if logs_obsolete:
             job_shards.delete_logs()
-    if inputs.logs is not None and held:
+    if inputs.logs is not None and logs_obsolete:
         drop_logs(inputs.logs)
     return outcome
 
@@ -259,8 +259,8 @@ def _install(inputs: JobInputs, job: Job, job_shards: JobShards) -> None:
 def task_of(
     inputs: JobInputs, job: Job, cluster: Cluster, source: Source | None = None
 ) -> TaskSpec:
-    """What every worker's task is given."""
-    found = inputs.found if job.keeps_own_state else None
+    """The specification of every worker's task."""
+    snapshot = inputs.snapshot if job.keeps_own_state else None
     return TaskSpec(
         cluster=cluster.for_workers(),
         plan=job.plan,
@@ -276,8 +276,8 @@ def task_of(
         compression=job.compression,
         device=job.device,
         patience_s=max(PATIENCE_S, _patience_s(job, inputs.tables)),
-        keep=_seen_by_workers(inputs.snapshots) if job.keeps_own_state else None,
-        resumed=found.store.address if found is not None else None,
+        keep=_make_absolute(inputs.snapshots) if job.keeps_own_state else None,
+        resumed=snapshot.store.address if snapshot is not None else None,
         function=job.function,
     )
 
@@ -294,15 +294,15 @@ def _too_few_slots(job: Job, slots: int | None) -> str:
     )
 
 
-def check_frame(what: str, df: object) -> None:
+def check_frame(label: str, df: object) -> None:
     """Raise BadInput for anything but a Spark DataFrame of a session that runs."""
     if isinstance(df, spark.DataFrame):
-        spark.check_running(what, df)
+        spark.check_running(label, df)
         return
     expected = "a Spark DataFrame"
     if type(df).__module__.startswith("pandas"):
         expected += " (spark.createDataFrame makes one)"
-    raise argument_checks.wrong(what, expected, df)
+    raise argument_checks.wrong(label, expected, df)
 
 
 class _Notices:
@@ -348,7 +348,7 @@ class _Run:
         self.observer = observer
         self.notify = notify
         self._last: list[ShardState] | None = None
-        self._left: list[ShardStatus] = []
+        self._former_statuses: list[ShardStatus] = []
         self._snapshot: str | None = None  # of the final weights
         self._stopped = False  # whether a worker's function or the observer has ended the run
         self._request: ReshardRequest | None = None
@@ -381,7 +381,7 @@ class _Run:
                 cluster=self.job_shards.cluster,
                 weights=_assemble(self.job_shards.cluster, states),
                 statuses=statuses,
-                left=self._left,
+                former_statuses=self._former_statuses,
                 reports=reports,
                 snapshot=self._snapshot,
                 seconds=time.monotonic() - started,
@@ -406,14 +406,14 @@ class _Run:
             self._cancel(future)
             if pressed.is_set():  # a terminal sends Ctrl-C to Spark's processes, too
                 return []
-            if places := self._end_with_snapshot():
-                raise _with_more(error, places) from None
+            if hint := self._end_with_snapshot():
+                raise _with_more(error, hint) from None
             raise
         except Exception as error:
             self._cancel(future)
             self.observer = None  # It most likely raised this error, and would raise another.
-            if places := self._end_with_snapshot():
-                error.add_note(places)
+            if hint := self._end_with_snapshot():
+                error.add_note(hint)
             raise
         except BaseException:  # a second Ctrl-C: stop without waiting
             spark.interrupt(self.df, self._tag)
@@ -432,7 +432,7 @@ class _Run:
 
     def _watch(self, future: "Future[list[WorkerReport]]", pressed: Event) -> None:
         while not wait([future], _POLL_S).done and not pressed.is_set():
-            statuses = self._checked()
+            statuses = self._check_shards()
             if (failure := spark.final_failure(self.df, self._tag)) is not None:
                 raise failure
             self._follow()
@@ -448,8 +448,8 @@ class _Run:
 
     @property
     def _target_reached(self) -> bool:
-        """Whether a test has reached the target, which ends the training."""
-        return self.evaluator is not None and self.evaluator.reached
+        """True if a test has reached the target, which ends the training."""
+        return self.evaluator is not None and self.evaluator.has_reached_target
 
     def _test(self, status: ShardStatus) -> None:
         """Have the weights tested if that is due; not while the job reshards."""
@@ -457,7 +457,7 @@ class _Run:
             self.evaluator.evaluate_if_due(status.steps // self.job.workers, status.samples)
 
     def _reshard_pending(self) -> bool:
-        """Whether the job reshards or is about to, so that no snapshot may begin.
+        """True if the job reshards or is about to, so that no snapshot may begin.
 
         A request waits until a snapshot under way has ended; then the reshard begins here.
         """
@@ -499,22 +499,24 @@ class _Run:
 
     def _watch_settings(self, statuses: Sequence[ShardStatus]) -> None:
         """Report what an operator has changed, and give it to shards that lack it."""
-        found = max((one.settings for one in statuses), key=lambda settings: settings.revision)
-        if self._settings is None or found.revision > self._settings.revision:
-            self._note_settings(found)
+        latest = max(
+            (status.settings for status in statuses), key=lambda settings: settings.revision
+        )
+        if self._settings is None or latest.revision > self._settings.revision:
+            self._note_settings(latest)
         newest = self._settings
         assert newest is not None
-        if any(one.settings.revision < newest.revision for one in statuses):
+        if any(status.settings.revision < newest.revision for status in statuses):
             with suppress(DownpourError):  # the next look tries again
                 self.job_shards.admin.spread(newest)
 
     def _follow(self, *, waits: bool = False) -> None:
         """Switch to the new shards if a reshard has ended."""
-        moved = self.job_shards.ended(waits=waits)
+        moved = self.job_shards.collect_reshard(waits=waits)
         if moved is None:
             return
         with suppress(DownpourError):  # a former shard that has died has no last status
-            self._left += self._look()
+            self._former_statuses += self._look()
         self.job_shards.enter(moved)
         if self.snapshotter is not None:
             self.snapshotter.follow(self.job_shards.cluster)
@@ -522,11 +524,11 @@ class _Run:
             self.evaluator.follow(self.job_shards.cluster)
         if self.observer is not None:
             self.observer.resharded(self.job_shards.cluster)
-        self.job_shards.entered()
+        self.job_shards.report_success()
         if moved.unconfirmed is not None:
             raise moved.unconfirmed
 
-    def _checked(self) -> list[ShardStatus]:
+    def _check_shards(self) -> list[ShardStatus]:
         """The shards' status; raises the cause of a shard's death rather than its silence."""
         self.job_shards.check()
         try:
@@ -576,8 +578,8 @@ class _Run:
         except DownpourError:
             pass  # The shards themselves failed, so the last snapshot is the one to name.
         latest = self.snapshotter.latest if self.snapshotter is not None else None
-        places = [*([latest] if latest is not None else []), *self._logs()]
-        return f"resume from {' or '.join(places)}" if places else ""
+        sources = [*([latest] if latest is not None else []), *self._logs()]
+        return f"resume from {' or '.join(sources)}" if sources else ""
 
     def _report_workers(
         self, reports: Sequence[WorkerReport], wants_last: bool, *, early: bool
@@ -603,9 +605,9 @@ class _Run:
         return [logs] if self.job.runtime.durability.keeps_log else []
 
 
-def _with_more(error: DownpourError, places: str) -> DownpourError:
-    """The error with `places` to resume from added; its notes, such as a traceback, are kept."""
-    more = type(error)(f"{error}; {places}")
+def _with_more(error: DownpourError, hint: str) -> DownpourError:
+    """The error with `hint` to resume from added; its notes, such as a traceback, are kept."""
+    more = type(error)(f"{error}; {hint}")
     for note in getattr(error, "__notes__", ()):
         more.add_note(note)
     return more
@@ -648,13 +650,18 @@ def _evaluator(
 
     log = logger(__name__, job=cluster.job)
 
-    def found(result: Evaluation, weights: NDArray[np.float32]) -> None:
+    def report_result(result: Evaluation, weights: NDArray[np.float32]) -> None:
         log.info("%s", result)
         if observer is not None:
             observer.evaluated(result, weights)
 
     return BackgroundEvaluator(
-        plan, cluster, begins_at=begins_at, last=job.plan.steps, found=found, notify=notify
+        plan,
+        cluster,
+        begins_at=begins_at,
+        last=job.plan.steps,
+        on_result=report_result,
+        notify=notify,
     )
 
 
@@ -680,7 +687,7 @@ def _starting(job: Job) -> Start:
 
 
 def _patience_s(job: Job, tables: Sequence[TableSpec]) -> float:
-    """How many seconds to wait for a silent shard.
+    """The seconds to wait for a silent shard.
 
     A shard that keeps a log needs time to recover; `recovery_s` assumes a single shard with all
     tables, to which the job may have been resharded by then. A replicated shard needs time for
@@ -693,20 +700,21 @@ def _patience_s(job: Job, tables: Sequence[TableSpec]) -> float:
         return _BACK_S
     if not runtime.durability.keeps_log:
         return _ANSWER_S
-    return recovery_s(sum(one.table.size for one in tables), [one.rule for one in tables])
+    return recovery_s(sum(spec.table.size for spec in tables), [one.rule for one in tables])
 
 
-def _seen_by_workers(place: str | Path | None) -> str | None:
+def _make_absolute(path: str | Path | None) -> str | None:
     """An absolute path, valid in any process of this machine; a URI is returned unchanged."""
-    if place is None or "://" in str(place):
-        return None if place is None else str(place)
-    return str(Path(place).absolute())
+    if path is None or "://" in str(path):
+        return None if path is None else str(path)
+    return str(Path(path).absolute())
 
 
 def stop_requested(status: ShardStatus, first_incarnation: int) -> bool:
-    """Whether a worker of this job, and not of one that it resumes, has stopped the run."""
+    """Return whether a worker of this job, not of one that it resumes, has stopped the run."""
     return any(
-        one.worker == STOP and one.incarnation >= first_incarnation for one in status.workers
+        worker.worker == STOP and worker.incarnation >= first_incarnation
+        for worker in status.workers
     )
 
 

@@ -138,7 +138,7 @@ class JobShards:
         self._moving: Future[ReshardedShards] | None = None
         with ExitStack() as stack:
             self._pool = stack.enter_context(ThreadPoolExecutor(1, "move"))
-            hosts = stack.enter_context(self._started(specs))
+            hosts = stack.enter_context(self._launch(specs))
             self._stack = stack
             self._use(hosts)
             self._stack = stack.pop_all()
@@ -182,7 +182,7 @@ class JobShards:
 
     @property
     def moving(self) -> bool:
-        """Whether a reshard is under way, or has ended and `enter` is still to be called."""
+        """True if a reshard is under way, or has ended and `enter` is still to be called."""
         return self._moving is not None
 
     def begin(self, request: ReshardRequest) -> None:
@@ -200,7 +200,7 @@ class JobShards:
         self.hosts.restart_enabled = False
         self._request, self._moving = request, self._pool.submit(self._reshard, specs)
 
-    def ended(self, *, waits: bool = False) -> ReshardedShards | None:
+    def collect_reshard(self, *, waits: bool = False) -> ReshardedShards | None:
         """The new shards of a reshard that has just succeeded; None if there is none.
 
         With `waits` this waits for a reshard under way. A failed one is reported here, and the job
@@ -225,7 +225,7 @@ class JobShards:
         self._specs = moved.specs
         self._use(moved.hosts)
 
-    def entered(self) -> None:
+    def report_success(self) -> None:
         """Report success to the requester, once the caller has switched, too."""
         self._answer(None)
 
@@ -240,10 +240,10 @@ class JobShards:
         admin = AdminClient(hosts.cluster, patience_s=self._patience_s, check=hosts.check)
         self.admin = self._stack.enter_context(admin)
 
-    def _started(self, specs: Sequence[ShardSpec]) -> AbstractContextManager[LaunchedShards]:
-        taken, self._ports = self._ports, self._ports + len(specs)
+    def _launch(self, specs: Sequence[ShardSpec]) -> AbstractContextManager[LaunchedShards]:
+        ports, self._ports = self._ports, self._ports + len(specs)
         logs = logs_of(self.logs, specs) if self.logs is not None else None
-        return self._start(specs, taken, logs)
+        return self._start(specs, ports, logs)
 
     def _reshard(self, specs: Sequence[ShardSpec]) -> ReshardedShards:
         """Start these shards and hand the job over to them; runs in the background thread."""
@@ -251,7 +251,7 @@ class JobShards:
             if self.logs is not None:
                 undone.callback(shutil.rmtree, logs_of(self.logs, specs), ignore_errors=True)
             stack = undone.enter_context(ExitStack())
-            hosts = stack.enter_context(self._started(specs))
+            hosts = stack.enter_context(self._launch(specs))
             hosts.restart_enabled = False
             try:
                 unconfirmed = self._hand_over(hosts, self._patience_s + specs[0].lease_s)

@@ -70,14 +70,14 @@ class StreamOptions(FunctionOptions):
     trigger: Mapping[str, Any] | None = None
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         return f"stream: {name}"
 
     def check(self) -> None:
         super().check()
         if self.durability not in (Durability.MEMORY, Durability.REPLICATED):
             raise BadInput(
-                self.named("durability"),
+                self.label_option("durability"),
                 expected="memory or replicated",
                 got=f"{self.durability.value}: a stream continues from its checkpoint",
             )
@@ -168,14 +168,14 @@ def stream(
                 "workers, which end with the micro-batch"
             ),
         )
-    place = _below(options.checkpoint, _MODEL)
-    catalog = SnapshotCatalog(place, _KEPT)
+    model_uri = _below(options.checkpoint, _MODEL)
+    catalog = SnapshotCatalog(model_uri, _KEPT)
     catalog.check_writable()
-    found = catalog.newest_good() if catalog.entries() else None
-    one = spark.numbered(sdf.sparkSession, 1)
-    weights = first_values(tables) if found is None else None
-    inputs = prepare(one, job, weights, found, None, None)
-    check_pythons(one)
+    snapshot = catalog.newest_good() if catalog.entries() else None
+    single_row = spark.number_partitions(sdf.sparkSession, 1)
+    weights = first_values(tables) if snapshot is None else None
+    inputs = prepare(single_row, job, weights, snapshot, None, None)
+    check_pythons(single_row)
     specs = job.specs(inputs.tables)
     log = logger("worker", job=specs[0].job)
     for change in changes:
@@ -183,7 +183,7 @@ def stream(
     notify: Callable[[str], None] = partial(log.warning, "%s")
     with shards_of(specs, job, inputs, notify) as job_shards:
         task = task_of(inputs, job, job_shards.cluster)
-        batches = _Batches(tables, job, task, job_shards, catalog, found, log)
+        batches = _Batches(tables, job, task, job_shards, catalog, snapshot, log)
         query = spark.start_query(
             sdf, batches, _below(options.checkpoint, _SPARK), dict(options.trigger or {})
         )
@@ -204,11 +204,11 @@ class _Batches:
         task: TaskSpec,
         job_shards: JobShards,
         catalog: SnapshotCatalog,
-        found: LoadedSnapshot | None,
+        snapshot: LoadedSnapshot | None,
         log: Logger,
     ) -> None:
         self.tables = tables
-        self.applied = 0 if found is None else int(found.name)
+        self.applied = 0 if snapshot is None else int(snapshot.name)
         self.stopped = False
         self._job = job
         self._task = task
@@ -255,7 +255,7 @@ class _Batches:
             raise self._error
 
     def _is_new(self, batch: int) -> bool:
-        """Whether a micro-batch is the next; false for a repetition of the last one applied."""
+        """Return whether a micro-batch is the next, not a repetition of the last one applied."""
         if batch == self.applied - 1:
             self._log.info("micro-batch %d is repeated by Spark; it is applied already", batch)
             return False
@@ -275,7 +275,7 @@ class _Batches:
             self._task,
             function=msgspec.structs.replace(function, batch=batch, first_steps=first_steps),
         )
-        self._train(spark.dealt_to(df, self._job.workers), task)
+        self._train(spark.repartition_rows(df, self._job.workers), task)
         admin, cluster = self._shards.admin, self._shards.cluster
         states = admin.export()
         stops = stop_requested(admin.status()[0], task.first_incarnation)
@@ -293,8 +293,8 @@ class _Batches:
         """Run the workers of a micro-batch; raises the error of a shard that has died."""
         model, tag = self._job.model, f"downpour-{uuid4().hex}"
 
-        def host(rows: Iterator[pa.RecordBatch], *place: Any) -> Iterator[pa.RecordBatch]:
-            return run_task(rows, task, model, *place)
+        def host(rows: Iterator[pa.RecordBatch], *task_ids: Any) -> Iterator[pa.RecordBatch]:
+            return run_task(rows, task, model, *task_ids)
 
         with ThreadPoolExecutor(1, "micro-batch") as pool:
             future = pool.submit(spark.run_tasks, df, host, REPORT, tag, task.cluster.job)
@@ -317,6 +317,6 @@ def _without_rollbacks(job: Job) -> Job:
     return msgspec.structs.replace(job, runtime=replace(job.runtime, rollback_s=0.0))
 
 
-def _below(place: str | Path, name: str) -> str:
+def _below(uri: str | Path, name: str) -> str:
     """A folder in a path or URI, absolute."""
-    return open_store(place).below(name).address
+    return open_store(uri).below(name).address

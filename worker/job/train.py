@@ -48,10 +48,15 @@ class Trained(msgspec.Struct, frozen=True):
 
         `spark.createDataFrame` makes a DataFrame of it.
         """
-        figures = dict.fromkeys(name for each in self.evaluations for name in each.figures)
+        figures = dict.fromkeys(
+            name for evaluation in self.evaluations for name in evaluation.figures
+        )
         counts = [("iteration", pa.int64()), ("samples", pa.int64())]
         reals = [(name, pa.float64()) for name in ("seconds", *figures)]
-        rows = [msgspec.structs.asdict(each) | each.figures for each in self.evaluations]
+        rows = [
+            msgspec.structs.asdict(evaluation) | evaluation.figures
+            for evaluation in self.evaluations
+        ]
         return pa.Table.from_pylist(rows, schema=pa.schema([*counts, *reals]))
 
     def save(self, path: str | Path) -> Path:
@@ -108,7 +113,7 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
         return Parameters(weights, views, lambda path, arena: save(Path(path), arena))
 
     steps = fitted.job.plan.steps
-    callbacks = (*options.callbacks, *progress_of(fitted.df, steps, wanted=options.progress))
+    callbacks = (*options.callbacks, *progress_of(fitted.df, steps, enabled=options.progress))
     with watching(callbacks, run, parameters) as watch:
         outcome = run_job(
             fitted.df,
@@ -123,8 +128,8 @@ def train(df: spark.DataFrame | spark.SparkSession, options: TrainArguments) -> 
             source=fitted.source,
         )
         last = [] if outcome.interrupted else _last(fitted, outcome)
-        found = watch.finish(outcome.weights, last)
-    trained = Trained(fitted.model, found.weights, outcome, (*outcome.evaluations, *last))
+        final = watch.finish(outcome.weights, last)
+    trained = Trained(fitted.model, final.weights, outcome, (*outcome.evaluations, *last))
     return unless_interrupted(trained, options.on_interrupt)
 
 

@@ -69,12 +69,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        for field, value in _checked(self).items():
+        for field, value in _check_fields(self).items():
             structs.force_setattr(self, field, value)
 
     @property
     def compression(self) -> Compression | dict[str, Compression]:
-        """How pushes and pulls travel: as the options say, or else as each table describes."""
+        """The compression of pushes and pulls, as the options or else the tables describe it."""
         chosen = self.links.build_compression()
         if self.function is None or chosen != Compression():
             return chosen
@@ -82,10 +82,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_own_state(self) -> bool:
-        """Whether workers keep anything between pushes: a residual, or what their strategy does."""
+        """True if workers keep values between pushes: a residual, or a state of their strategy."""
         chosen = self.compression
         every = chosen.values() if isinstance(chosen, dict) else (chosen,)
-        return bool(self.plan.strategy.keeps) or any(each.push is not None for each in every)
+        return bool(self.plan.strategy.keeps) or any(
+            compression.push is not None for compression in every
+        )
 
     def specs(self, tables: Sequence[TableSpec]) -> list[ShardSpec]:
         """The specs of the job's shards, with a new id for the job."""
@@ -109,7 +111,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rule_names(self) -> tuple[str, ...]:
         """The kind of each table's update rule, as snapshots store it."""
-        rules = [one.rule for one in self.tables] or [self.rule]
+        rules = [spec.rule for spec in self.tables] or [self.rule]
         return tuple(str(rule.__struct_config__.tag) for rule in rules)
 
 
@@ -122,22 +124,22 @@ def apply_strategy(job: Job) -> tuple[Job, tuple[str, ...]]:
     """
     strategy = job.plan.strategy.for_workers(job.workers)
     half = strategy.server(job.workers)
-    rules = [one.rule for one in job.tables] or [job.rule]
+    rules = [spec.rule for spec in job.tables] or [job.rule]
     notices = tuple(dict.fromkeys(n for rule in rules for n in strategy.notices(job.workers, rule)))
-    mine = {"workers": job.workers, "rate_factor": job.rate_factor or 1.0}
-    plan = structs.replace(job.plan, strategy=strategy, **mine)
+    plan_fields = {"workers": job.workers, "rate_factor": job.rate_factor or 1.0}
+    plan = structs.replace(job.plan, strategy=strategy, **plan_fields)
     if half.deltas:
         plan = structs.replace(plan, decay=job.decay)
     rule, schedule, decay = half.settings(job.rule, job.schedule, job.decay)
     tables = tuple(
-        TableSpec(one.table, *half.settings(one.rule, one.schedule, one.decay), one.guard)
-        for one in job.tables
+        TableSpec(spec.table, *half.settings(spec.rule, spec.schedule, spec.decay), spec.guard)
+        for spec in job.tables
     )
     settings = {"rule": rule, "schedule": schedule, "decay": decay, "tables": tables}
     return structs.replace(job, plan=plan, **settings), notices
 
 
-def _checked(job: Job) -> dict[str, object]:
+def _check_fields(job: Job) -> dict[str, object]:
     """The checked fields, by name; names and numbers are converted to the types of the job."""
     function = argument_checks.function("model", job.model, "a function that returns a model")
     return {

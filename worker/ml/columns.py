@@ -26,7 +26,7 @@ _MAX_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
-    """What the rows have: their number, the shape of a row by column, and the largest class.
+    """The facts of the rows: their number, the shape of a row by column, and the largest class.
 
     `outputs` is the number of values of a label, 0 for a plain number.
     """
@@ -77,7 +77,7 @@ def check_width(df: DataFrame, name: str, shape: tuple[int, ...]) -> None:
 
 
 def is_pixels(df: DataFrame, name: str) -> bool:
-    """Whether a column holds bytes: raw pixels, or images of Spark's image schema."""
+    """Return whether a column holds bytes: raw pixels, or images of Spark's image schema."""
     kind = df.schema[name].dataType
     return isinstance(kind, BinaryType) or _is_image(kind)
 
@@ -95,22 +95,22 @@ def split_rows(df: DataFrame, indicator: str) -> tuple[DataFrame, DataFrame | No
             expected="booleans, true for the rows to test on",
             got=kind.simpleString(),
         )
-    tests = F.coalesce(F.col(_quoted(indicator)), F.lit(False))
+    tests = F.coalesce(F.col(_quote(indicator)), F.lit(False))
     return df.filter(~tests), df.filter(tests)
 
 
 def check_free(df: DataFrame, outputs: Sequence[str]) -> None:
     """Raise BadInput for a column that the model would write over, or write twice."""
-    for place, name in enumerate(outputs):
+    for index, name in enumerate(outputs):
         if name in df.columns:
             raise BadInput(_WHERE, expected=f"no column {name}, which the model writes", got="one")
-        if name in outputs[:place]:
+        if name in outputs[:index]:
             raise BadInput(f"expected names of output columns that differ, got {name} twice")
 
 
 def as_floats(df: DataFrame, name: str) -> Column:
     """A column as lists of float, as deep as they are; raw bytes and images stay as they are."""
-    kind, column = df.schema[name].dataType, F.col(_quoted(name))
+    kind, column = df.schema[name].dataType, F.col(_quote(name))
     if is_pixels(df, name):
         return column
     if isinstance(kind, VectorUDT):
@@ -122,7 +122,7 @@ def as_floats(df: DataFrame, name: str) -> Column:
 
 def as_label(df: DataFrame, name: str, *, classifies: bool) -> Column:
     """A label as a class, or as one or several values to predict."""
-    column = F.col(_quoted(name))
+    column = F.col(_quote(name))
     if classifies:
         return column.cast("long")
     return as_floats(df, name) if _is_list(df.schema[name].dataType) else column.cast("float")
@@ -141,15 +141,17 @@ def survey_rows(df: DataFrame, inputs: Mapping[str, str], label: str, *, classif
         )
     columns = [*inputs, *([label] if is_list else [])]
     extents = {name: _extents(df, name) for name in columns}
-    found = [F.count(F.lit(1))]
+    aggregates = [F.count(F.lit(1))]
     for name in columns:
         values = as_floats(df, name)
         wrong = F.lit(False) if is_pixels(df, name) else _any_not_finite(df, name)
-        found += [F.count_if(values.isNull()), F.count_if(wrong), *extents[name]]
-    number = F.col(_quoted(label)).cast("double") if not is_list else F.lit(0.0)
-    found += [F.count_if(number.isNull()), F.min(number), F.max(number)]
-    found += [F.count_if(number != F.floor(number)), F.count_if(_not_finite(number))]
-    row: Any = df.select(*(each.alias(f"c{n}") for n, each in enumerate(found))).first()
+        aggregates += [F.count_if(values.isNull()), F.count_if(wrong), *extents[name]]
+    number = F.col(_quote(label)).cast("double") if not is_list else F.lit(0.0)
+    aggregates += [F.count_if(number.isNull()), F.min(number), F.max(number)]
+    aggregates += [F.count_if(number != F.floor(number)), F.count_if(_not_finite(number))]
+    row: Any = df.select(
+        *(aggregate.alias(f"c{n}") for n, aggregate in enumerate(aggregates))
+    ).first()
     facts = iter(row)
     rows = next(facts)
     if not rows:
@@ -196,8 +198,8 @@ def _extents(df: DataFrame, name: str) -> list[Column]:
     """The least and the largest extent of the rows of a column, for each of its axes."""
     kind, values = df.schema[name].dataType, as_floats(df, name)
     if _is_image(kind):
-        each = [values[field] for field in ("nChannels", "height", "width")]
-        return [bound(extent) for extent in each for bound in (F.min, F.max)]
+        extents = [values[field] for field in ("nChannels", "height", "width")]
+        return [bound(extent) for extent in extents for bound in (F.min, F.max)]
     size = F.length(values) if isinstance(kind, BinaryType) else F.size(values)
     bounds = [F.min(size), F.max(size)]
     for _ in range(_leaf(kind)[1] - 1):
@@ -208,7 +210,7 @@ def _extents(df: DataFrame, name: str) -> list[Column]:
 
 
 def _any_not_finite(df: DataFrame, name: str) -> Column:
-    """Whether a row has a number that is not finite, or a null at any depth."""
+    """True for a row with a number that is not finite, or a null at any depth."""
     values = as_floats(df, name)
     present = values.isNotNull()
     for _ in range(_leaf(df.schema[name].dataType)[1] - 1):
@@ -218,7 +220,7 @@ def _any_not_finite(df: DataFrame, name: str) -> Column:
 
 def with_outputs(df: DataFrame, outputs: Sequence[tuple[str, DataType]]) -> StructType:
     """The schema of `df` and of the columns that a network adds."""
-    return StructType([*df.schema.fields, *(StructField(*each) for each in outputs)])
+    return StructType([*df.schema.fields, *(StructField(*output) for output in outputs)])
 
 
 def _leaf(kind: DataType) -> tuple[DataType, int]:
@@ -246,5 +248,5 @@ def _refuse(wrong: object, line: str) -> None:
         raise BadInput(line)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 import worker
 from shards.errors import BadInput
 from worker import spark
-from worker.caffe.caffe_kind import Caffe, fitted_solver
+from worker.caffe.caffe_kind import Caffe, fit_solver
 from worker.caffe.net_data import read_options_of
 from worker.caffe.solver import Solver
 from worker.callbacks.base import Callback, check_callbacks
@@ -40,7 +40,7 @@ from worker.ml.nets import (
     build_imported,
     by_name,
     caffe_spec,
-    filled_in,
+    fill_in_widths,
     train_net,
 )
 from worker.ml.params import ClassParams, PredictionParams, TrainingParams
@@ -57,7 +57,7 @@ FitResult = tuple[NetSpec, Mapping[str, Floats], tuple[Evaluation, ...]]
 class NetEstimator(
     Estimator[NetModel], PredictionParams, TrainingParams, MLWritable, MLReadable["NetEstimator"]
 ):
-    """What the estimators share: fitting, saving, loading."""
+    """Base of the estimators: fitting, saving, loading."""
 
     classifies = False
     _callbacks: tuple[Callback, ...] = ()
@@ -82,7 +82,7 @@ class NetEstimator(
         if not self.isDefined(self.model):
             raise BadInput("model", expected="an import path or a solver's .prototxt", got="none")
         check_columns(dataset, list(inputs), label=label)
-        check_free(dataset, self._added_columns())
+        check_free(dataset, self._list_new_columns())
         path = self.getOrDefault(self.model)
         options = self._options_of_run() | {"callbacks": self._callbacks}
         if not self.isSet(self.workers):
@@ -94,7 +94,7 @@ class NetEstimator(
         net, weights, evaluations = fit(*rows, path, facts, options)
         shapes = {name: facts.shapes[column] for column, name in inputs.items()}
         fitted = FittedNet(net, weights, shapes, facts.outputs > 0)
-        model = self._copyValues(self._made(fitted))
+        model = self._copyValues(self._make_model(fitted))
         model.evaluations = evaluations
         return model
 
@@ -103,7 +103,7 @@ class NetEstimator(
         """The file to start from, if there is one."""
         return self.getOrDefault(self.weights) if self.isSet(self.weights) else None
 
-    def _made(self, fitted: FittedNet) -> NetModel:
+    def _make_model(self, fitted: FittedNet) -> NetModel:
         raise NotImplementedError
 
     def _fit_imported(
@@ -117,7 +117,7 @@ class NetEstimator(
         inputs = self._input_columns()
         shapes = {name: facts.shapes[column] for column, name in inputs.items()}
         args: dict[str, Any] = self.getOrDefault(self.modelArgs)
-        spec = NetSpec(path, filled_in(args, shapes), shapes)
+        spec = NetSpec(path, fill_in_widths(args, shapes), shapes)
         net = build_imported(spec, self.getSeed())
         zeros = {
             name: np.zeros((2, *shapes[name]), np.uint8 if is_pixels(df, column) else np.float32)
@@ -155,16 +155,16 @@ class NetEstimator(
         facts: Facts,
         options: dict[str, Any],
     ) -> FitResult:
-        if given := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
-            raise BadInput(given[0], expected=f"it in the solver {path}")
+        if conflicts := [name for name in _OF_SOLVER if self.isSet(self.getParam(name))]:
+            raise BadInput(conflicts[0], expected=f"it in the solver {path}")
         if len(self._input_columns()) != 1:
             raise BadInput("inputMapping", expected=f"one column for the net of {path}")
         (column,) = self._input_columns()
         kind = Caffe(path, weights=self._weights)
         solver = kind.solver
         assert isinstance(solver, Solver), "read when it was made"
-        wanted = read_options_of(solver.train)
-        name = wanted.tops[0] if wanted.tops else "data"
+        options_read = read_options_of(solver.train)
+        name = options_read.tops[0] if options_read.tops else "data"
 
         def read(df: DataFrame) -> DataFrame:
             return df.select(
@@ -175,7 +175,7 @@ class NetEstimator(
         rows = read(df)
         if tests is not None:
             kind = Caffe(path, weights=self._weights, test_data=read(tests))
-        spec = caffe_spec(path, fitted_solver(solver, rows))
+        spec = caffe_spec(path, fit_solver(solver, rows))
         zeros = {name: np.zeros((2, prod(facts.shapes[column])), np.float32)}
         self._check_outputs(build(spec), zeros, path, facts)
         trained = worker.train(rows, model=kind, **options)
@@ -202,11 +202,11 @@ class NetEstimator(
                 expected=f"classes from 0 to {outputs - 1}, as the model has {outputs} outputs",
                 got=facts.largest,
             )
-        wanted = max(1, facts.outputs)
-        if not self.classifies and outputs != wanted:
+        expected = max(1, facts.outputs)
+        if not self.classifies and outputs != expected:
             raise BadInput(
                 f"model {path}",
-                expected=f"{wanted} outputs, as column {self.getLabelCol()} has",
+                expected=f"{expected} outputs, as column {self.getLabelCol()} has",
                 got=outputs,
             )
 
@@ -233,7 +233,7 @@ class NetClassifier(NetEstimator, ClassParams):
         super().__init__()
         self._set(**params)
 
-    def _made(self, fitted: FittedNet) -> NetModel:
+    def _make_model(self, fitted: FittedNet) -> NetModel:
         return NetClassifierModel(fitted)
 
 
@@ -249,5 +249,5 @@ class NetRegressor(NetEstimator):
         super().__init__()
         self._set(**params)
 
-    def _made(self, fitted: FittedNet) -> NetModel:
+    def _make_model(self, fitted: FittedNet) -> NetModel:
         return NetRegressorModel(fitted)

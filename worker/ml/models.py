@@ -50,7 +50,7 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         self._key = secrets.token_hex(8)
 
     @property
-    def _fitted_net(self) -> FittedNet:
+    def _net(self) -> FittedNet:
         """The network with its tensors."""
         assert self._fitted is not None, "an estimator or load made this model"
         return self._fitted
@@ -58,11 +58,11 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
     @property
     def weights(self) -> Mapping[str, Floats]:
         """The trained tensors by name, float32."""
-        return self._fitted_net.weights
+        return self._net.weights
 
     def write(self) -> StageWriter:
         """The writer that saves this model, to any path that Spark writes to."""
-        fitted = self._fitted_net
+        fitted = self._net
         facts = {"net": msgspec.to_builtins(fitted.net), "several": fitted.several}
         facts["shapes"] = {name: list(shape) for name, shape in fitted.shapes.items()}
         return StageWriter(self, facts, fitted.weights)
@@ -83,35 +83,35 @@ class NetModel(Model, PredictionParams, MLWritable, MLReadable["NetModel"]):
         inputs = self._input_columns()
         check_columns(dataset, list(inputs))
         for column, name in inputs.items():
-            if name not in self._fitted_net.shapes:
-                known = ", ".join(self._fitted_net.shapes)
+            if name not in self._net.shapes:
+                known = ", ".join(self._net.shapes)
                 raise BadInput("inputMapping", expected=f"inputs among {known}", got=name)
-            check_width(dataset, column, self._fitted_net.shapes[name])
-        check_free(dataset, self._added_columns())
+            check_width(dataset, column, self._net.shapes[name])
+        check_free(dataset, self._list_new_columns())
         prepared = dataset.select(
             "*", *(as_floats(dataset, name).alias(_INPUT + name) for name in inputs)
         )
         layers = self.getOrDefault(self.outputMapping)
         of = Predictor(
             key=self._key,
-            net=self._fitted_net.net,
+            net=self._net.net,
             weights=self.weights,
-            shapes=self._fitted_net.shapes,
+            shapes=self._net.shapes,
             inputs={_INPUT + column: name for column, name in inputs.items()},
             layers=layers,
             outputs=self._output_columns(),
             classifies=isinstance(self, ClassParams),
-            several=self._fitted_net.several,
+            several=self._net.several,
         )
         added: list[tuple[str, DataType]]
         added = [(name, VectorUDT()) for name in layers.values()]
-        added += [each for each in zip(of.outputs, self._types(), strict=True) if each[0]]
-        fields = [*dataset.schema.fields, *(StructField(*each) for each in added)]
+        added += [column for column in zip(of.outputs, self._types(), strict=True) if column[0]]
+        fields = [*dataset.schema.fields, *(StructField(*column) for column in added)]
         return map_tasks(prepared, partial(predict, of=of), StructType(fields), job="transform")
 
     def _types(self) -> tuple[DataType, ...]:
         """The types of the columns of the predictions."""
-        return (ArrayType(DoubleType()) if self._fitted_net.several else DoubleType(),)
+        return (ArrayType(DoubleType()) if self._net.several else DoubleType(),)
 
 
 class NetRegressorModel(NetModel):

@@ -24,7 +24,7 @@ class NetTest:
             raise BadInput("the DataFrame", expected="rows marked to test on", got="none")
         columns = {name: rows[name].combine_chunks() for name in rows.column_names}
         label = columns.pop(LABEL)
-        self._inputs = {name: input_array(each, name) for name, each in columns.items()}
+        self._inputs = {name: input_array(column, name) for name, column in columns.items()}
         is_list = pa.types.is_list(label.type)
         self._labels: Any = input_array(label, LABEL) if is_list else label.to_numpy()
         self._classifies = classifies

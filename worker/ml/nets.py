@@ -53,7 +53,7 @@ class NetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FitSettings(msgspec.Struct, frozen=True):
-    """How the workers train an imported network."""
+    """The training settings of an imported network."""
 
     classifies: bool
     batch_size: int
@@ -90,7 +90,9 @@ def width_of(name: str) -> str:
     return f"<width of {name}>"
 
 
-def filled_in(args: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def fill_in_widths(
+    args: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """`modelArgs` with numbers in place of `WIDTH` and `width_of`; raises BadInput.
 
     `shapes` are those of a row of each input.
@@ -118,19 +120,19 @@ def build(spec: NetSpec, seed: int = 1) -> LoadedNet:
 
 def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
     """The network at an import path, with its first parameters drawn from `seed`."""
-    make = _imported(spec.model)
+    make = _import(spec.model)
     is_torch = any(kind.__module__.startswith("torch.") for kind in getattr(make, "__mro__", ()))
     if is_torch or not isinstance(make, type):
         _seed_torch(seed)
     try:
-        made = make(**spec.args, **_random_streams(make, spec.args, seed))
+        network = make(**spec.args, **_random_streams(make, spec.args, seed))
     except Exception as error:
         raise BadInput(f"model {spec.model}: {_line(error)}") from error
-    if any(kind.__module__.startswith("torch.") for kind in type(made).__mro__):
-        return TorchNet(spec.model, made, spec.inputs)
-    if any(kind.__module__.startswith("flax.nnx.") for kind in type(made).__mro__):
-        return FlaxNet(spec.model, made)
-    lacks = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    if any(kind.__module__.startswith("torch.") for kind in type(network).__mro__):
+        return TorchNet(spec.model, network, spec.inputs)
+    if any(kind.__module__.startswith("flax.nnx.") for kind in type(network).__mro__):
+        return FlaxNet(spec.model, network)
+    lacks = [name for name in _METHODS if not callable(getattr(network, name, None))]
     if lacks:
         raise BadInput(
             f"model {spec.model}",
@@ -138,13 +140,13 @@ def build_imported(spec: NetSpec, seed: int) -> TrainableNet:
                 "a torch.nn.Module, an nnx.Module of flax, or an object with "
                 f"the methods {', '.join(_METHODS)}"
             ),
-            got=f"{type(made).__name__} without {lacks[0]}",
+            got=f"{type(network).__name__} without {lacks[0]}",
         )
-    return NumpyNet(spec.model, made, seed)
+    return NumpyNet(spec.model, network, seed)
 
 
 def train_net(task: tuple[NetSpec, FitSettings], ctx: Context) -> None:
-    """What `worker.run` calls in each task."""
+    """Train the network in each task of `worker.run`."""
     spec, fit = task
     build_imported(spec, fit.seed).train(fit, ctx)
 
@@ -185,8 +187,8 @@ class NumpyNet:
         self._params = ps.Dense.like(self._params).structure.build(params)
 
     def outputs(self, inputs: Inputs, layers: Sequence[str]) -> list[NDArray[Any]]:
-        found = self._model.outputs(self._params, inputs)
-        by_name = found if isinstance(found, Mapping) else {"output": found}
+        outputs = self._model.outputs(self._params, inputs)
+        by_name = outputs if isinstance(outputs, Mapping) else {"output": outputs}
         for name in ("output", *layers):
             if name not in by_name:
                 raise _no_layer(self._name, name, by_name)
@@ -204,7 +206,10 @@ class TorchNet:
         self._name = name
         self._module = module
         if inputs and worker.torch.lazy_names(module):
-            zeros = {each: np.zeros((2, *shape), np.float32) for each, shape in inputs.items()}
+            zeros = {
+                input_name: np.zeros((2, *shape), np.float32)
+                for input_name, shape in inputs.items()
+            }
             self.outputs(zeros, [])
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
@@ -218,7 +223,7 @@ class TorchNet:
         for batch in ctx.batches(fit.batch_size, epochs=fit.epochs):
             label = torch.from_numpy(batch[LABEL])
             inputs = _as_numbers({name: batch[name] for name in batch if name != LABEL})
-            output = self._called(inputs)
+            output = self._apply_module(inputs)
             if fit.classifies:
                 loss = torch.nn.functional.cross_entropy(output, label.long())
             else:
@@ -239,18 +244,18 @@ class TorchNet:
         hooks = []
         for name in layers:
             if name not in modules:
-                raise _no_layer(self._name, name, [each for each in modules if each])
+                raise _no_layer(self._name, name, [layer for layer in modules if layer])
             keep = _keeper(seen, name)
             hooks.append(modules[name].register_forward_hook(keep))
         try:
             with torch.inference_mode():
-                output = self._called(inputs)
+                output = self._apply_module(inputs)
         finally:
             for hook in hooks:
                 hook.remove()
         return [output.numpy(), *(seen[name].numpy() for name in layers)]
 
-    def _called(self, inputs: Inputs) -> Any:
+    def _apply_module(self, inputs: Inputs) -> Any:
         import torch
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
@@ -276,9 +281,11 @@ class FlaxNet:
             module, nnx.Param, (nnx.BatchStat, nnx.Cache, nnx.Intermediate), ...
         )
         if others:
-            kept = ".".join(map(str, next(iter(nnx.to_flat_state(others)))[0]))
+            state_path = ".".join(map(str, next(iter(nnx.to_flat_state(others)))[0]))
             raise BadInput(
-                f"model {name}", expected="a module with parameters as its only state", got=kept
+                f"model {name}",
+                expected="a module with parameters as its only state",
+                got=state_path,
             )
 
     def params(self, settings: Mapping[str, Any]) -> ps.Dense:
@@ -290,11 +297,11 @@ class FlaxNet:
         import jax
 
         def loss(params: Any, inputs: Any, label: Any) -> Any:
-            output = self._called(params, inputs)
+            output = self._apply_module(params, inputs)
             if not fit.classifies:
                 return ((output.reshape(label.shape) - label) ** 2).mean()
-            found = jax.nn.log_softmax(output.reshape(len(label), -1))
-            return -jax.numpy.take_along_axis(found, label[:, None], 1).mean()
+            log_probabilities = jax.nn.log_softmax(output.reshape(len(label), -1))
+            return -jax.numpy.take_along_axis(log_probabilities, label[:, None], 1).mean()
 
         step = jax.jit(jax.value_and_grad(loss))
         steps = worker.jax.wrap(self._params, None, ctx)
@@ -311,9 +318,9 @@ class FlaxNet:
         """The output; no layers, because a function of JAX keeps none."""
         if layers:
             raise BadInput(f"model {self._name}", expected="no layers of a flax module as columns")
-        return [np.asarray(self._called(self._params, dict(inputs)))]
+        return [np.asarray(self._apply_module(self._params, dict(inputs)))]
 
-    def _called(self, params: Any, inputs: Any) -> Any:
+    def _apply_module(self, params: Any, inputs: Any) -> Any:
         module = self._merge(self._graph, params, self._rest)
         return module(inputs[FEATURES]) if set(inputs) == {FEATURES} else module(**inputs)
 
@@ -338,8 +345,8 @@ class CaffeNet:
                 raise _no_layer(self._model.net.description.file, name, self._model.net.blobs)
         (values,) = inputs.values()
         batch = {column.name: values.reshape(-1, *column.shape) if column.shape else values}
-        found = self._model.forward(self._weights, batch, [self._output, *layers])
-        return [np.asarray(found[name]) for name in (self._output, *layers)]
+        blobs = self._model.forward(self._weights, batch, [self._output, *layers])
+        return [np.asarray(blobs[name]) for name in (self._output, *layers)]
 
 
 def caffe_spec(path: str | Path, solver: Solver) -> NetSpec:
@@ -360,11 +367,11 @@ def caffe_spec(path: str | Path, solver: Solver) -> NetSpec:
 
 def inputs_of(model: CaffeModel) -> list[ColumnSpec]:
     """The columns that a Caffe net reads, labels left out."""
-    return [each for each in model.net.column_specs if each.kind is not ColumnKind.LABEL]
+    return [column for column in model.net.column_specs if column.kind is not ColumnKind.LABEL]
 
 
-def _imported(path: str) -> Any:
-    """What an import path `module:name` names; raises BadInput."""
+def _import(path: str) -> Any:
+    """Import the object that a path `module:name` names; raises BadInput."""
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise BadInput(

@@ -25,7 +25,7 @@ from worker.ml.nets import FEATURES
 def _names(value: Any) -> dict[str, str]:
     """A mapping of names to names."""
     if not isinstance(value, dict) or not all(
-        isinstance(each, str) and each for pair in value.items() for each in pair
+        isinstance(name, str) and name for pair in value.items() for name in pair
     ):
         raise TypeError(f"expected a dict of names, got {argument_checks.describe_value(value)}")
     return dict(value)
@@ -107,7 +107,7 @@ class PredictionParams(HasFeaturesCol, HasPredictionCol):
         """The columns of the predictions, an empty name for one that is not wanted."""
         return (self.getPredictionCol(),)
 
-    def _added_columns(self) -> list[str]:
+    def _list_new_columns(self) -> list[str]:
         """The names of all columns that the model adds, in order."""
         layers = self.getOrDefault(self.outputMapping).values()
         return [name for name in (*layers, *self._output_columns()) if name]
@@ -133,7 +133,7 @@ class ClassParams(PredictionParams, HasRawPredictionCol, HasProbabilityCol):
 
 
 class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidationIndicatorCol):
-    """What is trained, and how."""
+    """The parameters of training."""
 
     model: Param[str] = Param(
         Params._dummy(),
@@ -232,8 +232,17 @@ class TrainingParams(HasLabelCol, HasMaxIter, HasSeed, HasStepSize, HasValidatio
         if self.isSet(self.seed):
             options["seed"] = self.getSeed()
         more = self.getOrDefault(self.options)
-        own = {"callbacks", "evaluate", "max_iter", "model", "params", "seed", "weights", "workers"}
-        if twice := sorted(more.keys() & (options.keys() | own)):
+        reserved = {
+            "callbacks",
+            "evaluate",
+            "max_iter",
+            "model",
+            "params",
+            "seed",
+            "weights",
+            "workers",
+        }
+        if twice := sorted(more.keys() & (options.keys() | reserved)):
             raise BadInput(
                 f"options: {twice[0]}: not allowed here: use its own parameter or setter"
             )

@@ -21,7 +21,7 @@ _ROWS = 1024  # of one call of a network
 
 
 class Predictor(msgspec.Struct, frozen=True):
-    """What every task computes.
+    """The computation of every task.
 
     `key` identifies the network with its `weights` among those that a process has loaded. `shapes`
     are those of a row of each input in training, for the error of a row that does not fit. `inputs`
@@ -74,7 +74,7 @@ def _predict_batches(batches: Iterator[pa.RecordBatch], of: Predictor) -> Iterat
                 for column, name in of.inputs.items()
             }
             if batch.num_rows:
-                columns |= _predicted(net, inputs, batch.num_rows, of)
+                columns |= _predict_columns(net, inputs, batch.num_rows, of)
                 yield pa.RecordBatch.from_pydict(columns)
 
 
@@ -87,16 +87,16 @@ def _load(of: Predictor) -> LoadedNet:
     return _loaded[of.key]
 
 
-def _predicted(
+def _predict_columns(
     net: LoadedNet, inputs: Mapping[str, NDArray[Any]], rows: int, of: Predictor
 ) -> dict[str, pa.Array]:
     """The columns that a predictor adds."""
     layers = list(of.layers)
-    found: list[list[NDArray[Any]]] = []
+    outputs: list[list[NDArray[Any]]] = []
     for first in range(0, rows, _ROWS):
         part = {name: values[first : first + _ROWS] for name, values in inputs.items()}
         try:
-            found.append(net.outputs(part, layers))
+            outputs.append(net.outputs(part, layers))
         except BadInput:
             raise
         except Exception as error:  # noqa: BLE001  # a network may fail in its own way
@@ -108,17 +108,17 @@ def _predicted(
                 expected=f"rows of {trained}, as in training",
                 got=f"{shapes}: {line}",
             ) from None
-    output, *others = (np.concatenate(each) for each in zip(*found, strict=True))
-    made = {
+    output, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+    arrays = {
         of.layers[layer]: vectors(values.reshape(rows, -1))
         for layer, values in zip(layers, others, strict=True)
     }
-    columns = _scored(output, of) if of.classifies else (_values(output, of),)
-    made |= {name: make for name, make in zip(of.outputs, columns, strict=True) if name}
-    return made
+    columns = _score(output, of) if of.classifies else (_values(output, of),)
+    arrays |= {name: make for name, make in zip(of.outputs, columns, strict=True) if name}
+    return arrays
 
 
-def _scored(output: NDArray[Any], of: Predictor) -> tuple[Any, ...]:
+def _score(output: NDArray[Any], of: Predictor) -> tuple[Any, ...]:
     """The scores, the probabilities and the class of each row."""
     scores = output.reshape(len(output), -1).astype(np.float64)
     raw, probability, prediction = of.outputs

@@ -75,7 +75,9 @@ class StageWriter(MLWriter):
             "sparkVersion": version,
             "uid": stage.uid,
             "paramMap": {
-                each.name: stage.getOrDefault(each) for each in stage.params if stage.isSet(each)
+                param.name: stage.getOrDefault(param)
+                for param in stage.params
+                if stage.isSet(param)
             },
             "defaultParamMap": {},
             "format": FORMAT,
@@ -151,10 +153,10 @@ def _tensors(table: pa.Table) -> dict[str, Floats]:
     for row in table.to_pylist():
         shapes[row["name"]] = tuple(row["shape"])
         pieces.setdefault(row["name"], []).append(row["values"])
-    found: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for name, parts in pieces.items():
         flat = np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
         if flat.size != int(np.prod(shapes[name])):
             raise BadInput(f"weights: {name}", expected=shapes[name], got=f"{flat.size} values")
-        found[name] = flat.reshape(shapes[name])
-    return found
+        tensors[name] = flat.reshape(shapes[name])
+    return tensors

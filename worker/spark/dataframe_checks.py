@@ -24,9 +24,9 @@ _SKEWED = 2  # the largest allowed ratio of rows between two partitions
 def check_columns(df: spark.DataFrame, columns: Sequence[ColumnSpec] = ()) -> None:
     """Raise BadInput unless `df` has the columns, of types that fit; by default data and label."""
     where = "the DataFrame"
-    found = {column.find(df.columns, where): column for column in columns or (DATA, LABEL)}
-    kinds = spark.column_types(df, found)
-    for name, column in found.items():
+    column_by_name = {column.find(df.columns, where): column for column in columns or (DATA, LABEL)}
+    kinds = spark.column_types(df, column_by_name)
+    for name, column in column_by_name.items():
         if column.kind is ColumnKind.IMAGE:
             arrow_images.check_pixel_type(kinds[name], f"{where}, column {name}")
         elif column.kind is ColumnKind.LABEL:
@@ -57,22 +57,22 @@ def first_shape(
             return stated
         raise BadInput(f"{where}, column {name}", expected="an image in the first row", got="none")
     if isinstance(row[0], bytes | bytearray) and encoded is not False:
-        found = _decoded_shape(bytes(row[0]), stated, certain=encoded is True)
-        if found is not None:
-            return found
+        shape_in_image = _decode_shape(bytes(row[0]), stated, certain=encoded is True)
+        if shape_in_image is not None:
+            return shape_in_image
     values, *extents = row
     if any(value is None for value in extents):
         got = ", ".join(map(str, extents))
         raise BadInput(where, expected="channels, height and width in the first row", got=got)
     pixels = arrow_images.one_row(values)
     flat = arrow_images.pixel_rows(pixels, f"{where}, column {name}")
-    shape = extents or arrow_images.nested_shape(pixels)
+    shape = extents or arrow_images.read_nested_shape(pixels)
     if shape is None and stated is not None and prod(stated) == flat.shape[1]:
         return stated
     return row_shape(flat, f"{where}, column {name}", shape, image=image)
 
 
-def named_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def read_row_shapes(df: spark.DataFrame, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """The shape of a row of each of these columns, by the first row: that of a list, or ()."""
     where = "the DataFrame"
     for name in names:
@@ -94,7 +94,7 @@ def shapes_of(
     A net that reads columns by name has no images but those that it states.
     """
     if options.tops:
-        return options.shape, named_shapes(df, options.tops)
+        return options.shape, read_row_shapes(df, options.tops)
     encoded = options.image_encoded
     return first_shape(df, options.shape, image=options.image, encoded=encoded), {}
 
@@ -106,7 +106,7 @@ def _value_shape(value: object, where: str) -> tuple[int, ...]:
     return column_array(arrow_images.one_row(value), where).shape[1:]
 
 
-def _decoded_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape | None:
+def _decode_shape(data: bytes, stated: Shape | None, *, certain: bool) -> Shape | None:
     """The shape of an image file; None for raw pixels, or for an image that is damaged.
 
     `certain` is whether it is known not to be raw pixels.

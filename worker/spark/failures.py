@@ -32,8 +32,8 @@ def task_reason(text: str) -> str:
         return BAD_INPUT + fault
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|[A-Z]\w+): ", line)]
-    ours = [line for line in raised if line.startswith("shards.errors.")]
-    for line in ours or raised[-1:]:
+    own_errors = [line for line in raised if line.startswith("shards.errors.")]
+    for line in own_errors or raised[-1:]:
         return _with_remedy(line.removeprefix("shards.errors."))
     if _CRASH in text:
         return _CRASHED

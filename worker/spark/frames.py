@@ -13,14 +13,14 @@ from shards.errors import BadInput, GiveUp
 from worker.data.sequence_file import SCHEMA, image_record
 from worker.data.source import Source, part_rows
 from worker.spark.failures import BAD_INPUT, SPARK_ERRORS, reason, task_error, task_reason
-from worker.spark.tasks import map_tasks, mapped
+from worker.spark.tasks import map_batches, map_tasks
 from worker.tfrecord.source import TFRecord
 
 _MAX_ROWS = 2**31 - 1  # the largest int in Java
 
 
-def check_running(what: str, data: DataFrame | SparkSession) -> None:
-    """Raise BadInput, naming `what`, for a session that has ended, or a DataFrame of one."""
+def check_running(label: str, data: DataFrame | SparkSession) -> None:
+    """Raise BadInput, naming `label`, for a session that has ended, or a DataFrame of one."""
     session = data if isinstance(data, SparkSession) else data.sparkSession
     # The session is asked: a DataFrame of Spark Connect takes any name for that of a column.
     if hasattr(session, "_jsparkSession"):
@@ -33,7 +33,7 @@ def check_running(what: str, data: DataFrame | SparkSession) -> None:
         ended = getattr(session, "is_stopped", False)
     if ended:
         raise BadInput(
-            what,
+            label,
             expected="a Spark session that runs",
             got=(
                 "one that has been stopped or whose JVM has ended: start a "
@@ -43,7 +43,7 @@ def check_running(what: str, data: DataFrame | SparkSession) -> None:
 
 
 def shows_progress(df: DataFrame) -> bool:
-    """Whether Spark draws its own bar of stages on this process's terminal."""
+    """Return whether Spark draws its own bar of stages on this process's terminal."""
     if not hasattr(df, "_jdf"):
         return False
     with suppress(*SPARK_ERRORS):
@@ -52,14 +52,14 @@ def shows_progress(df: DataFrame) -> bool:
 
 
 def partition_count(df: DataFrame) -> int:
-    """How many partitions `df` has; raises BadInput over Spark Connect, which cannot count them."""
+    """Return the number of partitions of `df`; raises BadInput over Spark Connect."""
     if not hasattr(df, "_jdf"):
         raise BadInput("train over Spark Connect", expected="the number of workers", got="none")
     return int(df.rdd.getNumPartitions())
 
 
 def has_partitions(df: DataFrame, count: int) -> bool:
-    """Whether `df` is known to have `count` partitions; always false over Spark Connect.
+    """Return whether `df` is known to have `count` partitions; always false over Spark Connect.
 
     Adaptive execution may choose a different number for a different selection of columns.
     """
@@ -75,7 +75,7 @@ def deal(df: DataFrame, workers: int, sizes: Sequence[int]) -> DataFrame:
     """
     if sum(size // workers for size in sizes) * workers * 2 < sum(sizes):
         # The detour through Arrow keeps Spark from dropping the first of two repartitions.
-        df = mapped(df.coalesce(1), lambda batches: batches, df.schema)
+        df = map_batches(df.coalesce(1), lambda batches: batches, df.schema)
     return df.repartition(workers)
 
 
@@ -102,34 +102,34 @@ def sequence_file(session: SparkSession, path: str) -> DataFrame:
         raise BadInput(f"SequenceFile {path}: cannot be read: {reason(error)}") from None
 
 
-def numbered(session: SparkSession, partitions: int) -> DataFrame:
+def number_partitions(session: SparkSession, partitions: int) -> DataFrame:
     """A DataFrame of one row a partition, its number: for tasks that read their rows themselves."""
     return session.range(0, partitions, 1, partitions)
 
 
-def active_session(what: str) -> SparkSession:
-    """This thread's Spark session, or the default one; raises BadInput, naming `what`, for none."""
+def active_session(label: str) -> SparkSession:
+    """This thread's Spark session, or the default one; raises BadInput naming `label` for none."""
     session = SparkSession.getActiveSession()
     if session is None:
-        raise BadInput(what, expected="a Spark session in this process to read a path", got="none")
+        raise BadInput(label, expected="a Spark session in this process to read a path", got="none")
     return session
 
 
-def read_table(session: SparkSession, kind: str, place: str) -> DataFrame:
+def read_table(session: SparkSession, kind: str, uri: str) -> DataFrame:
     """The files at a path or URI as a DataFrame; `kind` is parquet or tfrecord. Raises BadInput."""
     if kind == "tfrecord":
         session.dataSource.register(TFRecord)
-    where = place if "://" in place else str(Path(place).absolute())
+    where = uri if "://" in uri else str(Path(uri).absolute())
     try:
         return session.read.format(kind).load(where)
     except SPARK_ERRORS as error:
         # Spark wraps what the class of a data source raises into a traceback.
         raised = "Traceback (most recent call last)" in str(error)
         why = task_reason(str(error)).removeprefix(BAD_INPUT) if raised else reason(error)
-        raise BadInput(f"{place}: cannot be read: {why}") from None
+        raise BadInput(f"{uri}: cannot be read: {why}") from None
 
 
-def dealt_to(df: DataFrame, workers: int) -> DataFrame:
+def repartition_rows(df: DataFrame, workers: int) -> DataFrame:
     """The rows of `df` in this number of partitions."""
     return df if has_partitions(df, workers) else df.repartition(workers)
 
@@ -140,21 +140,21 @@ def source_rows(session: SparkSession, source: Source, parts: int) -> DataFrame:
     def read(_: Iterator[Any], part: int, *__: Any) -> Iterator[Any]:
         return part_rows(source, parts, part)
 
-    return map_tasks(numbered(session, parts), read, source.schema, job="read")
+    return map_tasks(number_partitions(session, parts), read, source.schema, job="read")
 
 
-def write_frame(df: DataFrame, place: str, form: str) -> int:
-    """Write `df` as new files in a folder at `place`, a path or URI of Hadoop's; returns its rows.
+def write_frame(df: DataFrame, uri: str, form: str) -> int:
+    """Write `df` as new files in a folder at `uri`, a path or URI of Hadoop's; returns its rows.
 
     `form` is parquet or json. Raises the BadInput of a task, or GiveUp for another failure.
     """
     try:
-        df.write.format(form).save(place)
-        return df.sparkSession.read.schema(df.schema).format(form).load(place).count()
+        df.write.format(form).save(uri)
+        return df.sparkSession.read.schema(df.schema).format(form).load(uri).count()
     except SPARK_ERRORS as error:
         if "Traceback (most recent call last)" in str(error):
             raise task_error(str(error)) from None
-        raise GiveUp(f"{place}: cannot be written: {reason(error)}") from None
+        raise GiveUp(f"{uri}: cannot be written: {reason(error)}") from None
 
 
 def first_rows(df: DataFrame, most: int) -> list[Any]:
@@ -168,13 +168,13 @@ def first_rows(df: DataFrame, most: int) -> list[Any]:
 
 def column_types(df: DataFrame, names: Collection[str]) -> dict[str, Any]:
     """The Arrow types of these columns of `df`; raises BadInput where Arrow has no such type."""
-    found = {}
+    types = {}
     for field in df.schema.fields:
         if field.name not in names:
             continue
         try:
-            found[field.name] = to_arrow_type(field.dataType)
+            types[field.name] = to_arrow_type(field.dataType)
         except PySparkException:
             kind = field.dataType.simpleString()
             raise BadInput(f"the DataFrame, column {field.name}: {kind} is not supported") from None
-    return found
+    return types

@@ -1,4 +1,4 @@
-"""What Spark cannot read in Parquet files that other tools write, in one line with the remedy."""
+"""Faults that Spark finds in Parquet files of other tools, in one line with the remedy."""
 
 import re
 
@@ -12,14 +12,14 @@ _TYPE = re.compile(r"Illegal Parquet type: ([^\n]*?)\.?(?: SQLSTATE|\s*$)", re.M
 
 def parquet_fault(text: str) -> str:
     """The reason, found in Spark's report of a failure; empty for any other failure."""
-    if found := _CODEC.search(text):
-        return f"the Parquet file is compressed by {found[1]}, which Spark cannot read: {_REWRITE}"
-    if found := _TYPE.search(text):
+    if match := _CODEC.search(text):
+        return f"the Parquet file is compressed by {match[1]}, which Spark cannot read: {_REWRITE}"
+    if match := _TYPE.search(text):
         remedy = "rewrite it with another type of this column"
-        if "NANOS" in found[1]:
+        if "NANOS" in match[1]:
             remedy = (
                 "set spark.sql.legacy.parquet.nanosAsLong=true to read whole numbers, or rewrite it"
                 " with coerce_timestamps='us'"
             )
-        return f"the Parquet file has a column of {found[1]}, which Spark cannot read: {remedy}"
+        return f"the Parquet file has a column of {match[1]}, which Spark cannot read: {remedy}"
     return ""

@@ -1,4 +1,4 @@
-"""What Spark's tasks will find: the rows of each partition, and the Python that runs there."""
+"""Checks of what Spark's tasks get: the rows of each partition, and the Python that runs there."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from ps.build_id import build_id
 from shards.errors import BadInput, GiveUp
 from worker.spark.failures import PYTHON_REMEDY, SPARK_ERRORS, jvm_gone, task_reason
-from worker.spark.tasks import mapped, python_of
+from worker.spark.tasks import map_batches, python_of
 
 _PYTHON_FAULTS = (
     (
@@ -64,7 +64,7 @@ def survey(df: DataFrame) -> list[PartitionRows]:
     try:
         return [
             PartitionRows(*row)
-            for row in mapped(df.selectExpr("true AS row"), look, schema).collect()
+            for row in map_batches(df.selectExpr("true AS row"), look, schema).collect()
         ]
     except SPARK_ERRORS as error:
         text = str(error)
@@ -77,15 +77,15 @@ def survey(df: DataFrame) -> list[PartitionRows]:
 
 def check_python(part: PartitionRows) -> None:
     """Raise BadInput if no worker can run in this Python, or only one of another build."""
-    here = build_id()
+    driver_build = build_id()
     if part.lacks:
         raise BadInput(
             f"Spark's Python ({part.python}) cannot run a worker, {part.lacks}: {PYTHON_REMEDY}"
         )
-    if part.build != here:
+    if part.build != driver_build:
         raise BadInput(
             f"Spark's Python ({part.python})",
-            expected=f"build {here} of this project, as here",
+            expected=f"build {driver_build} of this project, as here",
             got=(
                 f"{part.build}: install the same version in both places, or ship "
                 "this one (docs/how-to/clusters.md)"
@@ -96,6 +96,6 @@ def check_python(part: PartitionRows) -> None:
 def _python_fault(text: str) -> str:
     """Why a Python worker could not run, if Spark reports such a fault; else empty."""
     for pattern, words in _PYTHON_FAULTS:
-        if found := re.search(pattern, text):
-            return words.format(*found.groups())
+        if match := re.search(pattern, text):
+            return words.format(*match.groups())
     return ""

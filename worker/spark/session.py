@@ -59,23 +59,25 @@ def start_session(
 def _session(
     url: str | None, slots: int, app: str, env: Mapping[str, str], folder: Path
 ) -> AbstractContextManager[SparkSession]:
-    master = spark_settings.embedded_master(url, slots)
+    master = spark_settings.parse_local_master(url, slots)
     if master:
-        settings = spark_settings.embedded(master, app, slots, folder)
+        settings = spark_settings.prepare_embedded_settings(master, app, slots, folder)
         home = Path(pyspark.__file__).parent
-        env = spark_settings.embedded_environment(folder, home, os.environ) | dict(env)
+        env = spark_settings.build_embedded_environment(folder, home, os.environ) | dict(env)
         return _classic(settings, env, folder, without=spark_settings.FOREIGN)
     assert url is not None
     servers = spark_settings.addresses(url, os.environ)
     local_ip = (
-        check_reachable(f"Spark at {spark_settings.shown(url)}", servers) if servers else None
+        check_reachable(f"Spark at {spark_settings.hide_url_options(url)}", servers)
+        if servers
+        else None
     )
     if url.startswith("sc://"):
         return _connect(url, app, folder)
     driver_host = None if "SPARK_LOCAL_IP" in os.environ else local_ip
     settings = spark_settings.cluster(url, app, driver_host)
     env = spark_settings.cluster_environment(folder, os.environ) | dict(env)
-    return _shipped(_classic(settings, env, folder), folder)
+    return _ship_code(_classic(settings, env, folder), folder)
 
 
 @contextmanager
@@ -87,10 +89,10 @@ def _classic(
     # An earlier session in this process leaves its JVM behind, with settings that are not ours.
     earlier = SparkContext._gateway, SparkContext._jvm
     try:
-        with _kept(env, without):
+        with _change_environment(env, without):
             gateway = _launch(settings, log)
             SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
-            with _hurried(gateway, master):
+            with _limit_start(gateway, master):
                 context = _context(gateway)
                 # It would print a traceback when the JVM is killed, which `run_tasks` reports.
                 context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -106,13 +108,13 @@ def _classic(
 def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
     """A session on a Spark Connect server, released on exit; the server keeps running."""
     _await_connect(url)
-    with _kept({}):
+    with _change_environment({}):
         try:
             session = SparkSession.builder.remote(url).appName(app).create()
             session.addArtifacts(str(pack_code(folder)), pyfile=True)
         except SPARK_ERRORS as error:
             why = spark_settings.without_options(reason(error), url)
-            shown = spark_settings.shown(url)
+            shown = spark_settings.hide_url_options(url)
             raise GiveUp(f"Spark at {shown} gave no session: {why}") from None
         try:
             yield session
@@ -121,12 +123,12 @@ def _connect(url: str, app: str, folder: Path) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _shipped(
+def _ship_code(
     sessions: AbstractContextManager[SparkSession], folder: Path
 ) -> Iterator[SparkSession]:
     """The session, with our packages shipped to its executors."""
     with sessions as session:
-        with _kept({}):  # The driver continues to import from its own path.
+        with _change_environment({}):  # The driver continues to import from its own path.
             session.sparkContext.addPyFile(str(pack_code(folder)))
         yield session
 
@@ -144,7 +146,7 @@ def _launch(settings: Mapping[str, str], log: Path) -> Any:
 
 
 @contextmanager
-def _hurried(gateway: Any, master: str) -> Iterator[None]:
+def _limit_start(gateway: Any, master: str) -> Iterator[None]:
     """Turn a start-up error into one line, and stop waiting for an address that is not a master.
 
     Spark itself asks the master for a minute, then reports an unrelated error. There is no such
@@ -220,7 +222,7 @@ def _await_connect(url: str) -> None:
 
     Raises BadInput after `REACH_S` seconds without an answer.
     """
-    shown = spark_settings.shown(url)
+    shown = spark_settings.hide_url_options(url)
     try:
         import grpc
         from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -243,7 +245,7 @@ def _await_connect(url: str) -> None:
 
 
 @contextmanager
-def _kept(env: Mapping[str, str], without: Collection[str] = ()) -> Iterator[None]:
+def _change_environment(env: Mapping[str, str], without: Collection[str] = ()) -> Iterator[None]:
     """Run with `env` added and `without` removed; on exit restore what Spark changes.
 
     It changes the environment, the import path, and, in the main thread, the SIGINT handler.

@@ -35,7 +35,7 @@ appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def embedded_master(url: str | None, slots: int) -> str | None:
+def parse_local_master(url: str | None, slots: int) -> str | None:
     """The master URL of an embedded session, or None when `url` names a cluster.
 
     `None` and `local` mean `slots` threads; `local[N]` means N.
@@ -46,7 +46,7 @@ def embedded_master(url: str | None, slots: int) -> str | None:
     return f"local[{shape[1] or slots},{shape[2] or _ATTEMPTS}]"
 
 
-def embedded(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
+def prepare_embedded_settings(master: str, app: str, slots: int, folder: Path) -> dict[str, str]:
     """The settings of an embedded session that keeps its files in `folder`, which exists."""
     log4j = folder / "log4j2.properties"
     log4j.write_text(_LOG4J)
@@ -78,7 +78,7 @@ def pythons(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ.get(name) or sys.executable for name in names}
 
 
-def embedded_environment(
+def build_embedded_environment(
     folder: Path, spark_home: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of an embedded session's processes: the JVM and the Python workers it forks."""
@@ -120,7 +120,7 @@ def cluster_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, s
     }
 
 
-def shown(url: str) -> str:
+def hide_url_options(url: str) -> str:
     """A URL without its options, safe to show: a Spark Connect URL may carry a token."""
     return url.partition(";")[0]
 
@@ -154,13 +154,13 @@ def addresses(url: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
     raise BadInput(
         "Spark URL",
         expected="spark://HOST:PORT, yarn, k8s://HOST:PORT, sc://HOST:PORT or local[N]",
-        got=f"{shown(url)!r}",
+        got=f"{hide_url_options(url)!r}",
     )
 
 
 def stays_here(url: str) -> bool:
-    """Whether the traffic between the processes of the Spark at `url` never leaves this host."""
-    if embedded_master(url, 1):
+    """Return whether the traffic between the processes of the Spark at `url` stays on this host."""
+    if parse_local_master(url, 1):
         return True
     hosts = [host for host, _ in addresses(url, {})] if url.startswith("spark://") else []
     return bool(hosts) and all(map(on_this_host, hosts))
@@ -193,7 +193,7 @@ def check_connect(url: str) -> None:
     options = dict(part.partition("=")[::2] for part in url.split(";")[1:])
     if options.get("use_ssl", "").lower() != "true" and not options.get("token"):
         raise BadInput(
-            f"Spark at {shown(url)}",
+            f"Spark at {hide_url_options(url)}",
             expected=(
                 ";use_ssl=true or ;token=... in the URL where shards are open "
                 "to other hosts, or give --plaintext"

@@ -31,12 +31,12 @@ def record_interrupt() -> Iterator[Event]:
             raise KeyboardInterrupt
         pressed.set()
 
-    with _interrupted_by(press):
+    with _handle_interrupt(press):
         yield pressed
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def defer_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt at the end of the context for a Ctrl-C within it."""
     with record_interrupt() as pressed:
         try:
@@ -67,7 +67,7 @@ def sigterm_too() -> Iterator[None]:
         with suppress(KeyboardInterrupt):
             _interrupts[-1]()
 
-    with _handled(_interrupt, signal.SIGTERM), _handled(hang_up, signal.SIGHUP):
+    with _handle_signal(_interrupt, signal.SIGTERM), _handle_signal(hang_up, signal.SIGHUP):
         yield
 
 
@@ -103,10 +103,10 @@ def end_at_hangup() -> None:
 
 
 @contextmanager
-def asked_for(number: signal.Signals) -> Iterator[Event]:
+def watch_signal(number: signal.Signals) -> Iterator[Event]:
     """An event that each signal of this number sets; the caller clears it."""
     asked = Event()
-    with _handled(lambda *_: asked.set(), number):
+    with _handle_signal(lambda *_: asked.set(), number):
         yield asked
 
 
@@ -119,7 +119,7 @@ class SafeExitStack(ExitStack):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        with _interrupted_by(lambda *_: None):
+        with _handle_interrupt(lambda *_: None):
             return super().__exit__(kind, error, trace)
 
 
@@ -145,20 +145,20 @@ def _interrupt(*_: object) -> None:
 
 
 @contextmanager
-def _interrupted_by(handler: Callable[..., None]) -> Iterator[None]:
+def _handle_interrupt(handler: Callable[..., None]) -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
     _interrupts.append(handler)
     try:
-        with _handled(handler, signal.SIGINT):
+        with _handle_signal(handler, signal.SIGINT):
             yield
     finally:
         _interrupts.pop()
 
 
 @contextmanager
-def _handled(handler: Callable[..., None], number: signal.Signals) -> Iterator[None]:
+def _handle_signal(handler: Callable[..., None], number: signal.Signals) -> Iterator[None]:
     ignored = signal.getsignal(number) in {signal.SIG_IGN, None}
     if ignored or current_thread() is not main_thread():
         yield

@@ -14,13 +14,13 @@ _SLEEP_MS = 60_000
 
 
 def runs_queries(df: DataFrame) -> bool:
-    """Whether a stream's micro-batches come to this process; over Spark Connect they do not."""
+    """Return whether a stream's micro-batches come to this process; not so over Spark Connect."""
     return hasattr(df, "_jdf")
 
 
 def start_query(
     df: DataFrame,
-    each: Callable[[DataFrame, int], None],
+    process_batch: Callable[[DataFrame, int], None],
     checkpoint: str,
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
@@ -29,14 +29,14 @@ def start_query(
     Raises BadInput for a trigger or a checkpoint that Spark refuses.
     """
     try:
-        writer = df.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+        writer = df.writeStream.foreachBatch(process_batch).option("checkpointLocation", checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
     except (*SPARK_ERRORS, TypeError, ValueError) as error:
         raise BadInput(f"stream: cannot be started: {reason(error)}") from None
 
 
 def await_query(query: StreamingQuery, timeout_s: float) -> bool:
-    """Whether a stream has ended, or ends within this time; does not raise its error."""
+    """Return whether a stream has ended, or ends within this time; does not raise its error."""
     try:
         return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds, any
     except SPARK_ERRORS:

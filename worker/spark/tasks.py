@@ -58,7 +58,7 @@ def run_tasks(
 def map_tasks(
     df: DataFrame, task: Callable[..., Iterator[Any]], schema: Any, job: str = ""
 ) -> DataFrame:
-    """What `task(batches, partition, attempt, gpus)` makes of each partition of `df`, when read.
+    """Map each partition of `df` by `task(batches, partition, attempt, gpus)`, when it is read.
 
     `batches` are Arrow record batches, and so is what `task` yields, with the schema `schema`, of
     Arrow or of Spark.
@@ -78,10 +78,14 @@ def map_tasks(
         # Spark's attempt number would restart at 0 if a lost shuffle made Spark retry the stage.
         yield from task(batches, context.partitionId(), context.taskAttemptId(), gpus)
 
-    return mapped(df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema)
+    return map_batches(
+        df, host, from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema
+    )
 
 
-def mapped(df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
+def map_batches(
+    df: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
+) -> DataFrame:
     """`df.mapInArrow`; local tasks run in this process's Python unless another is configured.
 
     Spark's default is the first `python3` on PATH, which is a different Python where a virtual
@@ -168,12 +172,12 @@ def final_failure(df: DataFrame, tag: str) -> GiveUp | None:
 
 
 def runs_here(df: DataFrame) -> bool:
-    """Whether the tasks over `df` are known to run on this machine."""
+    """Return whether the tasks over `df` are known to run on this machine."""
     return hasattr(df, "_jdf") and str(df.sparkSession.sparkContext.master).startswith("local")
 
 
 def task_slots(df: DataFrame) -> int | None:
-    """How many tasks over `df` run at once; None where that is not known or may change.
+    """The number of tasks over `df` that run at once; None if it is not known or may change.
 
     It is not known over Spark Connect, and may change where executors are allocated dynamically.
     """
@@ -184,9 +188,11 @@ def task_slots(df: DataFrame) -> int | None:
         if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
             return None
         executors = context._jsc.sc().statusStore().executorList(True)
-        found = [executors.apply(n) for n in range(executors.size())]
-        here = runs_here(df)  # the driver is the only executor then, and none otherwise
-        slots = sum(one.maxTasks() for one in found if here or one.id() != _DRIVER)
+        summaries = [executors.apply(n) for n in range(executors.size())]
+        is_local = runs_here(df)  # the driver is the only executor then, and none otherwise
+        slots = sum(
+            executor.maxTasks() for executor in summaries if is_local or executor.id() != _DRIVER
+        )
         return slots or None
     return None
 
@@ -209,13 +215,13 @@ def check_guarded(df: DataFrame) -> None:
 
 def check_sendable(function: object, args: object) -> None:
     """Raise BadInput unless a function and its arguments can be sent to tasks."""
-    for what, value in (("args", args), ("train", function)):
+    for label, value in (("args", args), ("train", function)):
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # noqa: BLE001  # any object may fail in its own way
             why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
             raise BadInput(
-                f"run: {what}",
+                f"run: {label}",
                 expected="what can be sent to Spark's tasks",
                 got=f"{why}: create such objects within the function, or pass a path",
             ) from None

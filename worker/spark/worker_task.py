@@ -24,15 +24,15 @@ from ps.transport.transports import Transport
 from shards.errors import DownpourError, GiveUp
 from worker.data.batches import Batches
 from worker.data.columns import DATA, LABEL, ColumnSpec
-from worker.data.encoded import decoded
+from worker.data.encoded import decode_images
 from worker.data.read_options import MAX_SKIPPED
 from worker.data.source import Source, part_rows
 from worker.spark.code_archive import PACKAGES
 from worker.training.context import FunctionTask, TaskAttempt, run_function
-from worker.training.device_selection import ANY, DeviceRequest, allocator, check_here, placed
+from worker.training.device_selection import ANY, DeviceRequest, allocator, check_here, place_model
 from worker.training.model import Model
 from worker.training.training_loop import Plan, WorkerReport, train_worker
-from worker.training.worker_state import continued
+from worker.training.worker_state import restore_state
 
 _OURS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 _LIBRARY = re.compile(r"[/\\](lib[/\\]python[\d.]+|site-packages|dist-packages)[/\\]")
@@ -92,7 +92,7 @@ def run_task(
     elif spec.function is None:
         where = f"worker w{partition}'s rows"
         columns = spec.columns or (DATA, LABEL)
-        rows = decoded(rows, columns, where, max_skipped=spec.skip_images)
+        rows = decode_images(rows, columns, where, max_skipped=spec.skip_images)
     first = next(rows, None)
     while first is not None and first.num_rows == 0:
         first = next(rows, None)
@@ -133,7 +133,9 @@ def _live(
             spec.plan,
             stream(),
             spec.cluster,
-            place=TaskAttempt(partition, attempt, incarnation, spec.first_incarnation, tuple(gpus)),
+            task_attempt=TaskAttempt(
+                partition, attempt, incarnation, spec.first_incarnation, tuple(gpus)
+            ),
             shuffle=spec.shuffle,
             compression=spec.compression,
             patience_s=spec.patience_s,
@@ -142,7 +144,7 @@ def _live(
             link=spec.link,
             transport=spec.transport,
         )
-    built = placed(model(), spec.device, partition=partition, assigned=gpus)
+    built = place_model(model(), spec.device, partition=partition, assigned=gpus)
     with ExitStack() as stack:
         client = stack.enter_context(
             Client(
@@ -157,7 +159,7 @@ def _live(
                 allocate=allocator(built),
             )
         )
-        own = continued(
+        restart_state = restore_state(
             client,
             spec.plan.strategy,
             resumed=spec.resumed,
@@ -172,10 +174,12 @@ def _live(
                 worker=name,
                 shuffle=spec.shuffle,
                 columns=spec.columns,
-                start_step=(client.step + own.steps) * spec.plan.iter_size,
+                start_step=(client.step + restart_state.steps) * spec.plan.iter_size,
             )
         )
-        return train_worker(client, built, batches, spec.plan, incarnation=incarnation, own=own)
+        return train_worker(
+            client, built, batches, spec.plan, incarnation=incarnation, restart_state=restart_state
+        )
 
 
 def _line(error: Exception) -> str:
@@ -191,8 +195,8 @@ def _place(error: Exception) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     foreign = [frame for frame in frames if not frame.filename.startswith(_OURS)]
-    own = [frame for frame in foreign if not _LIBRARY.search(frame.filename)]
-    frame = (own or foreign or frames)[-1]
+    user_frames = [frame for frame in foreign if not _LIBRARY.search(frame.filename)]
+    frame = (user_frames or foreign or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 

@@ -66,21 +66,21 @@ def strategy_named(name: str) -> type[Strategy]:
         ) from None
 
 
-def strategy_of(what: str, value: object) -> Strategy:
+def strategy_of(label: str, value: object) -> Strategy:
     """`value` if it is a strategy, or the strategy that a text names: diloco, or diloco:h=50.
 
     Options follow the name: `diloco:h=50,outer_lr=0.7`; the others have their defaults. Raises
-    BadInput naming `what`.
+    BadInput naming `label`.
     """
     if isinstance(value, Base):  # a strategy of this project or of the user
         return cast(Strategy, value)
     if not isinstance(value, str) or value.partition(":")[0].lower() not in STRATEGIES:
         raise argument_checks.wrong(
-            what, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value
+            label, f"{', '.join(STRATEGIES)}, or a strategy such as BSP()", value
         )
     name, _, options = value.partition(":")
     kind = strategy_named(name.lower())
-    return strategy_with_options(what, kind, options)
+    return strategy_with_options(label, kind, options)
 
 
 def options_set(value: object) -> list[str]:
@@ -89,31 +89,31 @@ def options_set(value: object) -> list[str]:
     return [field for field, _, _ in _assignments(options)]
 
 
-def strategy_with_options(what: str, kind: type[Kind], text: str) -> Kind:
+def strategy_with_options(label: str, kind: type[Kind], text: str) -> Kind:
     """The strategy with the options in a text such as h=50,outer_lr=0.7; "" has none.
 
-    Raises BadInput naming `what`.
+    Raises BadInput naming `label`.
     """
-    known, found = kind.__struct_fields__, dict[str, Any]()
+    known, values = kind.__struct_fields__, dict[str, Any]()
     name = kind.__struct_config__.tag
     for field, equals, value in _assignments(text):
         if field not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
             raise BadInput(
-                f"{what} {name}: unknown option {argument_checks.describe_value(field)}; {takes}"
+                f"{label} {name}: unknown option {argument_checks.describe_value(field)}; {takes}"
             )
-        if not equals or field in found:
+        if not equals or field in values:
             got = f"{field}{equals}{value}"
-            raise BadInput(f"{what} {name}: {field}", expected=f"{field}=VALUE once", got=got)
-        found[field] = _by_worker(value) if field == "speeds" else value
+            raise BadInput(f"{label} {name}: {field}", expected=f"{field}=VALUE once", got=got)
+        values[field] = _by_worker(value) if field == "speeds" else value
     try:
-        return msgspec.convert(found | {"strategy": name}, kind, strict=False)
+        return msgspec.convert(values | {"strategy": name}, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$.")
         if field:
             wrong = field.rstrip("`")
-            message = f"{wrong}: {message[0].lower()}{message[1:]}, {found.get(wrong)!r}"
-        raise BadInput(f"{what} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
+            message = f"{wrong}: {message[0].lower()}{message[1:]}, {values.get(wrong)!r}"
+        raise BadInput(f"{label} {name}: {message.removeprefix(f'strategy {name}: ')}") from None
 
 
 def _assignments(text: str) -> list[tuple[str, str, str]]:

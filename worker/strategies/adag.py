@@ -37,15 +37,15 @@ class ADAG(Windowed, frozen=True, tag="adag", kw_only=True):
         return ServerHalf(rate=1.0, scale=scale)
 
     def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
-        found = super().notices(workers, rule)
+        inherited = super().notices(workers, rule)
         if self.scale is not None or workers <= self.window:
-            return found
+            return inherited
         scaled = (
             f"strategy {self.name}: each push counts {self.window}/{workers}, because the pushes of"
             f" {workers} workers add up to more than one window of {self.window} steps, and a rate"
             f" tuned for one worker may diverge; {self.name}:scale=1 keeps it as it is"
         )
-        return scaled, *found
+        return scaled, *inherited
 
     def contribution(self, local: Local) -> Floats:
         delta = super().contribution(local)

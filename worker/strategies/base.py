@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 
 
 class Local(msgspec.Struct):
-    """What one worker keeps between steps; all arrays are flat float32 of the table's size.
+    """The state of one worker between steps; arrays are flat float32 of the table's size.
 
     The next gradient is computed at `weights`: those that were `pulled` last, which nobody may
     write to, or the worker's own. `slots` are the strategy's own arrays by name. `gradient` is the
@@ -110,7 +110,7 @@ class Local(msgspec.Struct):
         self._buffers.append(np.empty_like(self.pulled))
         return self._buffers[-1]
 
-    def decayed(self, gradient: Floats) -> None:
+    def add_decay(self, gradient: Floats) -> None:
         """Add the weight decay at `weights` to a gradient, in place."""
         if self.decay.weight:
             for run in self.segments:
@@ -138,13 +138,13 @@ class Local(msgspec.Struct):
     # --- saving -----------------------------------------------------------------------------------
 
     def save(self) -> tuple[dict[str, Floats], dict[str, Any]]:
-        """The arrays by name, copied, and the counters: all that `restored` needs."""
+        """The arrays by name, copied, and the counters: all that `restore` needs."""
         arrays = {"weights": self.weights, "pulled": self.pulled, **self.slots}
         counters = {name: getattr(self, name) for name in _COUNTERS}
         return {name: array.copy() for name, array in arrays.items()}, counters
 
     @classmethod
-    def restored(cls, arrays: dict[str, Floats], counters: dict[str, Any]) -> "Local":
+    def restore(cls, arrays: dict[str, Floats], counters: dict[str, Any]) -> "Local":
         """The state that `save` returned."""
         slots = {name: array for name, array in arrays.items() if name not in _ARRAYS}
         return cls(arrays["weights"], arrays["pulled"], slots=slots, **counters)
@@ -263,29 +263,29 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
         return self
 
     def server(self, workers: int) -> ServerHalf:
-        """What the shards do with the pushes of this number of workers."""
+        """The rule and rate by which the shards apply the pushes of this number of workers."""
         return ServerHalf()
 
     def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
-        """What was changed of the job's settings for this number of workers, and why.
+        """The changes to the job's settings for this number of workers, and their reasons.
 
         `rule` is the job's own.
         """
         half = self.server(workers)
-        own, used = _name(rule), _name(half.rule or (SGD() if half.deltas else rule))
-        if own == used:
+        job_rule, used = _name(rule), _name(half.rule or (SGD() if half.deltas else rule))
+        if job_rule == used:
             return ()
         how = "each worker keeps its own rate and steps, and " if half.deltas else ""
         at = f" at rate {half.rate:g}" if half.rate is not None else ""
         text = (
             f"strategy {self.name}: {how}the shards apply what is pushed by rule {used}{at},"
-            f" not by the job's rule {own}"
+            f" not by the job's rule {job_rule}"
         )
         return (text,)
 
     @property
     def own_rate(self) -> bool:
-        """Whether its local steps have a rate among its options, and not the job's."""
+        """True if its local steps have a rate among its options, and not the job's."""
         return False
 
     @property
@@ -328,15 +328,15 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
 
     @property
     def plain(self) -> bool:
-        """Whether every step is just a fetch, one gradient and its push."""
+        """True if every step is just a fetch, one gradient and its push."""
         return False
 
     def fetches(self, step: int) -> bool:
-        """Whether new weights are pulled before `step`."""
+        """Return whether new weights are pulled before `step`."""
         return step % self.fetch_period == 0
 
     def pushes(self, step: int) -> bool:
-        """Whether a contribution is pushed after `step`."""
+        """Return whether a contribution is pushed after `step`."""
         return (step + 1) % self.push_period == 0
 
     def on_pull(self, local: Local, pulled: Floats) -> None:
@@ -354,7 +354,7 @@ class Base(msgspec.Struct, frozen=True, tag_field="strategy", kw_only=True, meta
         local.slots["sum"] = gradient if total is None else np.add(total, gradient, total)
 
     def contribution(self, local: Local) -> Floats:
-        """What to push; the array must not change afterwards."""
+        """Return the array to push; it must not change afterwards."""
         return local.slots.pop("sum")
 
 
@@ -376,23 +376,23 @@ class Asynchronous(Base, frozen=True, kw_only=True):
         return ServerHalf(scale=1 / workers if self.scale is None else self.scale)
 
     def notices(self, workers: int, rule: Rule) -> tuple[str, ...]:
-        found = super().notices(workers, rule)
+        texts = super().notices(workers, rule)
         if workers == 1:
-            return found
+            return texts
         if isinstance(self.server(workers).rule or rule, Momentum | Nesterov):
             text = (
                 f"strategy {self.name}: asynchronous workers act as momentum, which that of rule"
                 f" {_name(rule)} adds to; if the loss grows, lower one of them"
             )
-            found = (*found, text)
+            texts = (*texts, text)
         if self.scale is not None:
-            return found
+            return texts
         scaled = (
             f"strategy {self.name}: the rate of each push is divided by {workers}, the number of"
             " workers, because their pushes add up and a rate tuned for one worker may diverge;"
             f" {self.name}:scale=1 keeps it as it is"
         )
-        return scaled, *found
+        return scaled, *texts
 
 
 class Windowed(Base, frozen=True, kw_only=True):
@@ -442,25 +442,25 @@ def check_options(strategy: Base, **checks: Callable[[str, object], object]) -> 
 
 def at_least(least: int) -> Callable[[str, object], int]:
     """A check for a whole number."""
-    return lambda what, value: argument_checks.whole(what, value, least)
+    return lambda label, value: argument_checks.whole(label, value, least)
 
 
-def window_steps(what: str, value: object) -> int:
+def window_steps(label: str, value: object) -> int:
     """Check a number of steps that are pushed together."""
-    return argument_checks.whole(what, value, 1, MAX_STEPS)
+    return argument_checks.whole(label, value, 1, MAX_STEPS)
 
 
-def positive(what: str, value: object) -> float:
+def positive(label: str, value: object) -> float:
     """A check for a finite number above 0."""
-    number = argument_checks.number(what, value, expected="more than 0")
+    number = argument_checks.number(label, value, expected="more than 0")
     if not number > 0:
-        raise argument_checks.wrong(what, "more than 0", value)
+        raise argument_checks.wrong(label, "more than 0", value)
     return number
 
 
-def share(what: str, value: object) -> float:
+def share(label: str, value: object) -> float:
     """A check for a number in [0, 1)."""
-    number = argument_checks.number(what, value, expected="[0, 1)")
+    number = argument_checks.number(label, value, expected="[0, 1)")
     if not 0 <= number < 1:
-        raise argument_checks.wrong(what, "[0, 1)", value)
+        raise argument_checks.wrong(label, "[0, 1)", value)
     return number

@@ -31,7 +31,7 @@ class EAMSGD(EASGD, frozen=True, tag="eamsgd", kw_only=True):
         if "x" not in local.slots:
             local.slots["x"] = local.pulled.copy()
         x = local.slots["x"]
-        local.decayed(gradient)
+        local.add_decay(gradient)
         for buffer in local.buffers:
             x[buffer] -= gradient[buffer]
         gradient *= np.float32(rate) * local.multipliers

@@ -47,7 +47,7 @@ class _Entries(NamedTuple):
 
     def of(self, column: int) -> "_Entries":
         first, last = np.searchsorted(self.column, (column, column + 1))
-        return _Entries(*(each[first:last] for each in self))
+        return _Entries(*(array[first:last] for array in self))
 
 
 class _Features(NamedTuple):
@@ -71,11 +71,11 @@ def decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str) 
     try:
         return _decode(block, columns, schema, where)
     except Unusual:
-        return _decode(_rewritten(block, where), columns, schema, where)
+        return _decode(_rewrite(block, where), columns, schema, where)
 
 
-def parse(record: bytes, place: str) -> SequenceExample:
-    """A record as a message; raises BadInput, which names the record as `place`, if it is none."""
+def parse(record: bytes, label: str) -> SequenceExample:
+    """A record as a message; raises BadInput, which names the record as `label`, if it is none."""
     try:
         message = SequenceExample.FromString(record)
     except DecodeError:
@@ -83,12 +83,12 @@ def parse(record: bytes, place: str) -> SequenceExample:
     if message is not None:
         message.DiscardUnknownFields()
     if message is None or (record and not message.ByteSize()):
-        raise BadInput(place, expected="an Example or a SequenceExample", got="other bytes")
+        raise BadInput(label, expected="an Example or a SequenceExample", got="other bytes")
     return message
 
 
-def _rewritten(block: Block, where: str) -> Block:
-    """The same records as the protobuf library writes them."""
+def _rewrite(block: Block, where: str) -> Block:
+    """Rewrite records as the protobuf library writes them."""
     records = [
         parse(block.data[i:j], f"{where}: record {block.first + n}").SerializeToString()
         for n, (i, j) in enumerate(zip(block.starts, block.ends, strict=True))
@@ -108,15 +108,15 @@ def _decode(block: Block, columns: list[FeatureColumn], schema: Any, where: str)
     arrays = []
     for n, column in enumerate(columns):
         reader = _ColumnReader(block, column, where)
-        own, other = context.of(n), lists.of(n)
+        entries, other = context.of(n), lists.of(n)
         if column.depth == 2:
-            own, other = other, own
+            entries, other = other, entries
         if len(other.record):
             expected, got = "a feature", "a feature list"
             if column.depth == 2:
                 expected, got = got, expected
             reader.fail(other.record[0], expected, got)
-        arrays.append(reader.array(own))
+        arrays.append(reader.array(entries))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -125,14 +125,14 @@ def _entries(data: bytes, parts: Any, tag: int, names: list[str]) -> _Entries:
     some = parts.tag == tag
     record = parts.parent[some]
     _once(record)
-    found = fields(data, parts.starts[some], parts.ends[some])
-    key_tag, key, key_end = field_at(data, found.starts, found.ends)
-    value_tag, value, value_end = field_at(data, key_end, found.ends)
+    pairs = fields(data, parts.starts[some], parts.ends[some])
+    key_tag, key, key_end = field_at(data, pairs.starts, pairs.ends)
+    value_tag, value, value_end = field_at(data, key_end, pairs.ends)
     if (
-        np.any(found.tag != _CONTENT)
+        np.any(pairs.tag != _CONTENT)
         or np.any(key_tag != _CONTENT)
         or np.any(value_tag != _VALUE)
-        or np.any(value_end != found.ends)
+        or np.any(value_end != pairs.ends)
     ):
         raise Unusual
     column = _match(data, key, key_end, names)
@@ -140,7 +140,7 @@ def _entries(data: bytes, parts: Any, tag: int, names: list[str]) -> _Entries:
     short = column.astype(np.int16) if len(names) <= _MAX_SHORT else column
     order = np.argsort(short, kind="stable")
     order = order[np.searchsorted(column[order], 0) :]  # without unknown names
-    records = record.take(found.parent.take(order))
+    records = record.take(pairs.parent.take(order))
     return _Entries(records, column.take(order), value.take(order), value_end.take(order))
 
 
@@ -153,12 +153,12 @@ def _match(data: bytes, starts: Positions, ends: Positions, names: list[str]) ->
         same = np.flatnonzero(sizes == size)
         if not len(same):
             continue
-        wanted = np.array([n for n, key in enumerate(keys) if len(key) == size])
+        candidates = np.array([n for n, key in enumerate(keys) if len(key) == size])
         content = pa.py_buffer(gather(data, starts[same] - 1, ends[same]))
-        found = pa.Array.from_buffers(pa.binary(size), len(same), [None, content])
-        place = index_in(found, pa.array([keys[n] for n in wanted], pa.binary(size)))
-        place = place.fill_null(-1).to_numpy()
-        column[same] = np.where(place >= 0, wanted[place], -1)
+        contents = pa.Array.from_buffers(pa.binary(size), len(same), [None, content])
+        position = index_in(contents, pa.array([keys[n] for n in candidates], pa.binary(size)))
+        position = position.fill_null(-1).to_numpy()
+        column[same] = np.where(position >= 0, candidates[position], -1)
     return column
 
 
@@ -183,14 +183,14 @@ class _ColumnReader:
             steps = fields(self.block.data, entries.starts, entries.ends)
             if np.any(steps.tag != _CONTENT):
                 raise Unusual
-            found = self.features(steps.starts, steps.ends, entries.record[steps.parent])
+            features = self.features(steps.starts, steps.ends, entries.record[steps.parent])
             counts[entries.record] = np.bincount(steps.parent, minlength=len(entries.record))
-            inner = self.lists(found.counts, self.leaves(found), column.type.value_type)
+            inner = self.lists(features.counts, self.leaves(features), column.type.value_type)
             array = self.lists(counts, inner, column.type)
         else:
-            found = self.features(entries.starts, entries.ends, entries.record)
-            counts[entries.record] = found.counts
-            leaves = self.leaves(found)
+            features = self.features(entries.starts, entries.ends, entries.record)
+            counts[entries.record] = features.counts
+            leaves = self.leaves(features)
             array = self.lists(counts, leaves, column.type) if column.depth else None
         if not column.nullable and np.any(counts < 0):
             self.fail(np.argmax(counts < 0), "a value", "none")
@@ -206,7 +206,12 @@ class _ColumnReader:
             raise Unusual
         if np.any(wrong := tag != kind.value):
             got = next(
-                (NAMES[each] for each in FeatureKind if each.value == tag[wrong][0]), "no kind"
+                (
+                    NAMES[feature_kind]
+                    for feature_kind in FeatureKind
+                    if feature_kind.value == tag[wrong][0]
+                ),
+                "no kind",
             )
             self.fail(record[some][wrong][0], NAMES[kind], got)
         values = fields(data, start, end)
@@ -235,16 +240,16 @@ class _ColumnReader:
             pa.binary(), len(starts), [None, pa.py_buffer(offsets), content]
         )
 
-    def leaves(self, found: _Features) -> Any:
+    def leaves(self, features: _Features) -> Any:
         """All values of the column in their Arrow type; some may not fit it."""
         leaf = self.column.leaf
-        values = found.values
+        values = features.values
         if isinstance(values, np.ndarray):
             values = pa.array(values, ARROW[self.column.kind])
         try:
             return values.cast(leaf)
         except pa.ArrowInvalid:
-            owners = np.repeat(found.record, np.maximum(found.counts, 0))
+            owners = np.repeat(features.record, np.maximum(features.counts, 0))
             for record, value in zip(owners, values, strict=True):
                 try:
                     value.cast(leaf)
@@ -258,8 +263,8 @@ class _ColumnReader:
             self.fail(np.argmax(wrong), "one value (or an array in the schema)", counts[wrong][0])
         if len(leaves) == len(counts):
             return leaves
-        place = pa.array(np.cumsum(counts > 0) - 1, mask=counts < 0)
-        return leaves.take(place)
+        indices = pa.array(np.cumsum(counts > 0) - 1, mask=counts < 0)
+        return leaves.take(indices)
 
     def lists(self, counts: Positions, values: Any, kind: Any) -> Any:
         """Lists of `counts` values each; -1 is a null."""

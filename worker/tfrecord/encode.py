@@ -67,7 +67,7 @@ def _entries(column: FeatureColumn, array: Any) -> list[bytes]:
         entries = [heads[len(value)] + value for value in values]
     if array.null_count:
         valid = array.is_valid().to_pylist()
-        entries = [entry if there else b"" for entry, there in zip(entries, valid, strict=True)]
+        entries = [entry if present else b"" for entry, present in zip(entries, valid, strict=True)]
     return entries
 
 
@@ -89,7 +89,7 @@ def _features(column: FeatureColumn, array: Any, around: tuple[bytes, ...]) -> l
             return content
         content = [b"".join(content[i:j]) for i, j in pairwise(cuts)]
         heads = _Heads(*around, kind)
-        return [heads[len(each)] + each for each in content]
+        return [heads[len(value)] + value for value in content]
     if column.kind is FeatureKind.FLOAT:
         packed = leaves.cast(pa.float32(), safe=False).to_numpy().tobytes()
         cuts = 4 * cuts

@@ -37,7 +37,7 @@ class File(NamedTuple):
 
     folder: str
     name: str
-    place: str
+    uri: str
     partition: Partition = ()
 
 
@@ -52,27 +52,27 @@ def find_files(path: str) -> list[File]:
     try:
         if "*" in name:
             store = open_store(folder)
-            names = [each for each in store.names() if fnmatch(each, name)]
+            names = [child for child in store.names() if fnmatch(child, name)]
         else:
             store = open_store(path)
             names = _names(store)
             if not names and name in open_store(folder).names():
                 store, names = open_store(folder), [name]
-        data = [each for each in names if each[0] not in "_." or each == name]
+        data = [child for child in names if child[0] not in "_." or child == name]
         files = list(_files_in(store, data, ()))
     except OSError as error:
         raise BadInput(path, expected="TFRecord files", got=error) from None
     if not files:
         raise BadInput(path, expected="TFRecord files", got="none there")
     for file in files:
-        expected, got = ([each for each, _ in one.partition] for one in (files[0], file))
+        expected, got = ([key for key, _ in part_file.partition] for part_file in (files[0], file))
         if expected != got:
             raise BadInput(
                 path,
                 expected="the same folders of partitionBy for all files",
                 got=(
                     f"{', '.join(expected) or 'none'} for {files[0].name} and "
-                    f"{', '.join(got) or 'none'} for {file.place}"
+                    f"{', '.join(got) or 'none'} for {file.uri}"
                 ),
             )
     return files
@@ -93,7 +93,7 @@ def _files_in(store: Store, names: list[str], partition: Partition) -> Iterator[
                 got="another folder: read it by its own path",
             )
         inner = store.below(name)
-        below = [each for each in inner.names() if each[0] not in "_."]
+        below = [child for child in inner.names() if child[0] not in "_."]
         yield from _files_in(inner, below, (*partition, value))
 
 
@@ -101,9 +101,9 @@ def read_file(file: File) -> Iterator[Block]:
     """The records of a file in blocks; raises BadInput for anything that is wrong with it."""
     try:
         with open_store(file.folder).open(file.name) as opened:
-            yield from read_blocks(BufferedReader(_Raw(opened), DEFAULT_BUFFER_SIZE), file.place)
+            yield from read_blocks(BufferedReader(_Raw(opened), DEFAULT_BUFFER_SIZE), file.uri)
     except OSError as error:
-        raise BadInput(file.place, expected="a file to read", got=error) from None
+        raise BadInput(file.uri, expected="a file to read", got=error) from None
 
 
 def read_batches(file: File, schema: Any) -> Iterator[Any]:
@@ -112,12 +112,12 @@ def read_batches(file: File, schema: Any) -> Iterator[Any]:
     features = pa.schema([field for field in schema if field not in stated])
     columns = columns_of(features)
     for block in read_file(file):
-        batch = decode(block, columns, features, file.place)
+        batch = decode(block, columns, features, file.uri)
         if stated:
             rows = len(block.starts)
             arrays = {name: batch[name] for name in features.names}
             for field in stated:
-                arrays[field.name] = partition_column(file.partition, field, rows, file.place)
+                arrays[field.name] = partition_column(file.partition, field, rows, file.uri)
             batch = pa.record_batch([arrays[name] for name in schema.names], schema=schema)
         yield batch
 
@@ -127,8 +127,8 @@ def schema_of(files: list[File], sample: int) -> Any:
 
     The columns of partitions come last; a feature of their name is left out, as Spark does.
     """
-    each = -(-sample // len(files))
-    features = infer_schema(((file.place, read_file(file)) for file in files), each)
+    per_file = -(-sample // len(files))
+    features = infer_schema(((file.uri, read_file(file)) for file in files), per_file)
     stated = partition_fields([file.partition for file in files])
     names = {field.name for field in stated}
     return pa.schema([*(field for field in features if field.name not in names), *stated])
@@ -140,10 +140,10 @@ def write_file(
     """Write Arrow record batches of `schema` as one file; raises BadInput, and OSError."""
     columns = columns_of(schema)
     pieces = (piece for batch in batches for piece in encode(batch, columns))
-    open_store(folder).put(name, _gzipped(pieces) if compression == "gzip" else pieces)
+    open_store(folder).put(name, _gzip(pieces) if compression == "gzip" else pieces)
 
 
-def _gzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     packer = zlib.compressobj(wbits=_GZIP_WBITS)
     for piece in pieces:
         yield packer.compress(piece)
@@ -152,8 +152,8 @@ def _gzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def _split(path: str) -> tuple[str, str]:
     """A path's folder, with the options of a URI, and its last part."""
-    place, mark, options = path.partition("?") if "://" in path else (path, "", "")
-    folder, slash, name = place.rstrip("/").rpartition("/")
+    base, mark, options = path.partition("?") if "://" in path else (path, "", "")
+    folder, slash, name = base.rstrip("/").rpartition("/")
     return (folder or slash or ".") + mark + options, name
 
 

@@ -43,7 +43,7 @@ class Block(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def masked(crc: Any) -> Any:
+def mask(crc: Any) -> Any:
     """The checksum as it is stored; `crc` is a number, or an array of uint64."""
     return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -54,7 +54,7 @@ def read_blocks(stream: BufferedReader, where: str) -> Iterator[Block]:
     Errors are a BadInput that names the file `where` and the record, numbered from 0.
     """
     number, rest, missing = 0, b"", 0
-    source, packing = _decompressed(stream)
+    source, packing = _decompress(stream)
     while True:
         try:
             piece = source.read(max(BLOCK_BYTES, missing))
@@ -81,11 +81,11 @@ def frames(records: Iterable[bytes]) -> bytes:
     """Records with their lengths and checksums, as they stand in a file."""
     pieces: list[bytes] = []
     for record in records:
-        pieces += (_header(len(record)), record, _CRC.pack(masked(crc32c(record))))
+        pieces += (_header(len(record)), record, _CRC.pack(mask(crc32c(record))))
     return b"".join(pieces)
 
 
-def _decompressed(stream: BufferedReader) -> tuple[IO[bytes] | BufferedReader, str]:
+def _decompress(stream: BufferedReader) -> tuple[IO[bytes] | BufferedReader, str]:
     """The stream of records, and how the file is compressed, known by its first bytes.
 
     A raw file is known by the checksum of its first length. A damaged one may begin with the byte
@@ -162,7 +162,7 @@ def _check(block: Block, crcs: NDArray[np.uint64], where: str) -> None:
         return
     footers = np.full(len(crcs), _FOOTER_BYTES)
     stored = gather(block.data, block.ends, block.ends + footers).view("<u4")
-    computed = masked(crcs)
+    computed = mask(crcs)
     if wrong := np.flatnonzero(stored != computed)[:1].tolist():
         (i,) = wrong
         raise BadInput(
@@ -176,14 +176,14 @@ def _check(block: Block, crcs: NDArray[np.uint64], where: str) -> None:
 @lru_cache(maxsize=1 << 16)
 def _header(length: int) -> bytes:
     packed = _LENGTH.pack(length)
-    return packed + _CRC.pack(masked(crc32c(packed)))
+    return packed + _CRC.pack(mask(crc32c(packed)))
 
 
 @lru_cache(maxsize=1 << 16)
 def _length(header: bytes) -> int:
     """The length of the record after a header; raises ValueError."""
     (length,), (stored,) = _LENGTH.unpack_from(header), _CRC.unpack_from(header, 8)
-    computed = masked(crc32c(header[:8]))
+    computed = mask(crc32c(header[:8]))
     if stored != computed:
         raise ValueError(f"expected the length's checksum {stored:08x}, got {computed:08x}")
     if length > _LONGEST:

@@ -18,11 +18,11 @@ _KINDS = {
 
 
 class _Seen(NamedTuple):
-    """What a record holds under a name, and the first record that does."""
+    """The kind and depth of a feature, and the first record that has it."""
 
     kind: FeatureKind
     depth: int
-    place: str
+    record: str
 
     @property
     def words(self) -> str:
@@ -36,24 +36,24 @@ def infer_schema(files: Iterable[tuple[str, Iterable[Block]]], sample: int) -> A
     another number in one of them an array; a feature list is an array of arrays. Raises BadInput if
     a feature has two kinds, which names the records of both, and where no record has a feature.
     """
-    found: dict[str, _Seen] = {}
+    features: dict[str, _Seen] = {}
     where = "TFRecord"
     for where, blocks in files:
-        for place, record in _first(where, blocks, sample):
-            for name, kind, depth in _features(parse(record, place)):
-                seen = found.get(name)
-                new = _Seen(kind, depth, place)
+        for label, record in _first(where, blocks, sample):
+            for name, kind, depth in _features(parse(record, label)):
+                seen = features.get(name)
+                new = _Seen(kind, depth, label)
                 if seen and (seen.kind is not kind or (seen.depth == 2) != (depth == 2)):
                     raise BadInput(
                         f"feature {name}",
-                        expected=f"{seen.words} as in {seen.place}",
-                        got=f"{new.words} in {place}",
+                        expected=f"{seen.words} as in {seen.record}",
+                        got=f"{new.words} in {label}",
                     )
                 if not seen or depth > seen.depth:
-                    found[name] = new
-    if not found:
+                    features[name] = new
+    if not features:
         raise BadInput(where, expected="a schema, or records with features", got="neither")
-    return pa.schema([(name, _type(*found[name][:2])) for name in sorted(found)])
+    return pa.schema([(name, _type(*features[name][:2])) for name in sorted(features)])
 
 
 def _first(where: str, blocks: Iterable[Block], sample: int) -> Iterator[tuple[str, bytes]]:
@@ -75,7 +75,7 @@ def _features(message: Any) -> Iterator[tuple[str, FeatureKind, int]]:
 
 
 def _type(kind: FeatureKind, depth: int) -> Any:
-    found = ARROW[kind]
+    arrow_type = ARROW[kind]
     for _ in range(depth):
-        found = pa.list_(found)
-    return found
+        arrow_type = pa.list_(arrow_type)
+    return arrow_type

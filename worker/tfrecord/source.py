@@ -69,11 +69,11 @@ class TFRecord(DataSource):
         return from_arrow_schema(schema_of(self._files(), int(text)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads files as rows of `schema`, a file a partition."""
+        """Make the reader of files as rows of `schema`, a file a partition."""
         return _RecordReader(self._files(), _arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """What writes rows of `schema`, a partition a file; `overwrite` removes earlier files."""
+        """Make the writer of rows, a partition a file; `overwrite` removes earlier files."""
         options = _options(self.options)
         compression = options.get("compression", "none").lower()
         if compression not in COMPRESSIONS:
@@ -148,18 +148,18 @@ class _Writer(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> _Written:
         task = TaskContext.get()
         assert task is not None, "a write runs inside a task"
-        place = f"{task.partitionId():05}-{task.taskAttemptId()}"
-        name = f"part-{place}-{self.job}{COMPRESSIONS[self.compression]}"
+        attempt = f"{task.partitionId():05}-{task.taskAttemptId()}"
+        name = f"part-{attempt}-{self.job}{COMPRESSIONS[self.compression]}"
         write_file(self.folder, name, iterator, self.schema, self.compression)
         return _Written(name)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        kept = {message.name for message in messages if isinstance(message, _Written)}
+        committed = {message.name for message in messages if isinstance(message, _Written)}
         store = open_store(self.folder)
         for name in store.names():
-            ours = f"-{self.job}." in name
+            is_of_job = f"-{self.job}." in name
             earlier = self.overwrite and name.endswith(tuple(COMPRESSIONS.values()))
-            if name not in kept and (ours or earlier):
+            if name not in committed and (is_of_job or earlier):
                 store.remove(name)
         store.put(SUCCESS, [b""])
 

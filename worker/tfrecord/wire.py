@@ -73,9 +73,9 @@ def fields(data: bytes, starts: Positions, ends: Positions) -> Fields:
     parent = np.concatenate([part[0] for part in parts])
     counts = np.bincount(parent, minlength=len(starts))
     first = np.cumsum(counts) - counts
-    place = np.concatenate([first[part[0]] + k for k, part in enumerate(parts)])
+    slots = np.concatenate([first[part[0]] + k for k, part in enumerate(parts)])
     order = np.empty(len(parent), np.int64)
-    order[place] = np.arange(len(parent))
+    order[slots] = np.arange(len(parent))
     tag, begin, stop = (np.concatenate([part[k] for part in parts]).take(order) for k in (1, 2, 3))
     return Fields(parent.take(order), tag, begin, stop)
 
@@ -94,8 +94,8 @@ def gather(data: bytes, starts: Positions, ends: Positions) -> NDArray[np.uint8]
     longest = int(sizes.max())
     if longest <= _SHORT_BYTES:
         column = np.arange(longest)
-        places = starts[:, None] + column
-        return np.frombuffer(data, np.uint8).take(places, mode="clip")[column < sizes[:, None]]
+        positions = starts[:, None] + column
+        return np.frombuffer(data, np.uint8).take(positions, mode="clip")[column < sizes[:, None]]
     view = memoryview(data)
     pieces = [view[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
     return np.frombuffer(b"".join(pieces), np.uint8)
@@ -129,13 +129,13 @@ def decode_varints(
 
 def encode_varints(values: NDArray[np.int64]) -> tuple[NDArray[np.uint8], Positions]:
     """The integers as varints, one after another, and the number of bytes of each."""
-    left = values.view(np.uint64)
-    lengths = np.ones(len(left), np.int64)
+    numbers = values.view(np.uint64)
+    lengths = np.ones(len(numbers), np.int64)
     for k in range(1, _VARINT_BYTES):
-        lengths += left >= np.uint64(1 << 7 * k)
+        lengths += numbers >= np.uint64(1 << 7 * k)
     longest = int(lengths.max(initial=1))
     shifts = np.arange(longest, dtype=np.uint64) * np.uint64(7)
-    matrix = (left[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
+    matrix = (numbers[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
     column = np.arange(longest)
     matrix[column < lengths[:, None] - 1] |= 0x80
     return matrix[column < lengths[:, None]], lengths

@@ -1,4 +1,4 @@
-"""What a function of `worker.run` is given in its Spark task: its worker, its rows, its place.
+"""The context of a function of `worker.run` in its Spark task: its worker, rows and paths.
 
     def train(args, ctx):
         for batch in ctx.batches(64, epochs=3):
@@ -27,12 +27,12 @@ from ps.logs import Logger, logger
 from ps.session.compression import Compression
 from shards import argument_checks
 from shards.errors import BadInput
-from worker.data.feed import ColumnBatches, RowFeed, selected
+from worker.data.feed import ColumnBatches, RowFeed, select_columns
 from worker.data.parameters_file import write_parameters
 from worker.training.own_loop import FunctionModel, Gradient, only_table
 from worker.training.step_machine import Plan
 from worker.training.training_loop import WorkerReport, train_worker
-from worker.training.worker_state import Continued, continued
+from worker.training.worker_state import Continued, restore_state
 
 STOP = "stop"
 """The name under which a worker that stops the run registers, for the driver to see it."""
@@ -61,21 +61,21 @@ class Context:
         plan: Plan,
         *,
         task: "FunctionTask",
-        place: "TaskAttempt",
+        task_attempt: "TaskAttempt",
         shuffle: bool,
-        own: Continued,
+        restart_state: Continued,
     ) -> None:
         self.job = job
         self.worker = me
-        self.rank = self.partition = place.partition
+        self.rank = self.partition = task_attempt.partition
         self.workers = task.workers
-        self.attempt = place.attempt
-        self.gpus = place.gpus
+        self.attempt = task_attempt.attempt
+        self.gpus = task_attempt.gpus
         self.log: Logger = logger("worker.run", job=job.cluster.job, worker=me.name)
         self.plan = plan
         self._rows: Iterator[pa.RecordBatch] | None = rows
         self._shuffle = shuffle
-        self.own = own
+        self.restart_state = restart_state
         self.batch = task.batch
         self._folder = task.folder
         self._first_step = task.first_steps.get(me.name, 0)
@@ -89,7 +89,7 @@ class Context:
 
     @property
     def chief(self) -> bool:
-        """Whether this is the worker that may export, of which there is one."""
+        """True for the worker that may export; there is exactly one."""
         return self.rank == 0
 
     @property
@@ -139,9 +139,11 @@ class Context:
         argument_checks.whole("batches: size", size, 1)
         if epochs is not None:
             argument_checks.whole("batches: epochs", epochs, 1)
-        for what, names in (("columns", columns), ("ragged", ragged)):
+        for label, names in (("columns", columns), ("ragged", ragged)):
             if isinstance(names, str):
-                raise argument_checks.wrong(f"batches: {what}", "a list of names of columns", names)
+                raise argument_checks.wrong(
+                    f"batches: {label}", "a list of names of columns", names
+                )
         me = self.worker
         batches = ColumnBatches(
             self._take_rows("batches"),
@@ -155,13 +157,13 @@ class Context:
             epochs=epochs,
         )
         self._open.callback(batches.close)
-        return self._counted(batches)
+        return self._count_batches(batches)
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows as the Arrow record batches in which Spark sends them, from the first row on."""
         for batch in self._take_rows("rows"):
             self.samples += batch.num_rows
-            yield selected(batch, columns, f"worker {self.worker.name}'s rows")
+            yield select_columns(batch, columns, f"worker {self.worker.name}'s rows")
 
     def loop(
         self,
@@ -186,21 +188,21 @@ class Context:
             )
         name, dense = only_table("loop", self.job)
         model = FunctionModel(dense.table(name), self.job, gradient)
-        client, self.lost = self.worker.client, self.own.lost
-        first = client.step - self._first_step + self.own.steps
+        client, self.lost = self.worker.client, self.restart_state.lost
+        first = client.step - self._first_step + self.restart_state.steps
         batches = self._batches(first, batch_size, epochs, columns, ragged)
-        return train_worker(client, model, batches, plan, own=self.own)
+        return train_worker(client, model, batches, plan, restart_state=self.restart_state)
 
-    def path(self, place: str | Path) -> str:
+    def path(self, path: str | Path) -> str:
         """A place as the caller of `worker.run` means it: a URI or an absolute path.
 
         A task runs in a folder of Spark's. So a relative path begins at the caller's working
         directory, which must be on a disk that this machine sees, too.
         """
-        text = str(path_checks.place("path", place))
+        text = str(path_checks.place("path", path))
         return text if "://" in text else str(Path(self._folder) / text)
 
-    def save(self, place: str | Path) -> str:
+    def save(self, path: str | Path) -> str:
         """Write the present parameters to a .safetensors file at `path(place)`; only the chief may.
 
         The pushes of this worker are in it; those of others are as far as the shards have them.
@@ -212,7 +214,7 @@ class Context:
                 got=f"worker {self.worker.name}: call it only where ctx.chief is true",
             )
         self.worker.flush()
-        target = self.path(place)
+        target = self.path(path)
         write_parameters(target, self.job.tables, self.job.read())
         return target
 
@@ -251,7 +253,7 @@ class Context:
         rows, self._rows = self._rows, None
         return rows
 
-    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _count_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, with their rows and the time that they take counted for the report."""
         while True:
             if self.stopped or self.worker.client.step >= self.plan.steps:
@@ -304,7 +306,7 @@ def run_function(
     rows: Iterator[pa.RecordBatch],
     cluster: ps.Cluster,
     *,
-    place: TaskAttempt,
+    task_attempt: TaskAttempt,
     shuffle: bool,
     compression: Compression | dict[str, Compression],
     resumed: str | None,
@@ -316,15 +318,17 @@ def run_function(
     """
     started = time.monotonic()
     job = ps.connect(cluster, tables=task.tables)
-    name = f"w{place.partition}"
-    with job.worker(name, incarnation=place.incarnation, compression=compression, **options) as me:
+    name = f"w{task_attempt.partition}"
+    with job.worker(
+        name, incarnation=task_attempt.incarnation, compression=compression, **options
+    ) as me:
         first_step = me.client.step
-        own = continued(
+        restart_state = restore_state(
             me.client,
             plan.strategy,
             resumed=resumed,
             snapshots=options.get("keep"),
-            first_incarnation=place.first_incarnation,
+            first_incarnation=task_attempt.first_incarnation,
         )
         ctx = Context(
             job,
@@ -332,9 +336,9 @@ def run_function(
             rows,
             plan,
             task=task,
-            place=place,
+            task_attempt=task_attempt,
             shuffle=shuffle,
-            own=own,
+            restart_state=restart_state,
         )
         with ExitStack() as stack:
             stack.callback(ctx.close)
@@ -342,12 +346,12 @@ def run_function(
             ctx.end()
         me.flush()
         if ctx.stopped:
-            with job.worker(STOP, incarnation=place.incarnation):
+            with job.worker(STOP, incarnation=task_attempt.incarnation):
                 pass
         times, seconds = me.client.times, time.monotonic() - started
         return WorkerReport(
             worker=name,
-            incarnation=place.incarnation,
+            incarnation=task_attempt.incarnation,
             steps=me.client.step - first_step,
             samples=ctx.samples,
             seconds=seconds,

@@ -41,7 +41,7 @@ class Device(Protocol):
         """Device memory that is zero for all work queued after this call, on any stream."""
         ...
 
-    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def allocate_pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Zeroed page-locked host memory, the only kind that is copied asynchronously."""
         ...
 
@@ -117,7 +117,7 @@ class Gpu:
         self._cupy.cuda.get_current_stream().synchronize()
         return array
 
-    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def allocate_pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         return cupy_device.pinned(shape, dtype)
 
     def upload(self, source: NDArray[Any], target: AnyArray, stream: Stream) -> None:
@@ -176,6 +176,6 @@ class _Graph:
 
 
 def gpu_count() -> int:
-    """How many GPUs this process sees; 0 if none answers or CuPy is not installed."""
+    """The number of GPUs that this process sees; 0 if none answers or CuPy is not installed."""
     cupy = cupy_device.gpu()
     return 0 if cupy is None else int(cupy.cuda.runtime.getDeviceCount())

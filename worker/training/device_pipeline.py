@@ -56,13 +56,13 @@ class Packet:
     """
 
     def __init__(self, device: Device, layout: Layout) -> None:
-        self._places: dict[str, slice] = {}
+        self._slices: dict[str, slice] = {}
         start = 0
         for name, (shape, dtype) in layout.items():
             stop = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            self._places[name] = slice(start, stop)
+            self._slices[name] = slice(start, stop)
             start = -(-stop // _ALIGNMENT) * _ALIGNMENT
-        self.pinned = device.pinned((start,), np.uint8)
+        self.pinned = device.allocate_pinned((start,), np.uint8)
         self.staged = device.zeros((start,), np.uint8)
         self.block = device.zeros((start,), np.uint8)
         self._written = self._views(self.pinned, layout)
@@ -75,7 +75,7 @@ class Packet:
 
     def _views(self, block: AnyArray, layout: Layout) -> dict[str, AnyArray]:
         return {
-            name: block[self._places[name]].view(dtype).reshape(shape)
+            name: block[self._slices[name]].view(dtype).reshape(shape)
             for name, (shape, dtype) in layout.items()
         }
 
@@ -84,7 +84,7 @@ class Packet:
 class _Leaving:
     """A step's results on their way to the host."""
 
-    left: Mark
+    downloaded: Mark
     gradient: Array
     losses: Array
 
@@ -103,12 +103,14 @@ class DevicePipeline:
             self.weights, self._staged_weights = self._floats(size), self._floats(size)
             self.gradient, self._leaving_gradient = self._floats(size), self._floats(size)
             self.losses, self._leaving_losses = self._floats(losses), self._floats(losses)
-            self._read = deque(device.pinned((losses,), np.float32) for _ in range(UNDER_WAY))
+            self._read = deque(
+                device.allocate_pinned((losses,), np.float32) for _ in range(UNDER_WAY)
+            )
         self._under_way: deque[_Leaving] = deque()
-        self._held: list[NDArray[Any]] = []
+        self._uploads: list[NDArray[Any]] = []
         self._arrived: Mark | None = None
-        self._taken: Mark | None = None
-        self._left: Mark | None = None
+        self._staging_free: Mark | None = None
+        self._leaving_free: Mark | None = None
 
     def begin(
         self,
@@ -137,7 +139,7 @@ class DevicePipeline:
         """
         leaving = self._under_way.popleft()
         with self.device.use():
-            self.device.join(leaving.left)
+            self.device.join(leaving.downloaded)
         self._read.append(leaving.losses)
         return leaving.losses.copy()
 
@@ -150,21 +152,21 @@ class DevicePipeline:
         if self._arrived is not None:
             self.device.join(self._arrived)  # rule 5
         packet.write(arrays)
-        if self._taken is not None:
-            self.device.wait(self._up, self._taken)  # rule 2
+        if self._staging_free is not None:
+            self.device.wait(self._up, self._staging_free)  # rule 2
         self.device.upload(weights, self._staged_weights, self._up)
         self.device.upload(packet.pinned, packet.staged, self._up)
-        self._held = [weights, packet.pinned]
+        self._uploads = [weights, packet.pinned]
         self._arrived = self.device.mark(self._up)
 
     def _run(self, packet: Packet, step: Callable[[], None]) -> None:
         self.device.wait(self._compute, self._arrived)  # rule 1
         self.device.copy(self._staged_weights, self.weights, self._compute)
         self.device.copy(packet.staged, packet.block, self._compute)
-        self._taken = self.device.mark(self._compute)
+        self._staging_free = self.device.mark(self._compute)
         step()
-        if self._left is not None:
-            self.device.wait(self._compute, self._left)  # rule 4
+        if self._leaving_free is not None:
+            self.device.wait(self._compute, self._leaving_free)  # rule 4
         self.device.copy(self.gradient, self._leaving_gradient, self._compute)
         self.device.copy(self.losses, self._leaving_losses, self._compute)
 
@@ -173,8 +175,8 @@ class DevicePipeline:
         losses = self._read.popleft()
         self.device.download(self._leaving_gradient, out, self._down)
         self.device.download(self._leaving_losses, losses, self._down)
-        self._left = self.device.mark(self._down)
-        self._under_way.append(_Leaving(self._left, out, losses))
+        self._leaving_free = self.device.mark(self._down)
+        self._under_way.append(_Leaving(self._leaving_free, out, losses))
 
     def _floats(self, size: int) -> AnyArray:
         return self.device.zeros((size,), np.float32)

@@ -21,7 +21,7 @@ from worker.training.model import Ahead, Model, Movable
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """Whether a GPU must (`gpu` True), may (None) or must not (False) be used, and which one.
+    """The device of a job: a GPU if `gpu` is true, one if there is any if None, else the CPU.
 
     `index` None means any GPU.
     """
@@ -49,21 +49,21 @@ def parse_device(text: str) -> DeviceRequest:
             return DeviceRequest({"auto": None, "cpu": False, "gpu": True}[found[1]])
 
 
-def placed(
-    model: Model, wanted: DeviceRequest, *, partition: int, assigned: Sequence[str] = ()
+def place_model(
+    model: Model, request: DeviceRequest, *, partition: int, assigned: Sequence[str] = ()
 ) -> Model:
     """The model itself, or an equal model on this worker's GPU.
 
     `assigned` are the GPU addresses that Spark gave the task. Raises BadInput if a GPU is required
     and none answers, or the model cannot compute on one.
     """
-    check(model, wanted)
-    if wanted.gpu is False or not isinstance(model, Movable):
+    check(model, request)
+    if request.gpu is False or not isinstance(model, Movable):
         return model
     count = gpu_count()
-    if not count and wanted.gpu is None:
+    if not count and request.gpu is None:
         return model
-    return model.on(Gpu(_index(wanted, partition, assigned, max(count, 1))))
+    return model.on(Gpu(_index(request, partition, assigned, max(count, 1))))
 
 
 def allocator(model: Model) -> Allocator:
@@ -72,36 +72,36 @@ def allocator(model: Model) -> Allocator:
 
 
 @contextmanager
-def lent(
-    weights: AnyArray, wanted: DeviceRequest, *, partition: int = 0, assigned: Sequence[str] = ()
+def lend_weights(
+    weights: AnyArray, request: DeviceRequest, *, partition: int = 0, assigned: Sequence[str] = ()
 ) -> Iterator[AnyArray]:
     """A context with the host's weights on the device for inference, in this process.
 
     A network runs on the device that holds its weights. See `placed` for the choice of device.
     """
-    count = 0 if wanted.gpu is False else gpu_count()
-    if not (count or wanted.gpu):
+    count = 0 if request.gpu is False else gpu_count()
+    if not (count or request.gpu):
         yield weights
         return
-    with Gpu(_index(wanted, partition, assigned, max(count, 1))).use():
+    with Gpu(_index(request, partition, assigned, max(count, 1))).use():
         yield copied(weights, GPU)
 
 
-def check(model: Model, wanted: DeviceRequest) -> None:
+def check(model: Model, request: DeviceRequest) -> None:
     """Raise BadInput if a GPU is required for a model that cannot compute on one."""
-    if wanted.gpu and not isinstance(model, Movable):
-        raise BadInput(f"device {wanted}", expected="a model with `on`", got=type(model).__name__)
+    if request.gpu and not isinstance(model, Movable):
+        raise BadInput(f"device {request}", expected="a model with `on`", got=type(model).__name__)
 
 
-def check_here(wanted: DeviceRequest) -> None:
+def check_here(request: DeviceRequest) -> None:
     """Raise BadInput if a GPU is required and this machine, where the workers run, lacks it."""
-    if wanted.gpu:
-        Gpu(wanted.index or 0)
+    if request.gpu:
+        Gpu(request.index or 0)
 
 
-def _index(wanted: DeviceRequest, partition: int, assigned: Sequence[str], count: int) -> int:
-    if wanted.index is not None:
-        return wanted.index
+def _index(request: DeviceRequest, partition: int, assigned: Sequence[str], count: int) -> int:
+    if request.index is not None:
+        return request.index
     if not assigned:
         return partition % count
     if not assigned[0].isdecimal():

@@ -34,7 +34,7 @@ It runs in a thread, one call at a time."""
 
 
 class EvaluationPlan(msgspec.Struct, frozen=True):
-    """What to compute of a job's weights every `every` iterations, and, if `at_start`, at first.
+    """Figures of a job's weights to compute every `every` iterations, and at first if `at_start`.
 
     Training ends early once `until`, a function of the figures, is true of a test.
     """
@@ -59,8 +59,8 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         # Its result comes when the workers have taken steps, so "at iteration 0" would surprise.
-        what = f"at iteration {self.iteration}" if self.iteration else "of the initial weights"
-        return f"test {what}: {in_words(self.figures)}"
+        moment = f"at iteration {self.iteration}" if self.iteration else "of the initial weights"
+        return f"test {moment}: {in_words(self.figures)}"
 
 
 def in_words(figures: dict[str, float]) -> str:
@@ -87,14 +87,14 @@ class BackgroundEvaluator(ClosingContext):
         *,
         begins_at: int,
         last: int,
-        found: Callable[[Evaluation, Floats], None],
+        on_result: Callable[[Evaluation, Floats], None],
         notify: Callable[[str], None],
     ) -> None:
         self.results: list[Evaluation] = []
         self._plan = plan
         self._cluster = cluster
         self._last = last
-        self._found = found
+        self._on_result = on_result
         self._notify = notify
         self._began = time.monotonic()
         self._next = self._next_after(begins_at)
@@ -121,8 +121,8 @@ class BackgroundEvaluator(ClosingContext):
         self._cluster = cluster
 
     @property
-    def reached(self) -> bool:
-        """Whether a test has found what the plan calls the end of training."""
+    def has_reached_target(self) -> bool:
+        """True if a test has met the plan's condition for the end of training."""
         until = self._plan.until
         return until is not None and any(until(result.figures) for result in self.results[-1:])
 
@@ -174,7 +174,7 @@ class BackgroundEvaluator(ClosingContext):
             self._notify(f"a test of the weights failed: {error}; training continues")
         else:
             self.results.append(tested)
-            self._found(tested, weights)
+            self._on_result(tested, weights)
 
 
 def _be_nice() -> None:

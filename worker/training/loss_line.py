@@ -34,8 +34,8 @@ class Milestones:
         self._every = every
         self._passed: int | None = None
 
-    def reached(self, iteration: int) -> bool:
-        """Whether a multiple was reached since the last call; false in the first call."""
+    def passes(self, iteration: int) -> bool:
+        """Return whether a multiple was reached since the last call; false in the first call."""
         passed, self._passed = self._passed, iteration // self._every if self._every else 0
         return passed is not None and self._passed > passed
 
@@ -54,7 +54,7 @@ class LossLine:
         """The line, if one is due at these statuses; `records` are those since the last call."""
         self._loss.add(records)
         iteration = statuses[0].steps // self._workers
-        if not self._milestones.reached(iteration) or self._loss.mean is None:
+        if not self._milestones.passes(iteration) or self._loss.mean is None:
             return None
         rate = statuses[0].rate
         return f"iteration {iteration}: loss {self._loss.mean:.4g}, learning rate {rate:.4g}"

@@ -127,7 +127,7 @@ def build_model(make: object) -> Model:
 
 
 def _call_without_arguments(make: Callable[..., Any]) -> Any:
-    """What `make` builds; raises BadInput if it needs arguments."""
+    """Build a model with `make`; raises BadInput if it needs arguments."""
     try:
         inspect.signature(make).bind()
     except TypeError as error:
@@ -162,8 +162,8 @@ def check_start(model: Model, start: object) -> NDArray[np.float32]:
 
 def check_loss(model: Model, loss: Any) -> float:
     """The result of the model's `gradient` as a float; raises BadInput unless it is a number."""
-    what = f"model {type(model).__name__}: the loss that `gradient` returns"
-    return argument_checks.loss_of(what, loss)
+    label = f"model {type(model).__name__}: the loss that `gradient` returns"
+    return argument_checks.loss_of(label, loss)
 
 
 def _check_method(model: Model, name: str, *positional: str, **named: int) -> None:

@@ -30,7 +30,7 @@ from worker.strategies import Strategy, strategy_of
 from worker.strategies.base import USUAL
 from worker.training.model import Batch, check_loss
 from worker.training.training_loop import Plan, WorkerReport, train_worker
-from worker.training.worker_state import continued
+from worker.training.worker_state import restore_state
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[Any, Batch], tuple[Any, Any]]
@@ -111,28 +111,30 @@ def loop(
     tables.
     """
     argument_checks.instance("job", job, ps.Job, "a ps.Job")
-    own = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
+    batch_iterator = iter(argument_checks.iterable("batches", batches, "an iterable of batches"))
     table, plan = plan_for(
         "loop", job, steps=steps, strategy=strategy, workers=workers, seed=seed, prefetch=prefetch
     )
     model = FunctionModel(table, job, gradient)
     with job.worker(name, incarnation=incarnation, patience_s=patience_s, **options) as me:
         # The batches begin at the window that was under way.
-        state = continued(me.client, plan.strategy, snapshots=options.get("keep"))
+        state = restore_state(me.client, plan.strategy, snapshots=options.get("keep"))
         state = state.between_windows(plan.strategy.keeps)
-        return train_worker(me.client, model, own, plan, incarnation=incarnation, own=state)
+        return train_worker(
+            me.client, model, batch_iterator, plan, incarnation=incarnation, restart_state=state
+        )
 
 
-def only_table(what: str, job: ps.Job) -> tuple[str, ps.Dense]:
-    """The table of a job with one, and its name; raises BadInput, naming `what`, for several."""
+def only_table(label: str, job: ps.Job) -> tuple[str, ps.Dense]:
+    """The table of a job with one, and its name; raises BadInput, naming `label`, for several."""
     if len(job.tables) != 1:
-        raise BadInput(what, expected="a job with one table", got=", ".join(job.tables))
+        raise BadInput(label, expected="a job with one table", got=", ".join(job.tables))
     ((name, dense),) = job.tables.items()
     return name, dense
 
 
 def plan_for(
-    what: str,
+    label: str,
     job: ps.Job,
     *,
     steps: int,
@@ -143,21 +145,21 @@ def plan_for(
 ) -> tuple[DenseTable, Plan]:
     """The only table of a running job, and the plan of each of its workers.
 
-    Raises BadInput, naming `what`, for several tables, and for another strategy or another number
+    Raises BadInput, naming `label`, for several tables, and for another strategy or another number
     of workers than the job's.
     """
-    name, dense = only_table(what, job)
+    name, dense = only_table(label, job)
     chosen = strategy_of("strategy", strategy).for_workers(
         argument_checks.whole("workers", workers, 1)
     )
     expected, got = job.cluster.strategy, _name_of(chosen)
     if expected not in ("", got):
         raise BadInput(
-            f"{what}: strategy", expected=f"{expected}, as the job was started with", got=got
+            f"{label}: strategy", expected=f"{expected}, as the job was started with", got=got
         )
     if job.cluster.workers not in (0, workers):
         raise BadInput(
-            f"{what}: workers",
+            f"{label}: workers",
             expected=f"{job.cluster.workers}, as the job was started for",
             got=workers,
         )
@@ -203,7 +205,7 @@ class FunctionModel:
 
 
 def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
-    """What the user's function returned, if it is two values in this order; raises BadInput."""
+    """Return the two values of the user's function if they come in this order; raises BadInput."""
     if isinstance(returned, tuple | list) and len(returned) == 2:
         loss, gradient = returned
         if not _has_parts(loss) or _has_parts(gradient):
@@ -219,5 +221,5 @@ def _loss_and_gradient(returned: object) -> tuple[Any, Any]:
 
 
 def _has_parts(value: object) -> bool:
-    """Whether a value holds several others, as parameters do and a loss does not."""
+    """Return whether a value holds several others, as parameters do and a loss does not."""
     return isinstance(value, Mapping | list | tuple) or bool(getattr(value, "ndim", 0))

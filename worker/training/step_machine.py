@@ -273,8 +273,8 @@ class StepMachine:
 
     def _run_in_turn(self) -> Wants:
         plan, strategy = self.plan, self.strategy
-        taken = self.local.steps if self.local is not None else 0
-        for step in range(self.step + taken, plan.steps):
+        local_steps = self.local.steps if self.local is not None else 0
+        for step in range(self.step + local_steps, plan.steps):
             rows = yield ReadBatches(plan.iter_size)
             assert isinstance(rows, BatchesRead)
             self.data_s += rows.seconds
@@ -312,7 +312,7 @@ class StepMachine:
         self.strategy.on_pull(local, pulled.weights)
 
     def _needs_weights(self) -> bool:
-        """Whether there are no weights to step from: at first, or restored between two windows."""
+        """Return whether weights to step from lack: at first, or restored between windows."""
         if self.local is None:
             return True
         return not self.local.fetched and not self.strategy.exchanges
@@ -371,7 +371,7 @@ class StepMachine:
     # --- prefetching ------------------------------------------------------------------------------
 
     def _ahead(self) -> int:
-        """How many steps early to request weights: what the link needs, within the bound."""
+        """The steps by which to request weights early: what the link needs, within the bound."""
         if self._bound is None:
             return self._link_ahead
         return min(self._link_ahead, self._bound - self.strategy.least_bound())
@@ -397,7 +397,7 @@ class StepMachine:
         return self.clock + self.local.steps + self._more_steps(step)
 
     def _more_steps(self, step: int) -> int:
-        """How many steps after `step` use the weights that are fetched for it."""
+        """The number of steps after `step` that use the weights that are fetched for it."""
         for later in range(step + 1, self.plan.steps):
             if self.strategy.fetches(later):
                 return later - step - 1

@@ -21,13 +21,13 @@ from worker.strategies.base import Floats
 from worker.training import step_machine as machine
 from worker.training.model import Ahead, Batch, Model, check_loss
 from worker.training.step_machine import SEEDS, Plan, StepMachine
-from worker.training.worker_state import Continued, forgotten, saved_by
+from worker.training.worker_state import Continued, fresh_state, save_state
 
 __all__ = ["SEEDS", "Plan", "WorkerReport", "train_worker"]
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one incarnation of a worker did, and where its time went (seconds).
+    """The work of one incarnation of a worker, and where its time went (seconds).
 
     `transports` are what carried its arrays, one for each shard; `device` is what it computed on.
     `lost` says what of its own state a restarted worker had to continue without, and why; empty if
@@ -57,16 +57,16 @@ def train_worker(
     plan: Plan,
     *,
     incarnation: int = 0,
-    own: Continued | None = None,
+    restart_state: Continued | None = None,
 ) -> WorkerReport:
     """Run `plan` from the step after this worker's last push; `batches` must start at that step.
 
-    `own` is the state that a restarted worker continues with; `batches` must then start after the
-    steps in it. The run ends early, without error, when `batches` end. The caller closes `client`,
-    which writes the state at the end if it has a place for that.
+    `restart_state` is that of a restarted worker; `batches` must then start after the steps in it.
+    The run ends early, without error, when `batches` end. The caller closes `client`, which
+    writes the state at the end if it has a place for that.
     """
-    if own is None:
-        own = forgotten(client, plan.strategy)
+    if restart_state is None:
+        restart_state = fresh_state(client, plan.strategy)
     plan.strategy.check(client.cluster.bound, plan.prefetch)
     started, first_step, before = time.monotonic(), client.step, structs.replace(client.times)
     steps = StepMachine(
@@ -78,7 +78,7 @@ def train_worker(
         bound=client.cluster.bound,
         ahead=client.recommended_prefetch,
         on_device=isinstance(model, Ahead),
-        local=own.local,
+        local=restart_state.local,
     )
     steps.drive(_Driver(client, model, batches, steps).carry_out)
     return WorkerReport(
@@ -95,7 +95,7 @@ def train_worker(
         duplicates=client.duplicates,
         transports=client.transports,
         device=str(model.device) if isinstance(model, Ahead) else "cpu",
-        lost=own.lost,
+        lost=restart_state.lost,
     )
 
 
@@ -110,11 +110,11 @@ class ClientDriver:
         client.own_state = self.own_state
 
     def own_state(self) -> OwnState | None:
-        """What a snapshot saves of this worker; None within a step."""
+        """The state of this worker that a snapshot saves; None within a step."""
         local = self._steps.local
         if local is None or not self.plan.strategy.keeps:
             return NO_STATE
-        return saved_by(self.plan.strategy, local) if self._between else None
+        return save_state(self.plan.strategy, local) if self._between else None
 
     def carry_out(self, want: machine.Want) -> machine.Answer:
         """Carry out one want; returns its answer."""

@@ -29,7 +29,7 @@ _STRATEGY = "strategy"
 
 
 class Continued(msgspec.Struct, frozen=True):
-    """What a restarted worker continues with, and in words what it has lost."""
+    """The state that a restarted worker continues with, and in words what it has lost."""
 
     local: Local | None = None
     lost: str = ""
@@ -45,13 +45,13 @@ class Continued(msgspec.Struct, frozen=True):
         return Continued(local, self.lost)
 
 
-def saved_by(strategy: Strategy, local: Local) -> OwnState:
+def save_state(strategy: Strategy, local: Local) -> OwnState:
     """The state of a worker between two steps, copied."""
     arrays, counters = local.save()
     return OwnState(arrays, {_STRATEGY: strategy.name, **counters})
 
 
-def continued(
+def restore_state(
     client: Client,
     strategy: Strategy,
     *,
@@ -67,27 +67,27 @@ def continued(
     """
     if not client.seq:
         return Continued()
-    found, why = None, ""
+    saved, why = None, ""
     try:
-        found = _newest(client, resumed, snapshots, first_incarnation)
+        saved = _newest(client, resumed, snapshots, first_incarnation)
     except (BadInput, GiveUp) as error:
         why = f": {error}"
     lost = []
     if client.compresses:
         try:
-            if found is not None:
-                client.restore_residual(*found)
+            if saved is not None:
+                client.restore_residual(*saved)
         except BadInput as error:
             why = f": {error}"
-        if found is None or why:
+        if saved is None or why:
             lost.append(f"without its residual{why}")
-    local, late = _local(client, strategy, found)
+    local, late = _local(client, strategy, saved)
     lost += [late] if late else []
     return Continued(local, _report(client, lost))
 
 
-def forgotten(client: Client, strategy: Strategy) -> Continued:
-    """What a worker without a saved state continues with: nothing, and it says so."""
+def fresh_state(client: Client, strategy: Strategy) -> Continued:
+    """The state of a worker that saved none; `lost` says so if it has pushed before."""
     lost = _without(strategy) if client.seq else ""
     return Continued(None, _report(client, [lost] if lost else []))
 
@@ -98,31 +98,33 @@ def _newest(
     if snapshots is not None and client.incarnation > first_incarnation:
         catalog = SnapshotCatalog(snapshots)
         for entry in reversed(catalog.entries()):
-            found = None
+            state = None
             with suppress(BadInput):  # damaged: an older one will do
-                found = saved_residual(catalog.store.below(entry.name).address, client.worker)
-            if found is not None and found[0].incarnation >= first_incarnation:
-                return found
+                state = saved_residual(catalog.store.below(entry.name).address, client.worker)
+            if state is not None and state[0].incarnation >= first_incarnation:
+                return state
     return saved_residual(resumed, client.worker) if resumed is not None else None
 
 
 def _local(
-    client: Client, strategy: Strategy, found: tuple[WorkerState, Arrays] | None
+    client: Client, strategy: Strategy, saved: tuple[WorkerState, Arrays] | None
 ) -> tuple[Local | None, str]:
     """The strategy's part of a state, and what of it is lost, in words."""
-    kept = _without(strategy)
-    if found is None or not kept:
-        return None, kept
-    state, arrays = found
-    own = state.own_state(arrays)
-    if own.values.get(_STRATEGY) != strategy.name:
-        return None, f"{kept}: it was saved for another strategy"
-    sizes = {array.shape for array in own.arrays.values()}
+    lost = _without(strategy)
+    if saved is None or not lost:
+        return None, lost
+    state, arrays = saved
+    own_state = state.own_state(arrays)
+    if own_state.values.get(_STRATEGY) != strategy.name:
+        return None, f"{lost}: it was saved for another strategy"
+    sizes = {array.shape for array in own_state.arrays.values()}
     if sizes != {(client.layout.size,)}:
-        return None, f"{kept}: it was saved for other tables"
-    counters = {name: value for name, value in own.values.items() if name != _STRATEGY}
+        return None, f"{lost}: it was saved for other tables"
+    counters = {name: value for name, value in own_state.values.items() if name != _STRATEGY}
     counters["loss"] = counters["loss"] or 0.0  # JSON has no NaN
-    local = Local.restored({name: array.copy() for name, array in own.arrays.items()}, counters)
+    local = Local.restore(
+        {name: array.copy() for name, array in own_state.arrays.items()}, counters
+    )
     if state.seq == client.seq:
         local.fetched = local.versions = client.versions  # the saved ones may be beyond these
         return local, ""

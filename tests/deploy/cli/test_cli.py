@@ -24,7 +24,7 @@ from ps.logs import logger
 from tests.support.cli_in_process import Run
 from tests.support.cli_refusals import TRAIN, refuses
 from tests.support.ports import free_port
-from worker.job.option_fields import declared
+from worker.job.option_fields import list_options
 
 
 def every_command(group: Any, words: str = "") -> Iterator[str]:
@@ -67,7 +67,7 @@ def test_help_names_every_setting_and_its_default(
         found[1]: line for line in out.splitlines() if (found := re.match(r"│ +--([\w-]+)", line))
     }
     settings = {
-        name.replace("_", "-"): each.default for name, each in declared(TrainSettings).items()
+        name.replace("_", "-"): each.default for name, each in list_options(TrainSettings).items()
     }
     assert lines.keys() == settings.keys() | {"resume", "unset", "help"}
     for name in ("shards", "workers", "strategy", "shards-in", "bind"):

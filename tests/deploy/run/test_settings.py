@@ -237,5 +237,5 @@ def test_staleness_that_is_none(text: str) -> None:
 )
 def test_keys_wherever_others_can_reach(bind: str, guarded: bool) -> None:
     """Off by default on this host, on by default elsewhere; `plaintext` turns it off there."""
-    assert told(bind=bind).guarded is guarded
-    assert told(bind=bind, plaintext=True).guarded is False
+    assert told(bind=bind).uses_curve is guarded
+    assert told(bind=bind, plaintext=True).uses_curve is False

@@ -24,7 +24,7 @@ from shards.ledger import LedgerEntry
 from shards.tables import Layout
 from tests.support import tiny_job
 from tests.support.snapshot_stores import JOB, states_of
-from worker.spark.signals import asked_for
+from worker.spark.signals import watch_signal
 
 
 def run(*words: object) -> Result:
@@ -168,7 +168,7 @@ def test_a_run_is_asked_by_signal(folder: RunFolder) -> None:
         assert asked.wait(30)
         shelf.save(2, states_of(), **JOB)
 
-    with asked_for(signal.SIGUSR1) as asked:
+    with watch_signal(signal.SIGUSR1) as asked:
         thread = threading.Thread(target=answer)
         thread.start()
         assert run("take", folder.path).stdout == "snapshot 2\n"
@@ -177,7 +177,7 @@ def test_a_run_is_asked_by_signal(folder: RunFolder) -> None:
 
 def test_nobody_is_there_to_ask(folder: RunFolder, place: Path) -> None:
     """If the run has ended, or there is none, no process receives a signal."""
-    with asked_for(signal.SIGUSR1):
+    with watch_signal(signal.SIGUSR1):
         assert "no snapshot for 0.1 s" in error("take", folder.path, "--wait-s", 0.1)
     folder.close()
     assert "expected a run under way on this machine" in error("take", folder.path)

@@ -359,7 +359,7 @@ def test_a_gradient_is_the_slope(name: str, data: st.DataObject) -> None:
 
     ways = {blob: rng.choice([-1.0, 1.0], x.shape) for blob, x in batch.items() if blob in found}
     tensors = net.table.views(rng.choice([-1.0, 1.0], weights.shape).astype(np.float32))
-    trained = net.trained | {t.name for t in net.table.tensors if t.lr_mult}
+    trained = net.learnable_tensors | {t.name for t in net.table.tensors if t.lr_mult}
     expected, size = 0.0, 0.0
     for blob_name, way in ways.items():
         terms = found[blob_name] * way

@@ -55,14 +55,16 @@ def test_a_net_knows_its_blobs_inputs_and_outputs() -> None:
 def test_what_training_changes() -> None:
     """Tensors with an lr_mult that a loss sends a gradient to, through layers without tensors."""
     every = {"conv1/0", "conv1/1", "ip1/0", "ip1/1"}
-    assert network(SMALL).trained == every
+    assert network(SMALL).learnable_tensors == every
     frozen = SMALL.replace('top: "conv1"', 'top: "conv1" param { lr_mult: 0 }', 1)
-    assert network(frozen).trained == every - {"conv1/0"}
+    assert network(frozen).learnable_tensors == every - {"conv1/0"}
     cut = SMALL.replace('bottom: "pool1"', 'bottom: "pool1" propagate_down: false')
-    assert network(cut).trained == {"ip1/0", "ip1/1"}
+    assert network(cut).learnable_tensors == {"ip1/0", "ip1/1"}
     aside = SMALL + dense("aside", "pool1", "aside")
-    assert network(aside).trained == every
-    assert network(SMALL.replace('"SoftmaxWithLoss"', '"Accuracy"')).trained == frozenset()
+    assert network(aside).learnable_tensors == every
+    assert (
+        network(SMALL.replace('"SoftmaxWithLoss"', '"Accuracy"')).learnable_tensors == frozenset()
+    )
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:

@@ -80,7 +80,7 @@ def falls(
         losses.append(model.gradient(weights, batch, out, step=0, seed=0))
         assert np.isfinite(out).all()
         views = model.table.views(out)
-        for name in model.net.trained - without:
+        for name in model.net.learnable_tensors - without:
             assert views[name].any(), f"{name} has no gradient in step {step}"
         for name in model.net.buffers:
             assert views[name].any(), f"{name} has no change in step {step}"
@@ -171,7 +171,7 @@ def test_weights_survive_every_format(name: str, suffix: str, tmp_path: Path) ->
     write_weights(path, model.net, weights)
     again = CaffeModel(load_net(net.save(tmp_path / "net.prototxt")).description())
     back, copied = read_weights(path, again.net, again.table.empty())
-    assert (again.table, copied.left, copied.unused) == (model.table, (), ())
+    assert (again.table, copied.missing, copied.unused) == (model.table, (), ())
     np.testing.assert_array_equal(back, weights)
 
 

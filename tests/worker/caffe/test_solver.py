@@ -153,10 +153,10 @@ def test_a_net_is_found_next_to_the_solver_or_in_the_working_directory(
 def test_a_test_iter_of_0_switches_its_net_off(tmp_path: Path) -> None:
     """No test of that net in a run; the others keep their numbers."""
     none = read(tmp_path, BASE + "test_iter: 0 test_interval: 1000000")
-    assert none.tested == ()
+    assert none.active_tests == ()
     second = read(tmp_path, BASE + "test_iter: 0 test_iter: 2 test_interval: 0")
-    assert [(test.number, test.iterations) for test in second.tested] == [(1, 2)]
-    evaluator = Evaluator([(test, list) for test in second.tested], CaffeModel(second.train))
+    assert [(test.number, test.iterations) for test in second.active_tests] == [(1, 2)]
+    evaluator = Evaluator([(test, list) for test in second.active_tests], CaffeModel(second.train))
     assert evaluator.max_rows == 2 * CaffeModel(second.train).net.batch_size
     with pytest.raises(BadInput, match=r"data rows: expected .* got one with a test_iter of 0"):
         needs_test_net(none, "data", "rows")

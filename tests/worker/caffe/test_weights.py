@@ -59,7 +59,7 @@ def load(path: Path, net: Network) -> weights.Floats:
     """The file's tensors alone."""
     arena = net.table.empty()
     copied = weights.into_arena(read_blobs(path), net, arena, "w")
-    assert (copied.left, copied.unused) == ((), ())
+    assert (copied.missing, copied.unused) == ((), ())
     return arena
 
 
@@ -271,10 +271,10 @@ def test_an_arena_moves_between_nets() -> None:
     assert aux in text
     train, test = network(text), network(text, Phase.TEST)
     arena = train.initial(3)
-    laid = weights.moved(arena, train.table, test)
+    laid = weights.lay_out(arena, train.table, test)
     for name, view in test.table.views(laid).items():
         np.testing.assert_array_equal(view, train.table.views(arena)[name])
-    assert weights.moved(arena, train.table, train) is arena
+    assert weights.lay_out(arena, train.table, train) is arena
 
 
 def test_a_full_disk_keeps_no_room(tmp_path: Path) -> None:

@@ -75,14 +75,14 @@ def test_beside_a_bar_of_sparks_the_line_is_printed_now_and_then() -> None:
 def test_only_a_terminal_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe or a file has none, and nobody who does not want it; a notebook has one."""
     frame: Any = SimpleNamespace()
-    assert progress_of(frame, 3, wanted=True) == ()
+    assert progress_of(frame, 3, enabled=True) == ()
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(progress_line, "shows_progress", lambda _: False)
-    assert len(progress_of(frame, 3, wanted=True)) == 1
-    assert progress_of(frame, 3, wanted=False) == ()
+    assert len(progress_of(frame, 3, enabled=True)) == 1
+    assert progress_of(frame, 3, enabled=False) == ()
     notebook = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     monkeypatch.setattr(sys, "stdout", notebook())
-    assert len(progress_of(frame, 3, wanted=True)) == 1
+    assert len(progress_of(frame, 3, enabled=True)) == 1
 
 
 def test_a_closed_terminal_does_not_end_a_run() -> None:
@@ -99,7 +99,7 @@ def test_results_are_shown_in_one_line(tmp_path: Path) -> None:
         cluster=SimpleNamespace(job="secret"),  # type: ignore[arg-type]
         weights=None,  # type: ignore[arg-type]
         statuses=[SimpleNamespace(steps=800)],  # type: ignore[list-item]
-        left=[],
+        former_statuses=[],
         reports=[],
         snapshot=None,
         seconds=12.34,

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from shards.errors import BadInput
 from worker.data import column_values
-from worker.data.arrow_images import nested_shape, number_rows, pixel_rows
+from worker.data.arrow_images import number_rows, pixel_rows, read_nested_shape
 from worker.data.column_values import VECTOR, column_array, number_array, slice_rows
 from worker.data.feed import ColumnBatches, RowFeed
 
@@ -244,8 +244,8 @@ def test_a_caffe_net_reads_the_same_numbers() -> None:
     assert pixel_rows(vectors(Vectors.sparse(3, [1], [5.0])), "x").tolist() == [[0, 5, 0]]
     nested = pa.array([[[[1.0, 2], [3, 4]]]] * 2)
     assert pixel_rows(nested, "x").tolist() == [[1, 2, 3, 4]] * 2
-    assert nested_shape(nested) == (1, 2, 2)
-    assert nested_shape(pa.array([[[1.0, 2, 3]] * 2])) == (1, 2, 3)
-    assert nested_shape(pa.array([[1.0, 2, 3]])) is None
+    assert read_nested_shape(nested) == (1, 2, 2)
+    assert read_nested_shape(pa.array([[[1.0, 2, 3]] * 2])) == (1, 2, 3)
+    assert read_nested_shape(pa.array([[1.0, 2, 3]])) is None
     decimals = pa.array([Decimal("1.25")], pa.decimal128(5, 2))
     assert number_rows(decimals, "x").tolist() == [[1.25]]

@@ -16,7 +16,7 @@ from worker.caffe.net_data import data_of
 from worker.caffe.net_sources import open_net_data
 from worker.data import image_decoding
 from worker.data.arrow_columns import read_columns
-from worker.data.encoded import decoded
+from worker.data.encoded import decode_images
 from worker.data.source import Source
 from worker.data.sources import open_source
 
@@ -108,7 +108,7 @@ def test_the_net_says_that_images_are_encoded(tmp_path: Path) -> None:
     source = open_net_data(data_of(net))
     assert source.shape == (3, 8, 8)
     specs = Network(msgspec.structs.replace(net, data_shape=source.shape)).column_specs
-    found = pa.Table.from_batches(decoded(source.batches(), specs, "rows"))
+    found = pa.Table.from_batches(decode_images(source.batches(), specs, "rows"))
     assert found["data"].to_pylist() == [image.tobytes() for image in IMAGES]
 
 
@@ -117,7 +117,7 @@ def test_the_net_says_that_images_are_raw() -> None:
     rows = pa.record_batch({"data": [PNGS[0]], "label": [1]})
     text = MEMORY.format(source="", fields="image_encoded: false")
     net = Network(Description(text, data_shape=(1, 1, len(PNGS[0]))))
-    assert next(decoded([rows], net.column_specs, "rows")).equals(rows)
+    assert next(decode_images([rows], net.column_specs, "rows")).equals(rows)
 
 
 def test_columns_that_the_net_selects() -> None:

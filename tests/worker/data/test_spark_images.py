@@ -11,7 +11,7 @@ import pytest
 import worker
 from shards.errors import BadInput
 from worker.data.columns import DATA
-from worker.data.encoded import decoded
+from worker.data.encoded import decode_images
 
 NET = """name: "colours"
 layer { name: "data" type: "MemoryData" top: "data" top: "label"
@@ -46,7 +46,7 @@ def value(image: Any, **changes: Any) -> dict[str, Any]:
 
 def pixels(values: list[Any]) -> Any:
     """The pixels of a column with these values, rows first."""
-    (batch,) = decoded([pa.record_batch({"data": values})], [DATA], "rows")
+    (batch,) = decode_images([pa.record_batch({"data": values})], [DATA], "rows")
     shape = [batch.column(name)[0].as_py() for name in ("channels", "height", "width")]
     content = b"".join(batch.column("data").to_pylist())
     return np.frombuffer(content, np.uint8).reshape(-1, *shape)

@@ -71,10 +71,10 @@ class Job:
         """Reshard, and switch to the new shards if that succeeded."""
         self.request = Request(shards)
         self.job_shards.begin(self.request)
-        moved = self.job_shards.ended(waits=True)
+        moved = self.job_shards.collect_reshard(waits=True)
         if moved is not None:
             self.job_shards.enter(moved)
-            self.job_shards.entered()
+            self.job_shards.report_success()
         assert len(self.request.answers) == 1
         return moved
 
@@ -209,10 +209,10 @@ def test_replicated_shards_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> N
             more(pushers)
             before(monkeypatch, "HandOver", 1, kill)
             job_shards.begin(request)
-            moved = job_shards.ended(waits=True)
+            moved = job_shards.collect_reshard(waits=True)
             assert moved is not None, notes
             job_shards.enter(moved)
-            job_shards.entered()
+            job_shards.report_success()
             more(pushers)
         assert request.answers == [None]
         assert len(started) == 2
@@ -289,7 +289,7 @@ def test_no_shard_is_restarted_while_the_job_reshards(monkeypatch: pytest.Monkey
             before(patch, "Quiesce", 1, look)
             before(patch, "HandOver", 1, look)
             job_shards.begin(Request(3))
-            moved = job_shards.ended(waits=True)
+            moved = job_shards.collect_reshard(waits=True)
         assert moved is not None
         look()
         job_shards.enter(moved)

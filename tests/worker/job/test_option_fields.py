@@ -11,7 +11,7 @@ import pytest
 
 import worker
 from shards.errors import BadInput
-from worker.job.option_fields import Options, Parsed, declared, keyword_options, option
+from worker.job.option_fields import Options, Parsed, keyword_options, list_options, option
 
 
 class Colour(StrEnum):
@@ -33,29 +33,29 @@ class Wall(Options):
     def check(self) -> None:
         super().check()
         if self.owner == "":
-            raise BadInput(f"{self.named('owner')}: expected a name, got an empty one")
+            raise BadInput(f"{self.label_option('owner')}: expected a name, got an empty one")
 
 
 class Painting(Paint, Wall):
     note: str = "not an option"
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label_option(cls, name: str) -> str:
         return f"--{name}"
 
 
 def test_a_class_has_the_options_of_its_bases() -> None:
     """With the types, defaults and help texts that they have there; other fields are none."""
-    assert set(declared(Painting)) == {*declared(Paint), *declared(Wall)}
+    assert set(list_options(Painting)) == {*list_options(Paint), *list_options(Wall)}
     for base in (Paint, Wall):
-        assert declared(base).items() <= declared(Painting).items()
-    assert [each.name for each in declared(Painting).values() if each.required] == ["place"]
-    assert declared(Painting)["owner"].option.text == "Who."
+        assert list_options(base).items() <= list_options(Painting).items()
+    assert [each.name for each in list_options(Painting).values() if each.is_required] == ["place"]
+    assert list_options(Painting)["owner"].option.text == "Who."
 
 
 def test_defaults_in_words() -> None:
     """As a user writes them; the words for None are the option's own."""
-    shown = {name: each.shown for name, each in declared(Painting).items()}
+    shown = {name: each.default_text for name, each in list_options(Painting).items()}
     assert shown == {
         "place": None,
         "owner": "nobody",
@@ -130,7 +130,7 @@ def test_a_function_takes_options_as_keywords() -> None:
     assert paint("b", place=Path("/"), coats=3) == ("b", Painting(place=Path("/"), coats=3))
     names = list(inspect.signature(paint).parameters)
     assert names[:2] == ["brush", "place"]
-    assert set(names[1:]) == {*declared(Painting), "note"}
+    assert set(names[1:]) == {*list_options(Painting), "note"}
     assert paint.__doc__ == "Paint it."
     cases: list[tuple[dict[str, Any], str]] = [
         (

@@ -25,7 +25,7 @@ from worker.spark import settings as spark_settings
 )
 def test_embedded_master(url: str | None, master: str | None) -> None:
     """No URL means the slots asked for; a killed worker costs an attempt unless the user says."""
-    assert spark_settings.embedded_master(url, 3) == master
+    assert spark_settings.parse_local_master(url, 3) == master
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_yarn_needs_its_files() -> None:
 
 def test_embedded_keeps_to_itself(tmp_path: Path) -> None:
     """An embedded session listens on loopback only and writes only below its folder."""
-    settings = spark_settings.embedded("local[2,4]", "app", 2, tmp_path)
+    settings = spark_settings.prepare_embedded_settings("local[2,4]", "app", 2, tmp_path)
     assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
     assert settings["spark.speculation"] == "false"
     for place in ("spark.local.dir", "spark.sql.warehouse.dir"):
@@ -107,7 +107,7 @@ def test_cluster_driver_keeps_its_files_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["sc://h:1/;token=SECRET==", "sc://h:x/;user_id=a;token=SECRET=="])
 def test_a_token_is_shown_nowhere(url: str) -> None:
     """A token is not shown with the URL, nor in messages that quote the URL or its options."""
-    assert spark_settings.shown(url) == url.partition(";")[0]
+    assert spark_settings.hide_url_options(url) == url.partition(";")[0]
     said = f"bad URL {url}: 'token=SECRET==' should be a key=value pair"
     told = spark_settings.without_options(said, url)
     assert "SECRET" not in told

@@ -13,11 +13,11 @@ import pytest
 from shards.errors import BadInput
 from worker.spark.signals import (
     SafeExitStack,
-    asked_for,
-    deferred,
+    defer_interrupt,
     hangup_spares_children,
     record_interrupt,
     sigterm_too,
+    watch_signal,
 )
 
 
@@ -61,7 +61,7 @@ def deferring(
     error: type[Exception] | None = None,
     by: signal.Signals = signal.SIGINT,
 ) -> None:
-    with deferred():
+    with defer_interrupt():
         if pressed:
             press(by)
         if error is not None:
@@ -144,7 +144,7 @@ def test_elsewhere_nothing_changes() -> None:
     """Other threads get no signals; where Ctrl-C is ignored it stays ignored."""
 
     def enter() -> object:
-        with sigterm_too(), record_interrupt(), deferred(), SafeExitStack():
+        with sigterm_too(), record_interrupt(), defer_interrupt(), SafeExitStack():
             return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
@@ -152,7 +152,7 @@ def test_elsewhere_nothing_changes() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert enter() is signal.SIG_IGN
-        with deferred():
+        with defer_interrupt():
             press()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -163,7 +163,7 @@ def test_a_request_is_heard_where_ctrl_c_is_ignored() -> None:
     that asks for something would end the run if nobody took it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with asked_for(signal.SIGUSR1) as asked:
+        with watch_signal(signal.SIGUSR1) as asked:
             signal.raise_signal(signal.SIGUSR1)
             assert asked.is_set()
     finally:

@@ -62,7 +62,7 @@ def test_a_saved_state_continues_to_the_bit(name: str) -> None:
     assert cut.local is not None
     arrays, counters = cut.local.save()
     cut.local.weights[:] = np.nan  # the saved arrays are copies
-    back = Local.restored(arrays, counters)
+    back = Local.restore(arrays, counters)
     second: list[bytes] = []
     rest = StepMachine(planned, TABLE, clock=cut.clock, step=cut.step, local=back)
     rest.drive(lambda want: carried_out(want, second))

@@ -231,7 +231,7 @@ def test_wrong_records_are_named(write: Write, record: bytes, kind: Any, message
     with pytest.raises(BadInput) as caught:
         rows(files, pa.schema([("a", kind)]))
     assert message in str(caught.value)
-    assert str(caught.value).startswith(f"{files[0].place}: record 1: ")
+    assert str(caught.value).startswith(f"{files[0].uri}: record 1: ")
     assert "\n" not in str(caught.value)
 
 
@@ -296,8 +296,8 @@ def test_many_rows_in_blocks(tmp_path: Path) -> None:
 def test_conflicts_name_both_files(write: Write) -> None:
     """A feature of two kinds is refused with the first record of each, in whichever file."""
     write(example(a=LONG, b=LONG), example(), name="1")
-    files = find_files(f"{Path(write(example(), example(a=FLOAT), name='2')[0].place).parent}")
-    one, two = (file.place for file in files)
+    files = find_files(f"{Path(write(example(), example(a=FLOAT), name='2')[0].uri).parent}")
+    one, two = (file.uri for file in files)
     with pytest.raises(BadInput) as caught:
         schema_of(files, 10)
     assert str(caught.value) == (

@@ -31,7 +31,7 @@ class Steps:
         self.arena = DevicePipeline(device, SIZE)
         with device.use():
             self.packet = Packet(device, LAYOUT)
-            self.buffers = Buffers(SIZE, lambda size: device.pinned((size,), np.float32))
+            self.buffers = Buffers(SIZE, lambda size: device.allocate_pinned((size,), np.float32))
         self.begun: list[tuple[NDArray[np.float32], float, NDArray[np.float32]]] = []
 
     def begin(self, number: int) -> None:

@@ -15,9 +15,9 @@ from worker.training.device_selection import (
     DeviceRequest,
     check,
     check_here,
-    lent,
+    lend_weights,
     parse_device,
-    placed,
+    place_model,
 )
 from worker.training.model import Batch
 
@@ -96,7 +96,7 @@ def test_a_worker_takes_its_own_gpu(
     wanted: str, partition: int, assigned: list[str], index: int
 ) -> None:
     """A worker uses the named GPU, else Spark's assignment, else takes turns by partition."""
-    found = placed(Able(), parse_device(wanted), partition=partition, assigned=assigned)
+    found = place_model(Able(), parse_device(wanted), partition=partition, assigned=assigned)
     assert isinstance(found, OnGpu)
     assert isinstance(found.device, Gpu)
     assert (found.device.index, str(found.device)) == (index, f"gpu:{index}")
@@ -106,9 +106,9 @@ def test_a_worker_takes_its_own_gpu(
 def test_auto_takes_a_gpu_where_there_is_one(gpus: int) -> None:
     """And leaves the model alone elsewhere, as it does where the model knows no device."""
     model, simple = Able(), Ones()
-    assert isinstance(placed(model, DeviceRequest(), partition=0), OnGpu) == bool(gpus)
-    assert placed(model, DeviceRequest(False), partition=0) is model
-    assert placed(simple, DeviceRequest(), partition=0) is simple
+    assert isinstance(place_model(model, DeviceRequest(), partition=0), OnGpu) == bool(gpus)
+    assert place_model(model, DeviceRequest(False), partition=0) is model
+    assert place_model(simple, DeviceRequest(), partition=0) is simple
 
 
 @pytest.mark.parametrize("gpus", [0], indirect=True)
@@ -119,7 +119,7 @@ def test_a_gpu_that_is_wanted_must_answer() -> None:
         with pytest.raises(
             BadInput, match=r"^device gpu:\d: expected a GPU that answers, and CuPy"
         ):
-            placed(Able(), parse_device(text), partition=0)
+            place_model(Able(), parse_device(text), partition=0)
         with pytest.raises(
             BadInput, match=r"^device gpu:\d: expected a GPU that answers, and CuPy"
         ):
@@ -134,11 +134,11 @@ def test_weights_stay_where_no_gpu_is() -> None:
     """Inference runs on the CPU if that is requested or there is no GPU."""
     weights = np.ones(3, np.float32)
     for wanted in (DeviceRequest(), DeviceRequest(False)):
-        with lent(weights, wanted) as there:
+        with lend_weights(weights, wanted) as there:
             assert there is weights
     with (
         pytest.raises(BadInput, match=r"^device gpu:1: expected"),
-        lent(weights, DeviceRequest(True, 1)),
+        lend_weights(weights, DeviceRequest(True, 1)),
     ):
         pytest.fail("lent without a GPU")
 
@@ -148,8 +148,8 @@ def test_weights_stay_where_no_gpu_is() -> None:
 def test_what_cannot_be_had_is_refused() -> None:
     """A number that no GPU here has, an address that is no number, a model that knows no device."""
     with pytest.raises(BadInput, match=r"gpu:2: expected a number below 2, the GPUs here"):
-        placed(Able(), DeviceRequest(True, 2), partition=0)
+        place_model(Able(), DeviceRequest(True, 2), partition=0)
     with pytest.raises(BadInput, match=r"addresses to be numbers, .* got 'GPU-61cd'"):
-        placed(Able(), DeviceRequest(True), partition=0, assigned=["GPU-61cd"])
+        place_model(Able(), DeviceRequest(True), partition=0, assigned=["GPU-61cd"])
     with pytest.raises(BadInput, match=r"device gpu: expected a model with `on`, got Ones"):
         check(Ones(), DeviceRequest(True))

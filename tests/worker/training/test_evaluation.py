@@ -58,7 +58,7 @@ def evaluator(
         cluster,
         begins_at=begins_at,
         last=100,
-        found=lambda result, _weights: heard.found.append(result),
+        on_result=lambda result, _weights: heard.found.append(result),
         notify=heard.told.append,
     )
 

@@ -28,7 +28,7 @@ def test_the_loss_is_the_mean_of_the_last_updates() -> None:
 def test_milestones(every: int, iterations: list[int], reached: list[int]) -> None:
     """Each multiple counts once, at the first look at or behind it."""
     milestones = Milestones(every)
-    assert [n for n in iterations if milestones.reached(n)] == reached
+    assert [n for n in iterations if milestones.passes(n)] == reached
 
 
 def test_a_line_every_so_many_iterations() -> None:

@@ -22,7 +22,7 @@ from worker.strategies import EAMSGD, EASGD, AsyncDiLoCo, DiLoCo, Downpour, Spar
 from worker.strategies.base import Floats
 from worker.training.model import Batch
 from worker.training.training_loop import Plan, WorkerReport, train_worker
-from worker.training.worker_state import continued
+from worker.training.worker_state import restore_state
 
 KEEPERS: list[Strategy] = [
     EASGD(tau=4),
@@ -116,9 +116,9 @@ def live(
         steps=steps, seed=1, strategy=strategy.for_workers(1), schedule=Fixed(base_rate=0.05)
     )
     with Client(cluster, worker="w", incarnation=incarnation, keep=keep) as client:
-        own = continued(client, plan.strategy, resumed=resumed, snapshots=keep)
+        own = restore_state(client, plan.strategy, resumed=resumed, snapshots=keep)
         rows = batches(client.step + own.steps) if rows is None else rows
-        return train_worker(client, Bowl(), rows, plan, own=own)
+        return train_worker(client, Bowl(), rows, plan, restart_state=own)
 
 
 def undisturbed(strategy: Strategy, steps: int) -> bytes:

@@ -11,7 +11,7 @@ from worker.caffe.layers.window_fields import Pair, image_of, misfit, pair
 
 
 class _Convolving(Layer):
-    """What both layers read from their entries."""
+    """Base of both layers: the fields that they read from their entries."""
 
     SUPPORTED_FIELDS: ClassVar[SupportedFields] = {
         "convolution_param": frozenset({
@@ -43,10 +43,10 @@ class _Convolving(Layer):
         return out
 
     def _dilation(self) -> Pair:
-        given = list(self.spec.convolution_param.dilation) or [1]
-        if len(given) > 2 or min(given) < 1:
-            raise self.bad(f"expected 1 or 2 dilations of at least 1, got {given}")
-        return given[0], given[-1]
+        dilations = list(self.spec.convolution_param.dilation) or [1]
+        if len(dilations) > 2 or min(dilations) < 1:
+            raise self.bad(f"expected 1 or 2 dilations of at least 1, got {dilations}")
+        return dilations[0], dilations[-1]
 
 
 class Convolution(_Convolving):
@@ -72,7 +72,7 @@ class Convolution(_Convolving):
         x = bottoms[0]
         self._x_shape = x.shape
         bias = weights[1] if len(weights) > 1 else None
-        y, self._kept = convolution.forward(
+        y, self._saved = convolution.forward(
             x, weights[0], bias, self.shape, self.work, relu=self._rectifies
         )
         return (y,)
@@ -84,7 +84,7 @@ class Convolution(_Convolving):
         return [
             convolution.backward(
                 gradients[0],
-                self._kept,
+                self._saved,
                 self._x_shape,
                 weights[0],
                 out[0],
@@ -125,7 +125,7 @@ class Deconvolution(_Convolving):
         outputs = self.spec.convolution_param.num_output
         y_shape = (len(self._x), *self._size, outputs)
         y = convolution.transposed(self._x, y_shape, weights[0], self.shape, self.work)
-        return (self._biased(y, weights),)
+        return (self._add_bias(y, weights),)
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
@@ -135,15 +135,15 @@ class Deconvolution(_Convolving):
         if len(out) > 1 and out[1] is not None:
             channels.scale_backward(dy, dy, None, None, out[1], self.work)
         # The forward pass of the convolution keeps what its weight's gradient needs.
-        dx, kept = convolution.forward(dy, weights[0], None, self.shape, self._back)
+        dx, saved = convolution.forward(dy, weights[0], None, self.shape, self._back)
         if out[0] is not None:
             convolution.backward(
-                *(self._x, kept, dy.shape, weights[0], out[0], None, self.shape, self._back),
+                *(self._x, saved, dy.shape, weights[0], out[0], None, self.shape, self._back),
                 wanted=False,
             )
         return [dx if needs_grad[0] else None]
 
-    def _biased(self, y: Array, weights: Arrays) -> Array:
+    def _add_bias(self, y: Array, weights: Arrays) -> Array:
         return channels.scale(y, None, weights[1], self._bias) if len(weights) > 1 else y
 
 

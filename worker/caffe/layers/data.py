@@ -20,7 +20,7 @@ from worker.caffe.caffe_pb2 import (
     TransformationParameter,
 )
 from worker.caffe.layer import Layer, Shape, SourceLayer, StepKey, SupportedFields, to_nhwc
-from worker.caffe.transform import FIELDS, Image, Transform, transformed
+from worker.caffe.transform import FIELDS, Image, Transform, transform_images
 from worker.data.columns import ColumnKind, ColumnSpec
 from worker.training.model import Batch
 
@@ -61,11 +61,11 @@ class _Source(SourceLayer):
     def column_spec(self, top: int) -> ColumnSpec:
         if top in self.transforms:
             image = self.transforms[top].image
-            return ColumnSpec(self.spec.top[top], image, ColumnKind.IMAGE, self.encoded(top))
+            return ColumnSpec(self.spec.top[top], image, ColumnKind.IMAGE, self.is_encoded(top))
         return super().column_spec(top)
 
-    def encoded(self, top: int) -> bool | None:
-        """Whether the prototxt says that the images of a top are encoded; None: it says nothing."""
+    def is_encoded(self, top: int) -> bool | None:
+        """Return whether a top's images are encoded by the prototxt; None if it does not say."""
         return None
 
     def check_selected(self, selected: Sequence[str]) -> None:
@@ -85,8 +85,8 @@ class _Source(SourceLayer):
             return self.numbers(top, batch, like)
         column = self.fitting(top, self.column(top, batch), self.tops[top][1:])
         pixel = np.uint8 if column.dtype == np.uint8 else np.float32
-        pixels = self.brought(column, f"pixels{top}", pixel, like)
-        return transformed(self.transforms[top], pixels, self.work, f"x{top}")
+        pixels = self.bring_to_device(column, f"pixels{top}", pixel, like)
+        return transform_images(self.transforms[top], pixels, self.work, f"x{top}")
 
 
 class _Images(_Source):
@@ -110,19 +110,23 @@ class _Images(_Source):
             return super().read(top, batch, like, step_key)
         column = self.fitting(top, self.column(top, batch), ())
         whole = column.dtype.kind in "bui"
-        return self.brought(column, "labels", np.int64 if whole else np.float32, like)
+        return self.bring_to_device(column, "labels", np.int64 if whole else np.float32, like)
 
-    def given_shape(self) -> Image:
+    def require_shape(self) -> Image:
         """The (c, h, w) passed in with the prototxt, for layers that do not state it themselves."""
-        if self.known_shape is None:
+        if self.source_shape is None:
             raise self.bad("the prototxt states no image size; expected data_shape=(c, h, w)")
-        return self.known_shape
+        return self.source_shape
 
     @property
-    def known_shape(self) -> Image | None:
+    def source_shape(self) -> Image | None:
         """The (c, h, w) of the data: of this layer's own source, where the net has several."""
-        own = self.context.row_shapes.get(self.spec.top[0], ())
-        return (own[0], own[1], own[2]) if len(own) == 3 else self.context.data_shape
+        row_shape = self.context.row_shapes.get(self.spec.top[0], ())
+        return (
+            (row_shape[0], row_shape[1], row_shape[2])
+            if len(row_shape) == 3
+            else self.context.data_shape
+        )
 
 
 class Data(_Images):
@@ -136,7 +140,7 @@ class Data(_Images):
     }
 
     def set_up(self) -> tuple[Shape, ...]:
-        return self.shapes(self.spec.data_param.batch_size, self.given_shape())
+        return self.shapes(self.spec.data_param.batch_size, self.require_shape())
 
 
 class ImageData(_Images):
@@ -150,7 +154,7 @@ class ImageData(_Images):
     }  # fmt: skip
 
     def set_up(self) -> tuple[Shape, ...]:
-        return self.shapes(self.spec.image_data_param.batch_size, self.given_shape())
+        return self.shapes(self.spec.image_data_param.batch_size, self.require_shape())
 
 
 class MemoryData(_Images):
@@ -173,20 +177,22 @@ class MemoryData(_Images):
         self.check_selected(self.spec.memory_data_param.dataframe_column_select)
         return shapes
 
-    def encoded(self, top: int) -> bool | None:
+    def is_encoded(self, top: int) -> bool | None:
         param = self.spec.memory_data_param
         return param.image_encoded if param.HasField("image_encoded") else None
 
     def _shapes(self) -> tuple[Shape, ...]:
-        param, given = self.spec.memory_data_param, self.known_shape
+        param, data_shape = self.spec.memory_data_param, self.source_shape
         said = (param.channels, param.height, param.width)
         if not all(said):
-            return self.shapes(param.batch_size, self.given_shape())
+            return self.shapes(param.batch_size, self.require_shape())
         crop = self.spec.transform_param.crop_size
-        cropped = given is not None and crop and said == (given[0], crop, crop)
-        if given is not None and given != said and not cropped:
-            raise self.bad(f"expected images of shape {said}, the data has {given}")
-        return self.shapes(param.batch_size, given if cropped and given is not None else said)
+        cropped = data_shape is not None and crop and said == (data_shape[0], crop, crop)
+        if data_shape is not None and data_shape != said and not cropped:
+            raise self.bad(f"expected images of shape {said}, the data has {data_shape}")
+        return self.shapes(
+            param.batch_size, data_shape if cropped and data_shape is not None else said
+        )
 
 
 class HDF5Data(_Source):
@@ -221,13 +227,13 @@ class CoSData(_Source):
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.cos_data_param
         self.set_batch(param.batch_size)
-        names = [each.name for each in param.top]
+        names = [entry.name for entry in param.top]
         if names != list(self.spec.top):
             raise self.bad(
                 f"expected tops with the names {', '.join(self.spec.top)}, as the layer, got"
                 f" {', '.join(names) or 'none'}"
             )
-        shapes = tuple(self._shape(top, each) for top, each in enumerate(param.top))
+        shapes = tuple(self._shape(top, entry) for top, entry in enumerate(param.top))
         self.check_selected(param.dataframe_column_select)
         return shapes
 
@@ -257,7 +263,7 @@ class CoSData(_Source):
             return super().column_spec(top)
         return ColumnSpec(self.spec.top[top], self._row(top))
 
-    def encoded(self, top: int) -> bool | None:
+    def is_encoded(self, top: int) -> bool | None:
         return self.spec.cos_data_param.top[top].type in ENCODED
 
     def prepare(self, top: int, column: AnyArray, step_key: StepKey) -> AnyArray:
@@ -272,9 +278,11 @@ class CoSData(_Source):
     def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         if not self.spec.cos_data_param.top[top].transpose:
             return super().read(top, batch, like, step_key)
-        there = self.brought(self.column(top, batch), f"column{top}", np.float32, like)
-        x = self.work.take(f"x{top}", there.shape, like)
-        copy(there, x)
+        device_array = self.bring_to_device(
+            self.column(top, batch), f"column{top}", np.float32, like
+        )
+        x = self.work.take(f"x{top}", device_array.shape, like)
+        copy(device_array, x)
         return x
 
     def _row(self, top: int) -> Shape:
@@ -315,7 +323,7 @@ class DummyData(SourceLayer):
 
     def set_up(self) -> tuple[Shape, ...]:
         param = self.spec.dummy_data_param
-        given = list(param.data_filler) or [FillerParameter()]
+        data_fillers = list(param.data_filler) or [FillerParameter()]
         shapes = [tuple(shape.dim) for shape in param.shape]
         sizes = (param.num, param.channels, param.height, param.width)
         if any(sizes):  # the older form
@@ -323,21 +331,21 @@ class DummyData(SourceLayer):
                 raise self.bad("expected shapes, or num, channels, height and width, got both")
             numbers = [self._each(field, size) for field, size in zip(_SIZES, sizes, strict=True)]
             shapes = list(zip(*numbers, strict=True))
-        shapes, given = self._each("shape", shapes), self._each("data_filler", given)
+        shapes, data_fillers = self._each("shape", shapes), self._each("data_filler", data_fillers)
         if any(size < 1 for shape in shapes for size in shape):
             raise self.bad(f"expected dimensions of at least 1, got {shapes}")
-        for filler, shape in zip(given, shapes, strict=True):
+        for filler, shape in zip(data_fillers, shapes, strict=True):
             fillers.check(filler, shape, self.where)
-        self._fillers = given
+        self._fillers = data_fillers
         return tuple(shapes)
 
-    def _each(self, field: str, given: Sequence[_T]) -> list[_T]:
+    def _each(self, field: str, values: Sequence[_T]) -> list[_T]:
         """One value for each top, from as many or from one for all."""
         count = len(self.spec.top)
-        if len(given) not in {1, count}:
+        if len(values) not in {1, count}:
             expected = "1" if count == 1 else f"1 or {count}"
-            raise self.bad(f"{field}: expected {expected} for {count} tops, got {len(given)}")
-        return list(given) * count if len(given) == 1 else list(given)
+            raise self.bad(f"{field}: expected {expected} for {count} tops, got {len(values)}")
+        return list(values) * count if len(values) == 1 else list(values)
 
     def read(self, top: int, batch: Batch, like: AnyArray, step_key: StepKey) -> AnyArray:
         values = np.empty(self.tops[top], np.float32)

@@ -27,11 +27,11 @@ class Dropout(Unary):
         if not self._drops:
             return x
         draw = RngKey(step_key.seed, step_key.step, self._number)
-        y, self._kept = dropout.forward(x, self._ratio, draw, self.work)
+        y, self._saved = dropout.forward(x, self._ratio, draw, self.work)
         return y
 
     def differentiate(self, dy: Array) -> Array:
-        return dropout.backward(dy, self._kept, self.work) if self._drops else dy
+        return dropout.backward(dy, self._saved, self.work) if self._drops else dy
 
 
 def number_of(name: str) -> int:

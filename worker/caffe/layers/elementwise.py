@@ -139,7 +139,7 @@ def _clip(layer: Layer) -> Function:
 
 
 class _Row(NamedTuple):
-    what: str
+    description: str
     fields: SupportedFields
     function_of: Callable[[Layer], Function]
 
@@ -193,7 +193,9 @@ _FUNCTIONS = {
 
 def _class(name: str, row: _Row) -> type[Layer]:
     members = {"SUPPORTED_FIELDS": row.fields, "function_of": row.function_of}
-    return type(name, (Elementwise,), {"__doc__": row.what, "__module__": __name__, **members})
+    return type(
+        name, (Elementwise,), {"__doc__": row.description, "__module__": __name__, **members}
+    )
 
 
 ROWS: Mapping[str, type[Layer]] = {

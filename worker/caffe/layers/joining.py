@@ -32,8 +32,8 @@ class Concat(Layer):
 
     def set_up(self) -> tuple[Shape, ...]:
         param, first = self.spec.concat_param, self.bottoms[0]
-        given = param.concat_dim if param.HasField("concat_dim") else param.axis
-        axis = self.axis(given, first)
+        dimension = param.concat_dim if param.HasField("concat_dim") else param.axis
+        axis = self.axis(dimension, first)
         self.check_alike(but=axis)
         self._axis = memory_axis(axis, len(first))
         joined = sum(shape[axis] for shape in self.bottoms)
@@ -65,7 +65,8 @@ class Slice(Layer):
         if not points:
             if whole % count:
                 raise self.bad(
-                    f"expected axis {axis} of {self.described(0)} to be a multiple of {count} tops"
+                    f"expected axis {axis} of {self.describe_bottom(0)} to be a multiple of {count}"
+                    " tops"
                 )
             points = [whole // count * number for number in range(1, count)]
         edges = [0, *points, whole]
@@ -90,11 +91,11 @@ class Slice(Layer):
     ) -> Gradients:
         shape = list(self._like.shape)
         parts = []
-        for number, (given, size) in enumerate(zip(gradients, self._sizes, strict=True)):
+        for number, (gradient, size) in enumerate(zip(gradients, self._sizes, strict=True)):
             shape[self._axis] = size
             zeros = f"zeros{number}"
             parts.append(
-                self.work.zeros(zeros, tuple(shape), self._like) if given is None else given
+                self.work.zeros(zeros, tuple(shape), self._like) if gradient is None else gradient
             )
         return [channels.concatenate(parts, self._axis, self.work)]
 
@@ -113,10 +114,10 @@ class Split(Layer):
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
-        given = [dy for dy in gradients if dy is not None]
-        if len(given) == 1:
-            return given
-        return [eltwise.weighted_sum(given, [1.0] * len(given), self.work)]
+        present = [dy for dy in gradients if dy is not None]
+        if len(present) == 1:
+            return present
+        return [eltwise.weighted_sum(present, [1.0] * len(present), self.work)]
 
 
 class Eltwise(Layer):
@@ -148,7 +149,7 @@ class Eltwise(Layer):
         self._bottoms = bottoms
         if self._operation == EltwiseParameter.PROD:
             return (eltwise.product(bottoms, self.work),)
-        y, self._kept = eltwise.maximum(bottoms, self.work)
+        y, self._saved = eltwise.maximum(bottoms, self.work)
         return (y,)
 
     def backward(
@@ -165,7 +166,7 @@ class Eltwise(Layer):
             return eltwise.weighted_sum_backward(dy, self._factors[index], index, self.work)
         if self._operation == EltwiseParameter.PROD:
             return eltwise.product_backward(dy, self._bottoms, index, self.work)
-        return eltwise.maximum_backward(dy, self._kept, index, self.work)
+        return eltwise.maximum_backward(dy, self._saved, index, self.work)
 
 
 class Silence(Layer):

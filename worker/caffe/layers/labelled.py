@@ -1,4 +1,4 @@
-"""What layers of scores and labels share: the rows of scores, and a label for each.
+"""Layers of scores and labels: the rows of scores, and a label for each.
 
 Labels are numbers of any type and must be whole and in [0, classes), except for the ignored label,
 which may be any. The scores' class axis is moved last and the rest flattened to rows.
@@ -28,7 +28,7 @@ class Labelled(Layer):
         if prod(scores) != prod(labels) * self.classes:
             raise self.bad(
                 f"expected a label for each of {prod(scores) // self.classes} rows of scores of"
-                f" shape {self.described(0)}, got labels of shape {self.described(1)}"
+                f" shape {self.describe_bottom(0)}, got labels of shape {self.describe_bottom(1)}"
             )
 
     def scores(self, bottom: AnyArray) -> Array:

@@ -1,4 +1,4 @@
-"""What a loss is divided by: Caffe's normalisation modes."""
+"""The divisor of a loss: Caffe's normalisation modes."""
 
 from worker.caffe.caffe_pb2 import LossParameter
 

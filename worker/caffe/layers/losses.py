@@ -66,7 +66,7 @@ class _Loss(Layer):
         """A bottom as rows, one for each of its first axis, in Caffe's order."""
         return flat(bottom, 1, self.work, role)
 
-    def returned(self, dx: Array, shape: Shape) -> AnyArray:
+    def store_gradient(self, dx: Array, shape: Shape) -> AnyArray:
         """A gradient in Caffe's order, as a bottom of this shape is stored."""
         return as_stored(dx.reshape(shape), self.work, "bottom")
 
@@ -96,20 +96,21 @@ class ClassLoss(_Loss):
         self.classes = prod(scores[1:])
         if not scores or prod(labels) != scores[0]:
             raise self.bad(
-                f"expected a label for each row of {self.described(0)}, got {self.described(1)}"
+                f"expected a label for each row of {self.describe_bottom(0)}, got"
+                f" {self.describe_bottom(1)}"
             )
         return ((),)
 
     @abstractmethod
     def rule(self) -> ClassRule:
-        """How scores and label give the loss."""
+        """The rule by which scores and label give the loss."""
 
     def loss(self, bottoms: Arrays) -> tuple[AnyArray, ...]:
         x, labels = bottoms
         scores = self.rows(x, "scores")
-        found = self.indices(1, labels, self.classes)
-        loss, dx = losses.by_class(self.rule(), scores, found, self.work)
-        return loss, self.returned(dx, caffe_shape(x))
+        indices = self.indices(1, labels, self.classes)
+        loss, dx = losses.by_class(self.rule(), scores, indices, self.work)
+        return loss, self.store_gradient(dx, caffe_shape(x))
 
     def check_column(self, bottom: int, column: AnyArray) -> None:
         if bottom == 1:
@@ -152,10 +153,11 @@ class InfogainLoss(Labelled, _Loss):
         if len(self.bottoms) == 2:
             if not param.source:
                 raise self.bad("expected a source, or a third bottom with the matrix, got neither")
-            self._matrix = self._checked(self.read_blob(param.source), param.source)
+            self._matrix = self._check_matrix(self.read_blob(param.source), param.source)
         elif prod(self.bottoms[2]) != self.classes**2:
             raise self.bad(
-                f"expected a matrix of {self.classes} x {self.classes}, got {self.described(2)}"
+                f"expected a matrix of {self.classes} x {self.classes}, got"
+                f" {self.describe_bottom(2)}"
             )
         return ((), self.bottoms[0])[: len(self.spec.top)]
 
@@ -174,7 +176,7 @@ class InfogainLoss(Labelled, _Loss):
             self._matrix = backends.copied(self._matrix, backends.backend_of(bottoms[0]))
         return self._matrix
 
-    def _checked(self, matrix: Array, source: str) -> Array:
+    def _check_matrix(self, matrix: Array, source: str) -> Array:
         if matrix.size != self.classes**2:
             raise self.bad(
                 f"{source}: expected {self.classes} x {self.classes} numbers, got {matrix.shape}"
@@ -193,8 +195,8 @@ class SigmoidCrossEntropyLoss(_Loss):
         self.axis(0, scores)
         if prod(scores) != prod(targets):
             raise self.bad(
-                f"expected as many targets as scores, got {self.described(1)} and"
-                f" {self.described(0)}"
+                f"expected as many targets as scores, got {self.describe_bottom(1)} and"
+                f" {self.describe_bottom(0)}"
             )
         default = LossParameter.BATCH_SIZE
         self._mode, self._ignored = mode_of(self.spec.loss_param, default)
@@ -204,8 +206,12 @@ class SigmoidCrossEntropyLoss(_Loss):
         x, shape = self.rows(bottoms[0], "scores"), caffe_shape(bottoms[0])
         targets = self.rows(bottoms[1], "targets").reshape(x.shape)
         by = divisor(self._mode, x.size, len(x))
-        loss, each, dx = losses.sigmoid_cross_entropy(x, targets, self._ignored, by, self.work)
-        return loss, as_stored(each.reshape(shape), self.work, "top"), self.returned(dx, shape)
+        loss, by_score, dx = losses.sigmoid_cross_entropy(x, targets, self._ignored, by, self.work)
+        return (
+            loss,
+            as_stored(by_score.reshape(shape), self.work, "top"),
+            self.store_gradient(dx, shape),
+        )
 
 
 class ContrastiveLoss(_Loss):
@@ -226,7 +232,8 @@ class ContrastiveLoss(_Loss):
         if a != b or prod(labels) != a[0]:
             raise self.bad(
                 "expected two bottoms of one shape and a label a row, got"
-                f" {self.described(0)}, {self.described(1)} and {self.described(2)}"
+                f" {self.describe_bottom(0)}, {self.describe_bottom(1)} and"
+                f" {self.describe_bottom(2)}"
             )
         return ((),)
 

@@ -75,7 +75,7 @@ class BatchNorm(Layer):
             param.use_global_stats if param.HasField("use_global_stats") else not self.training
         )
         if len(bottom) < 2:
-            raise self.bad(f"expected a bottom of at least two axes, got {self.described(0)}")
+            raise self.bad(f"expected a bottom of at least two axes, got {self.describe_bottom(0)}")
         for shape in ((bottom[1],), (bottom[1],), (1,)):
             self.add_buffer(shape)
         self._changes: dict[int, Array] = {}
@@ -99,7 +99,7 @@ class BatchNorm(Layer):
             statistics = RunningStatistics(weights[0], weights[1], weights[2], fraction)
             self.statistics = batch_norm.running_statistics(statistics, param.eps, self.work)
         else:
-            copies = [self._copied(weight, f"buffer{i}") for i, weight in enumerate(weights)]
+            copies = [self._copy(weight, f"buffer{i}") for i, weight in enumerate(weights)]
             statistics = RunningStatistics(copies[0], copies[1], copies[2], fraction)
             self.statistics = batch_norm.statistics(x, param.eps, statistics, self.work)
             self._note(weights, copies)
@@ -125,14 +125,14 @@ class BatchNorm(Layer):
     def buffer_changes(self) -> Mapping[int, AnyArray]:
         return self._changes
 
-    def _copied(self, array: Array, role: str) -> Array:
+    def _copy(self, array: Array, role: str) -> Array:
         copy = self.work.take(role, array.shape, array)
         backends.copy(array, copy)
         return copy
 
     def _note(self, old: Arrays, new: Arrays) -> None:
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            change = self._copied(before, f"change{index}")
+            change = self._copy(before, f"change{index}")
             eltwise.accumulate(after, change, -1.0)
             self._changes[index] = change
 
@@ -154,12 +154,12 @@ class MVN(Unary):
     def apply(self, x: Array, step_key: StepKey) -> AnyArray:
         self._shape = caffe_shape(x)
         rows = flat(x, self._axis, self.work, "x in order")
-        y, self._kept = mvn.forward(rows, self._epsilon, self.work)
+        y, self._saved = mvn.forward(rows, self._epsilon, self.work)
         return as_stored(y.reshape(self._shape), self.work, "top")
 
     def differentiate(self, dy: Array) -> AnyArray:
         rows = flat(dy, self._axis, self.work, "dy in order")
-        dx = mvn.backward(rows, self._kept, self._epsilon, self.work)
+        dx = mvn.backward(rows, self._saved, self._epsilon, self.work)
         return as_stored(dx.reshape(self._shape), self.work, "bottom")
 
 

@@ -129,7 +129,7 @@ class SPP(Layer):
         shape = window_shapes.Pooling(kernel, kernel, pad)
         if shape.output(h, w) != (bins, bins) or pad[0] >= kernel[0] or pad[1] >= kernel[1]:
             raise self.bad(
-                f"{bins} x {bins} windows do not fit a bottom of shape {self.described(0)}"
+                f"{bins} x {bins} windows do not fit a bottom of shape {self.describe_bottom(0)}"
             )
         return shape
 

@@ -31,7 +31,7 @@ from worker.caffe.layer import (
 
 
 class _Recurrent(Layer):
-    """What both layers have in common: their blobs, and steps through time and back.
+    """Base of the recurrent layers: their blobs, and steps through time and back.
 
     A step's gates are x W^T + b, computed for all steps at once, plus the state times its matrix.
     """
@@ -63,13 +63,15 @@ class _Recurrent(Layer):
         if len(x) < 2 or cont != x[:2]:
             raise self.bad(
                 f"expected a bottom (time, batch, ...) and its cont (time, batch), got"
-                f" {self.described(0)} and {self.described(1)}"
+                f" {self.describe_bottom(0)} and {self.describe_bottom(1)}"
             )
         state = (1, x[1], self._outputs)
         self._first = 2 + self._static
         for number in range(self._first, self._first + states):
             if self.bottoms[number] != state:
-                raise self.bad(f"expected a state of shape {state}, got {self.described(number)}")
+                raise self.bad(
+                    f"expected a state of shape {state}, got {self.describe_bottom(number)}"
+                )
         wide = self.GATES * self._outputs
         self._matrix = 2 + self._static
         self._exposed = states > 0
@@ -78,7 +80,7 @@ class _Recurrent(Layer):
         self.add_parameter((wide,), param.bias_filler)
         if self._static:
             if self.bottoms[2][:1] != x[1:2]:
-                raise self.bad(f"expected {x[1]} rows, got {self.described(2)}")
+                raise self.bad(f"expected {x[1]} rows, got {self.describe_bottom(2)}")
             self.add_parameter((wide, prod(self.bottoms[2][1:])), param.weight_filler)
         self.add_parameter((wide, self._outputs), param.weight_filler)
         self.add_output_parameters()
@@ -131,9 +133,9 @@ class _Recurrent(Layer):
         )
         self._state = self.work.take("state", sequence[1:], self._x)
         exposed = [bottom[0] for bottom in bottoms[self._first :]]
-        self._given = exposed or self._continued((batch, self._outputs))
+        self._initial = exposed or self._carry_state((batch, self._outputs))
         self.begin()
-        before: Array = self._given[0]
+        before: Array = self._initial[0]
         for t in range(time):
             products = self.product(before, weights[self._matrix], None, "state")
             self.step(t, products, before)
@@ -150,9 +152,9 @@ class _Recurrent(Layer):
     ) -> Gradients:
         dy, matrix = gradients[0], weights[self._matrix]
         if dy is None:  # only the last state was used
-            for place in out:
-                if place is not None:
-                    place.fill(0.0)
+            for gradient in out:
+                if gradient is not None:
+                    gradient.fill(0.0)
             return [None] * len(needs_grad)
         dhidden = self.output_back(dy, weights, out).reshape(self._hidden.shape)
         self._dgates = self.work.take("dgates", self._gates.shape, dy)
@@ -164,40 +166,49 @@ class _Recurrent(Layer):
                 dproducts = self.product_back(counted, self._state, matrix, (), "state")
         rows = self._dgates.reshape(len(self._x), -1)
         before = self._counted.reshape(len(rows), -1)
-        self.product_back(rows, before, matrix, (out[self._matrix],), "matrix", wanted=False)
-        dx = self.product_back(rows, self._x, weights[0], out[:2], "input", wanted=needs_grad[0])
-        found = [None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")]
-        found.append(None)
+        self.product_back(rows, before, matrix, (out[self._matrix],), "matrix", needs_dx=False)
+        dx = self.product_back(rows, self._x, weights[0], out[:2], "input", needs_dx=needs_grad[0])
+        dbottoms = [
+            None if dx is None else as_stored(dx.reshape(self._x_shape), self.work, "bottom")
+        ]
+        dbottoms.append(None)
         if self._static:
-            found.append(self._static_back(weights, out, needs_grad[2]))
+            dbottoms.append(self._static_back(weights, out, needs_grad[2]))
         if self._exposed:
             assert dproducts is not None
-            found += [d.reshape(1, *d.shape) for d in self.dstates(dproducts)]
-        return found
+            dbottoms += [d.reshape(1, *d.shape) for d in self.dstates(dproducts)]
+        return dbottoms
 
     def product(self, x: Array, weight: Array, bias: Array | None, role: str) -> Array:
         """x W^T + b, in memory of this role."""
         return inner_product.forward(x, weight, bias, self.works[role], self.context.precision)
 
     def product_back(
-        self, dy: Array, x: Array, weight: Array, out: Gradients, role: str, *, wanted: bool = True
+        self,
+        dy: Array,
+        x: Array,
+        weight: Array,
+        out: Gradients,
+        role: str,
+        *,
+        needs_dx: bool = True,
     ) -> Array | None:
         """The gradient by x, if wanted; writes those by weight and bias into `out`."""
         dweight, dbias = (*out, None, None)[:2]
         work, precision = self.works[role], self.context.precision
         dx: Array | None = inner_product.backward(
-            dy, x, weight, dweight, dbias, work, precision, wanted=wanted
+            dy, x, weight, dweight, dbias, work, precision, wanted=needs_dx
         )
         return dx
 
-    def _static_back(self, weights: Arrays, out: Gradients, wanted: bool) -> AnyArray | None:
+    def _static_back(self, weights: Arrays, out: Gradients, needs_dx: bool) -> AnyArray | None:
         """The gradient by the third bottom; its part of the gates is the same in every step."""
         batch, gates = self._gates.shape[1:]
         steps = self._dgates.reshape(len(self._gates), -1)
         sums = self.work.take("static sums", (batch * gates,), steps)
         channels.scale_backward(steps, steps, None, None, sums, self.works["static"])
         dy = sums.reshape(batch, gates)
-        dx = self.product_back(dy, self._still, weights[2], out[2:3], "static", wanted=wanted)
+        dx = self.product_back(dy, self._still, weights[2], out[2:3], "static", needs_dx=needs_dx)
         if dx is None:
             return None
         shape = (batch, *self.bottoms[2][1:])
@@ -207,7 +218,7 @@ class _Recurrent(Layer):
         for state in self._carried:
             state.fill(0.0)
 
-    def _continued(self, shape: Shape) -> list[Array]:
+    def _carry_state(self, shape: Shape) -> list[Array]:
         """The state that the batch before ended with; zeros if it had another size, or was none.
 
         Forward and backward read a copy, because the last state of this batch replaces it. All
@@ -217,10 +228,10 @@ class _Recurrent(Layer):
             self._carried = tuple(
                 self.work.zeros(f"carried{n}", shape, self._x) for n in range(self.STATES)
             )
-        given = [self.work.take(f"given{n}", shape, self._x) for n in range(self.STATES)]
-        for carried, copy in zip(self._carried, given, strict=True):
+        copies = [self.work.take(f"given{n}", shape, self._x) for n in range(self.STATES)]
+        for carried, copy in zip(self._carried, copies, strict=True):
             backends.copy(carried, copy)
-        return given
+        return copies
 
     def _last(self, number: int, state: Array) -> AnyArray:
         """A copy of a last state (1, batch, outputs), in memory of its own."""
@@ -277,7 +288,7 @@ class LSTM(_Recurrent):
         return dproducts, self._dcells
 
     def _cells_before(self, time: int) -> Array:
-        before: Array = self._cells[time - 1] if time else self._given[1]
+        before: Array = self._cells[time - 1] if time else self._initial[1]
         return before
 
 
@@ -316,8 +327,8 @@ class RNN(_Recurrent):
         return self._top.reshape(self._hidden.shape)
 
     def output_back(self, dy: Array, weights: Arrays, out: Gradients) -> Array:
-        given, rows = dy.reshape(self._top.shape), self._hidden.reshape(-1, self._outputs)
-        dsums = activation.backward(Tanh(), given, self._sums, self._top, self.works["top"])
+        dtop, rows = dy.reshape(self._top.shape), self._hidden.reshape(-1, self._outputs)
+        dsums = activation.backward(Tanh(), dtop, self._sums, self._top, self.works["top"])
         dhidden = self.product_back(dsums, rows, weights[-2], out[-2:], "output")
         assert dhidden is not None
         return dhidden

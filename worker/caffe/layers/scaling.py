@@ -35,31 +35,31 @@ class _Broadcasting(Layer):
         bottom = self.bottoms[0]
         self._axis = self.axis(param.axis, bottom) if bottom else 0
         if len(self.bottoms) == 2:
-            wanted = self.bottoms[1]
-            found = bottom[self._axis : self._axis + len(wanted)]
-            if found != wanted:
+            shape = self.bottoms[1]
+            matching = bottom[self._axis : self._axis + len(shape)]
+            if matching != shape:
                 raise self.bad(
                     f"expected the second bottom's shape from axis {self._axis} on in the first,"
-                    f" got {self.described(1)} and {self.described(0)}"
+                    f" got {self.describe_bottom(1)} and {self.describe_bottom(0)}"
                 )
         else:
             count = len(bottom) - self._axis if param.num_axes == -1 else param.num_axes
             if count < 0 or self._axis + count > len(bottom):
                 raise self.bad(
-                    f"expected num_axes that fit axis {self._axis} of {self.described(0)}, got"
-                    f" {param.num_axes}"
+                    f"expected num_axes that fit axis {self._axis} of {self.describe_bottom(0)},"
+                    f" got {param.num_axes}"
                 )
-            wanted = bottom[self._axis : self._axis + count]
-        self._count = len(wanted)
-        if not wanted:  # one number for all
+            shape = bottom[self._axis : self._axis + count]
+        self._count = len(shape)
+        if not shape:  # one number for all
             self._axis, self._count = len(bottom), 0
-        return wanted
+        return shape
 
     def spread(self, array: AnyArray, role: str) -> Array:
         """The array with the axes of the tensor last."""
         return by_channel(array, self._axis, self._count, self.work, role)
 
-    def gathered(self, moved: Array, role: str) -> AnyArray:
+    def gather(self, moved: Array, role: str) -> AnyArray:
         """The inverse of `spread`."""
         return from_channel(moved, self._shape, self._axis, self._count, self.work, role)
 
@@ -76,11 +76,11 @@ class _Broadcasting(Layer):
             return self.work.take("doperand", (size,), like) if needs_grad[1] else None
         return None if out[0] is None else out[0].reshape(-1)
 
-    def returned(self, place: Array | None) -> AnyArray | None:
-        """The second bottom's gradient, from `place`."""
-        if place is None:
+    def store_operand(self, gradient: Array | None) -> AnyArray | None:
+        """The second bottom's gradient, from `gradient`."""
+        if gradient is None:
             return None
-        return as_stored(place.reshape(self._operand_shape), self.work, "second bottom")
+        return as_stored(gradient.reshape(self._operand_shape), self.work, "second bottom")
 
     def note(self, bottoms: Arrays) -> None:
         self._shape = caffe_shape(bottoms[0])
@@ -98,8 +98,8 @@ class Scale(_Broadcasting):
         param = self.spec.scale_param
         shape = self.read_axes(param)
         if len(self.bottoms) == 1:
-            one = FillerParameter(value=1.0)
-            self.add_parameter(shape, param.filler if param.HasField("filler") else one)
+            ones = FillerParameter(value=1.0)
+            self.add_parameter(shape, param.filler if param.HasField("filler") else ones)
         if param.bias_term:
             self.add_parameter(shape, param.bias_filler)
         self._norm: BatchNorm | None = None
@@ -122,22 +122,22 @@ class Scale(_Broadcasting):
         else:
             known = *self._norm.statistics, self._factors, bias
             y = batch_norm.forward(self._x, *known, self.work)
-        return (self.gathered(y, "top"),)
+        return (self.gather(y, "top"),)
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
         dbias = out[-1] if self.spec.scale_param.bias_term else None
-        place = self.place(out, needs_grad, gradients[0])
+        doperand = self.place(out, needs_grad, gradients[0])
         dy, dbias = self.spread(gradients[0], "dy"), None if dbias is None else dbias.reshape(-1)
         if self._norm is None:
-            dx = channels.scale_backward(dy, self._x, self._factors, place, dbias, self.work)
+            dx = channels.scale_backward(dy, self._x, self._factors, doperand, dbias, self.work)
         else:
             known = *self._norm.statistics, self._factors
-            dx = batch_norm.backward(dy, self._x, *known, place, dbias, self.work)
-        found = [self.gathered(dx, "bottom") if needs_grad[0] else None]
-        return found if len(needs_grad) == 1 else [*found, self.returned(place)]
+            dx = batch_norm.backward(dy, self._x, *known, doperand, dbias, self.work)
+        dbottoms = [self.gather(dx, "bottom") if needs_grad[0] else None]
+        return dbottoms if len(needs_grad) == 1 else [*dbottoms, self.store_operand(doperand)]
 
 
 class Bias(_Broadcasting):
@@ -157,20 +157,18 @@ class Bias(_Broadcasting):
         self.note(bottoms)
         x = self.spread(bottoms[0], "x")
         return (
-            self.gathered(
-                channels.scale(x, None, self.operand(bottoms, weights), self.work), "top"
-            ),
+            self.gather(channels.scale(x, None, self.operand(bottoms, weights), self.work), "top"),
         )
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
         assert gradients[0] is not None
-        place = self.place(out, needs_grad, gradients[0])
+        doperand = self.place(out, needs_grad, gradients[0])
         dy = self.spread(gradients[0], "dy")
-        channels.scale_backward(dy, dy, None, None, place, self.work)
-        found: list[AnyArray | None] = [gradients[0] if needs_grad[0] else None]
-        return found if len(needs_grad) == 1 else [*found, self.returned(place)]
+        channels.scale_backward(dy, dy, None, None, doperand, self.work)
+        dbottoms: list[AnyArray | None] = [gradients[0] if needs_grad[0] else None]
+        return dbottoms if len(needs_grad) == 1 else [*dbottoms, self.store_operand(doperand)]
 
 
 ROWS: Mapping[str, type[Layer]] = {"Scale": Scale, "Bias": Bias}

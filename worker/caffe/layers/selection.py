@@ -86,13 +86,15 @@ class ArgMax(Unary):
         param, shape = self.spec.argmax_param, caffe_shape(x)
         if self._axis is not None:
             rows = by_channel(x, self._axis, 1, self.work, "x")
-            found = reduction.row_largest(rows.reshape(-1, rows.shape[-1]), param.top_k, self.work)
-            kept = found[param.out_max_val].reshape(*rows.shape[:-1], param.top_k)
+            largest = reduction.row_largest(
+                rows.reshape(-1, rows.shape[-1]), param.top_k, self.work
+            )
+            values = largest[param.out_max_val].reshape(*rows.shape[:-1], param.top_k)
             top = (*shape[: self._axis], param.top_k, *shape[self._axis + 1 :])
-            return from_channel(kept, top, self._axis, 1, self.work, "top")
+            return from_channel(values, top, self._axis, 1, self.work, "top")
         rows = flat(x, 1, self.work, "x in order")
-        found = reduction.row_largest(rows, param.top_k, self.work)
-        both = channels.concatenate(found[: 1 + param.out_max_val], 1, self.work)
+        largest = reduction.row_largest(rows, param.top_k, self.work)
+        both = channels.concatenate(largest[: 1 + param.out_max_val], 1, self.work)
         return as_stored(both.reshape(len(rows), *self.tops[0][1:]), self.work, "top")
 
     def differentiate(self, dy: Array) -> None:
@@ -117,8 +119,8 @@ class Filter(Layer):
             raise self.bad(f"expected {len(bottoms)} tops, got {len(self.spec.top)}")
         if prod(selector) != selector[0] or any(shape[0] != selector[0] for shape in bottoms):
             raise self.bad(
-                f"expected one number a row in the last bottom, got {self.described(-1)} for"
-                f" {self.described(0)}"
+                f"expected one number a row in the last bottom, got {self.describe_bottom(-1)} for"
+                f" {self.describe_bottom(0)}"
             )
         return tuple(bottoms)
 
@@ -127,30 +129,30 @@ class Filter(Layer):
         chosen = backends.as_host(selector).reshape(-1) != 0
         if not chosen.any():
             raise self.bad("expected at least one row with a selector other than 0, got none")
-        self._kept = self._there(np.flatnonzero(chosen), "kept", selector)
+        self._rows = self._to_device(np.flatnonzero(chosen), "kept", selector)
         # The place of each row among the chosen ones; -1 is no row, and its gradient is zero.
-        places = np.where(chosen, np.cumsum(chosen) - 1, -1)
-        self._places = self._there(places, "places", selector)
-        return [self._gathered(n, "top", blob, self._kept) for n, blob in enumerate(blobs)]
+        positions = np.where(chosen, np.cumsum(chosen) - 1, -1)
+        self._positions = self._to_device(positions, "places", selector)
+        return [self._gather(n, "top", blob, self._rows) for n, blob in enumerate(blobs)]
 
     def backward(
         self, gradients: Gradients, weights: Arrays, out: Gradients, needs_grad: NeedsGrad
     ) -> Gradients:
-        found: list[AnyArray | None] = [
-            None if dy is None or not want else self._gathered(top, "bottom", dy, self._places)
+        dbottoms: list[AnyArray | None] = [
+            None if dy is None or not want else self._gather(top, "bottom", dy, self._positions)
             for top, (dy, want) in enumerate(zip(gradients, needs_grad[:-1], strict=True))
         ]
-        return [*found, None]
+        return [*dbottoms, None]
 
-    def _gathered(self, blob: int, side: str, array: AnyArray, rows: Labels) -> AnyArray:
+    def _gather(self, blob: int, side: str, array: AnyArray, rows: Labels) -> AnyArray:
         """The rows of an array at these places, in memory of its own for each blob and side."""
-        found = embedding.gather(array.reshape(len(array), -1), rows, self.works[side, blob])
-        return found.reshape(len(rows), *array.shape[1:])
+        gathered = embedding.gather(array.reshape(len(array), -1), rows, self.works[side, blob])
+        return gathered.reshape(len(rows), *array.shape[1:])
 
-    def _there(self, rows: AnyArray, role: str, like: AnyArray) -> Labels:
-        there = self.work.take_as(role, rows.shape, np.int64, like)
-        backends.copy(rows, there)
-        return there
+    def _to_device(self, rows: AnyArray, role: str, like: AnyArray) -> Labels:
+        device_rows = self.work.take_as(role, rows.shape, np.int64, like)
+        backends.copy(rows, device_rows)
+        return device_rows
 
 
 class BatchReindex(Layer):
@@ -160,10 +162,10 @@ class BatchReindex(Layer):
     LABELS = frozenset({1})
 
     def set_up(self) -> tuple[Shape, ...]:
-        bottom, places = self.bottoms
-        if len(places) != 1 or not bottom:
-            raise self.bad(f"expected a list of rows, got {self.described(1)}")
-        return ((*places, *bottom[1:]),)
+        bottom, rows = self.bottoms
+        if len(rows) != 1 or not bottom:
+            raise self.bad(f"expected a list of rows, got {self.describe_bottom(1)}")
+        return ((*rows, *bottom[1:]),)
 
     def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x = bottoms[0]

@@ -25,23 +25,23 @@ from worker.caffe.layer import (
 
 
 class _Reshaping(Unary):
-    """The same numbers, in Caffe's order, in another shape."""
+    """Base of the layers that give the same numbers, in Caffe's order, another shape."""
 
     def set_up(self) -> tuple[Shape, ...]:
-        return (self.shaped(self.bottoms[0]),)
+        return (self.find_shape(self.bottoms[0]),)
 
     @abstractmethod
-    def shaped(self, bottom: Shape) -> Shape:
+    def find_shape(self, bottom: Shape) -> Shape:
         """The top's shape for a bottom's, of any batch size."""
 
     def apply(self, x: Array, step_key: StepKey) -> Array:
         self._shape = caffe_shape(x)
-        return self._moved(x, self.shaped(self._shape), "top")
+        return self._move(x, self.find_shape(self._shape), "top")
 
     def differentiate(self, dy: Array) -> Array:
-        return self._moved(dy, self._shape, "bottom")
+        return self._move(dy, self._shape, "bottom")
 
-    def _moved(self, array: Array, shape: Shape, role: str) -> Array:
+    def _move(self, array: Array, shape: Shape, role: str) -> Array:
         ordered = flat(array, 0, self.work, f"{role} in order")
         return as_stored(ordered.reshape(shape), self.work, role)
 
@@ -51,12 +51,13 @@ class Flatten(_Reshaping):
 
     SUPPORTED_FIELDS: ClassVar[SupportedFields] = {"flatten_param": frozenset({"axis", "end_axis"})}
 
-    def shaped(self, bottom: Shape) -> Shape:
+    def find_shape(self, bottom: Shape) -> Shape:
         param = self.spec.flatten_param
         start, end = self.axis(param.axis, bottom), self.axis(param.end_axis, bottom)
         if start > end:
             raise self.bad(
-                f"expected an axis up to end_axis of {self.described(0)}, got {start} and {end}"
+                f"expected an axis up to end_axis of {self.describe_bottom(0)}, got {start} and"
+                f" {end}"
             )
         return (*bottom[:start], prod(bottom[start : end + 1]), *bottom[end + 1 :])
 
@@ -68,20 +69,22 @@ class Reshape(_Reshaping):
         "reshape_param": frozenset({"shape", "axis", "num_axes"})
     }
 
-    def shaped(self, bottom: Shape) -> Shape:
+    def find_shape(self, bottom: Shape) -> Shape:
         param, axes = self.spec.reshape_param, len(bottom)
         start = param.axis if param.axis >= 0 else axes + 1 + param.axis
         end = axes if param.num_axes == -1 else start + param.num_axes
         dims = list(param.shape.dim)
         if not 0 <= start <= end <= axes:
-            raise self.bad(f"axis and num_axes do not fit a bottom of shape {self.described(0)}")
+            raise self.bad(
+                f"axis and num_axes do not fit a bottom of shape {self.describe_bottom(0)}"
+            )
         if dims.count(-1) > 1 or any(dim < -1 for dim in dims):
             raise self.bad(f"expected sizes, 0, or one -1, got {dims}")
-        for place, dim in enumerate(dims):
+        for index, dim in enumerate(dims):
             if dim == 0:
-                if start + place >= axes:
-                    raise self.bad(f"no axis {start + place} to copy in {self.described(0)}")
-                dims[place] = bottom[start + place]
+                if start + index >= axes:
+                    raise self.bad(f"no axis {start + index} to copy in {self.describe_bottom(0)}")
+                dims[index] = bottom[start + index]
         known = prod(dim for dim in (*bottom[:start], *dims, *bottom[end:]) if dim != -1)
         if -1 in dims:
             dims[dims.index(-1)] = prod(bottom) // known
@@ -90,7 +93,7 @@ class Reshape(_Reshaping):
             less = "" if bottom == self.bottoms[0] else f" in a batch of shape {bottom}"
             hint = "; a dim of 0 copies the number of rows" if less else ""
             raise self.bad(
-                f"expected the {prod(bottom)} numbers of {self.described(0)}{less}, got"
+                f"expected the {prod(bottom)} numbers of {self.describe_bottom(0)}{less}, got"
                 f" {shape}{hint}"
             )
         return shape
@@ -107,7 +110,8 @@ class Crop(Layer):
         start = self.axis(param.axis, bottom)
         if len(like) != len(bottom):
             raise self.bad(
-                f"expected bottoms of as many axes, got {self.described(0)} and {self.described(1)}"
+                f"expected bottoms of as many axes, got {self.describe_bottom(0)} and"
+                f" {self.describe_bottom(1)}"
             )
         offsets = list(param.offset) or [0]
         if len(offsets) not in {1, len(bottom) - start}:
@@ -118,8 +122,8 @@ class Crop(Layer):
         for axis, offset in enumerate(offsets, start):
             if offset + top[axis] > bottom[axis]:
                 raise self.bad(
-                    f"an offset of {offset} and the size of {self.described(1)} do not fit axis"
-                    f" {axis} of {self.described(0)}"
+                    f"an offset of {offset} and the size of {self.describe_bottom(1)} do not fit"
+                    f" axis {axis} of {self.describe_bottom(0)}"
                 )
         # (axis in memory, floats before the window, in it, behind it) of each axis that shrinks
         self._cuts = [

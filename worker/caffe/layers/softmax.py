@@ -65,7 +65,7 @@ class SoftmaxWithLoss(Labelled):
     def forward(self, bottoms: Arrays, weights: Arrays, step_key: StepKey) -> Arrays:
         x, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
         self._x, by = x, self.divisor(self._mode)
-        loss, self._kept = softmax.cross_entropy(x, labels, self._ignored, by, self.work)
+        loss, self._saved = softmax.cross_entropy(x, labels, self._ignored, by, self.work)
         if len(self.spec.top) == 1:
             return (loss,)
         return loss, self.back(softmax.softmax(x, self.work), "top")
@@ -76,7 +76,7 @@ class SoftmaxWithLoss(Labelled):
         if gradients[0] is None or not needs_grad[0]:
             return [None, None]
         weight = float(backends.as_host(gradients[0]))
-        dx = softmax.cross_entropy_backward(self._x, self._kept, weight, self.work)
+        dx = softmax.cross_entropy_backward(self._x, self._saved, weight, self.work)
         return [self.back(dx, "bottom"), None]
 
 

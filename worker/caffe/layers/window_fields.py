@@ -1,4 +1,4 @@
-"""What layers with a sliding window read from their entries: the image, and pairs of sizes."""
+"""Fields of layers with a sliding window: the image, and pairs of sizes."""
 
 from cupy_kernels import window_shapes
 from shards.errors import BadInput
@@ -15,13 +15,13 @@ def misfit(layer: Layer, shape: window_shapes.Convolution | window_shapes.Poolin
         for name in ("kernel", "stride", "pad", "dilation")
         if (size := getattr(shape, name, None))
     )
-    return layer.bad(f"{sizes}: does not fit a bottom of shape {layer.described(0)}")
+    return layer.bad(f"{sizes}: does not fit a bottom of shape {layer.describe_bottom(0)}")
 
 
 def image_of(layer: Layer) -> tuple[int, int, int, int]:
     shape = layer.bottoms[0]
     if len(shape) != 4:
-        raise layer.bad(f"expected a bottom of shape (n, c, h, w), got {layer.described(0)}")
+        raise layer.bad(f"expected a bottom of shape (n, c, h, w), got {layer.describe_bottom(0)}")
     n, c, h, w = shape
     return n, c, h, w
 
@@ -39,19 +39,19 @@ def pair(
     """
     # A convolution's sizes are lists, of one entry for both directions or one for each.
     value = getattr(param, plain)
-    given = list(value) if not isinstance(value, int) else [value] * param.HasField(plain)
-    if plain == "pad" and isinstance(param, ConvolutionParameter) and not given:
+    values = list(value) if not isinstance(value, int) else [value] * param.HasField(plain)
+    if plain == "pad" and isinstance(param, ConvolutionParameter) and not values:
         return param.pad_h, param.pad_w
     sides = [
         getattr(param, f"{sided}_{side}") for side in "hw" if param.HasField(f"{sided}_{side}")
     ]
     if sides:
-        if len(sides) != 2 or given:
+        if len(sides) != 2 or values:
             raise layer.bad(f"expected {plain}, or both {sided}_h and {sided}_w")
-        found = sides
+        sizes = sides
     else:
-        found = given or ([] if default is None else [default])
+        sizes = values or ([] if default is None else [default])
     least = 0 if plain == "pad" else 1
-    if len(found) not in {1, 2} or min(found) < least:
-        raise layer.bad(f"{plain}: expected 1 or 2 numbers of at least {least}, got {found}")
-    return found[0], found[-1]
+    if len(sizes) not in {1, 2} or min(sizes) < least:
+        raise layer.bad(f"{plain}: expected 1 or 2 numbers of at least {least}, got {sizes}")
+    return sizes[0], sizes[-1]
